@@ -1,0 +1,55 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""The Differential Transformer (arXiv:2410.05258) for Hugging Face Transformers.
+
+Importing the package registers the model with the Auto classes of transformers.
+"""
+
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
+
+from .configuration_diff import PAPER_SIZES, DiffTransformerConfig
+from .modeling_diff import (
+    DiffTransformerForCausalLM,
+    DiffTransformerForQuestionAnswering,
+    DiffTransformerForSequenceClassification,
+    DiffTransformerForTokenClassification,
+    DiffTransformerModel,
+    DiffTransformerPreTrainedModel,
+)
+from .tokenization_cl100k import cl100k_tokenizer
+
+__version__ = "0.1.0"
+
+AutoConfig.register(DiffTransformerConfig.model_type, DiffTransformerConfig)
+AutoTokenizer.register(DiffTransformerConfig, fast_tokenizer_class=PreTrainedTokenizerFast)
+# `register_for_auto_class` makes `save_pretrained` put the Hub files beside the weights, for machines without us
+DiffTransformerConfig.register_for_auto_class()
+for _auto_class, _model_class in (
+    (AutoModel, DiffTransformerModel),
+    (AutoModelForCausalLM, DiffTransformerForCausalLM),
+    (AutoModelForSequenceClassification, DiffTransformerForSequenceClassification),
+    (AutoModelForTokenClassification, DiffTransformerForTokenClassification),
+    (AutoModelForQuestionAnswering, DiffTransformerForQuestionAnswering),
+):
+    _auto_class.register(DiffTransformerConfig, _model_class)
+    _model_class.register_for_auto_class(_auto_class.__name__)
+
+__all__ = [
+    "PAPER_SIZES",
+    "DiffTransformerConfig",
+    "DiffTransformerForCausalLM",
+    "DiffTransformerForQuestionAnswering",
+    "DiffTransformerForSequenceClassification",
+    "DiffTransformerForTokenClassification",
+    "DiffTransformerModel",
+    "DiffTransformerPreTrainedModel",
+    "cl100k_tokenizer",
+]

@@ -1,0 +1,262 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Differential attention (Eq. 1 and 2, arXiv:2410.05258) over any attention backend of transformers.
+
+Two kinds of attention function are known here:
+
+- *differential* ones take lambda and return the difference: `eager_attention_forward`, the oracle that everything is
+  tested against, and `flash_diff_attention_forward`, the default;
+- every other function registered in transformers' `AttentionInterface` (sdpa, flex_attention, flash_attention_2/3/4,
+  paged variants, somebody's own) is an ordinary softmax attention. `packed_attention` composes differential attention
+  from **one** call of it: each head sends two zero-padded queries, [q1 | 0] and [0 | q2], which meet the packed keys
+  [k1 | k2] and the shared values as neighbours of one grouped-query attention. One call, because a paged cache is
+  updated inside it.
+
+Legend for shapes: B batch, H query heads, K key/value heads, T query tokens, S key tokens, D = 2d = head_dim.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
+from transformers.modeling_utils import AttentionInterface
+from transformers.utils import logging
+from transformers.utils.import_utils import is_tracing
+
+from .flash_diff_cpu import flash_diff_attention_cpu
+
+logger = logging.get_logger(__name__)
+
+FLASH_DIFF = "flash_diff"
+
+
+def differential_lambda(
+    lambda_q1: torch.Tensor,
+    lambda_k1: torch.Tensor,
+    lambda_q2: torch.Tensor,
+    lambda_k2: torch.Tensor,
+    lambda_init: float,
+) -> torch.Tensor:
+    """lambda = exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + lambda_init (Eq. 2).
+
+    The vectors are (d,) of any type; the result is a scalar in float32 (float64 for float64): in bfloat16 the
+    difference of the two exponentials alone would be off by up to 0.011.
+    """
+    dtype = torch.promote_types(lambda_q1.dtype, torch.float32)
+    exponent1 = (lambda_q1.to(dtype) * lambda_k1.to(dtype)).sum()
+    exponent2 = (lambda_q2.to(dtype) * lambda_k2.to(dtype)).sum()
+    return exponent1.exp() - exponent2.exp() + lambda_init
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    lambda_full: torch.Tensor,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eq. 1 as it is written: the oracle.
+
+    query (B, H, T, D), key and value (B, K, S, D), attention_mask (B or 1, H or 1, T, S), additive or boolean.
+    Returns the output (B, T, H, D) and the differential map `softmax1 - lambda softmax2` (B, H, T, S). Dropout, if
+    any, drops entries of that map.
+    """
+    groups = query.shape[1] // key.shape[1]
+    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        attention_mask = torch.where(attention_mask, 0.0, torch.finfo(dtype).min)
+    maps = []
+    for q, k in zip(query.chunk(2, dim=-1), key.chunk(2, dim=-1), strict=True):
+        scores = torch.matmul(q, k.transpose(2, 3)) * scaling
+        if attention_mask is not None:
+            scores = scores + attention_mask
+        maps.append(nn.functional.softmax(scores, dim=-1, dtype=dtype))
+    attn_weights = (maps[0] - lambda_full * maps[1]).to(value.dtype)
+    attn_weights = nn.functional.dropout(attn_weights, p=dropout, training=module.training)
+    attn_output = torch.matmul(attn_weights, value).transpose(1, 2)
+    return attn_output, attn_weights
+
+
+def packed_attention(
+    attention_interface: Callable,
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    lambda_full: torch.Tensor,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs,
+) -> tuple[torch.Tensor, None]:
+    """Differential attention from one call of an ordinary attention function (shapes as in the oracle).
+
+    `module.num_key_value_groups` must be 2 H / K: the function sees 2 H query heads.
+    """
+    _refuse_dropout(module, dropout)
+    batch, num_heads, q_len, head_dim = query.shape
+    query1, query2 = query.chunk(2, dim=-1)
+    pad = head_dim // 2
+    packed = torch.stack((nn.functional.pad(query1, (0, pad)), nn.functional.pad(query2, (pad, 0))), dim=2)
+    if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 4 and attention_mask.shape[1] > 1:
+        attention_mask = attention_mask.repeat_interleave(2, dim=1)  # a mask for each head: its two queries share it
+    attn_output, _ = attention_interface(
+        module, packed.flatten(1, 2), key, value, attention_mask, scaling=scaling, dropout=0.0, **kwargs
+    )
+    # Sequence parallelism returns (B, T, 2 H D), everything else (B, T, 2 H, D)
+    attn_output = attn_output.reshape(batch, q_len, num_heads, 2, head_dim)
+    output1, output2 = attn_output.to(lambda_full.dtype).unbind(3)
+    return output1 - lambda_full * output2, None
+
+
+def flash_diff_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    lambda_full: torch.Tensor,
+    scaling: float,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    **kwargs,
+) -> tuple[torch.Tensor, None]:
+    """`attn_implementation="flash_diff"`: fused differential attention (shapes as in the oracle).
+
+    On the CPU the row-blocked kernel of `flash_diff_cpu`, elsewhere the packed call of torch's SDPA.
+    """
+    _refuse_dropout(module, dropout)
+    if kwargs.get("output_attentions", False):
+        logger.warning_once(
+            "`flash_diff` attention never holds an attention map, so `output_attentions=True` returns none. Load the "
+            'model with attn_implementation="eager" to get the differential maps.'
+        )
+    is_causal = module.is_causal if is_causal is None else is_causal
+    if query.device.type != "cpu":
+        return packed_attention(
+            sdpa_attention_forward,
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            lambda_full,
+            scaling,
+            is_causal=is_causal,
+        )
+    attn_output = flash_diff_attention_cpu(
+        query, key, value, lambda_full, attention_mask, cu_seq_lens_q, scale=scaling, is_causal=is_causal
+    )
+    return attn_output, None
+
+
+def _refuse_dropout(module: nn.Module, dropout: float) -> None:
+    if dropout > 0.0:
+        raise ValueError(
+            f"attention_dropout={dropout} cannot be applied by attn_implementation="
+            f"{module.config._attn_implementation!r}: it would drop the two maps of a head independently, and what "
+            'their difference cancels would come back as noise. Use attn_implementation="eager", which drops entries '
+            "of the differential map, or attention_dropout=0.0 as in the paper."
+        )
+
+
+DIFFERENTIAL_ATTENTION_FUNCTIONS = (eager_attention_forward, flash_diff_attention_forward)
+
+# Local to this copy of the file: no other model can ask for "flash_diff", and in one process an installed package and
+# a model's remote code each use their own function.
+ALL_ATTENTION_FUNCTIONS = AttentionInterface()
+ALL_ATTENTION_FUNCTIONS[FLASH_DIFF] = flash_diff_attention_forward
+
+
+def flash_diff_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | torch.Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable = causal_mask_function,
+    attention_mask: torch.Tensor | None = None,
+    device: torch.device | str = "cpu",
+    **kwargs,
+) -> torch.Tensor | None:
+    """The mask that "flash_diff" wants: as little as says it all.
+
+    On the CPU `None` for causal attention, the (B, S) padding mask if there is padding, and transformers' boolean
+    (B, 1, T, S) mask for every other pattern and for a static cache. Elsewhere what SDPA wants.
+    """
+    on_cpu = torch.device(device).type == "cpu"
+    ends_at_last_key = isinstance(q_offset, int) and kv_offset == 0 and q_offset + q_length == kv_length
+    if on_cpu and ends_at_last_key and mask_function is causal_mask_function:
+        if attention_mask is None:
+            return None
+        if attention_mask.shape[-1] == kv_length:
+            return None if not is_tracing(attention_mask) and attention_mask.all() else attention_mask
+    if on_cpu:
+        kwargs["allow_is_causal_skip"] = False  # no mask would mean causal attention that ends at the last key
+    return sdpa_mask(
+        batch_size=batch_size,
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        mask_function=mask_function,
+        attention_mask=attention_mask,
+        device=device,
+        **kwargs,
+    )
+
+
+# transformers looks mask functions up in one global table: without an entry "flash_diff" would get no mask at all. The
+# function holds no state, so a second copy of this file may replace it.
+AttentionMaskInterface.register(FLASH_DIFF, flash_diff_mask)
+
+
+def position_ids_from_cu_seq_lens(cu_seq_lens: torch.Tensor, batch_size: int, q_length: int) -> torch.Tensor:
+    """Positions (batch_size, q_length) that restart at every document of `cu_seq_lens` (documents + 1,), offsets into
+    the batch_size x q_length tokens."""
+    num_tokens = batch_size * q_length
+    if not is_tracing(cu_seq_lens):
+        ends = cu_seq_lens.tolist()
+        if len(ends) < 2 or ends[0] != 0 or ends[-1] != num_tokens or sorted(ends) != ends:
+            raise ValueError(
+                f"cu_seq_lens_q={ends} was given for {num_tokens} tokens; it must rise from 0 to {num_tokens}, with "
+                "an offset for the start of every document and one for the end."
+            )
+    tokens = torch.arange(num_tokens, device=cu_seq_lens.device)
+    starts = cu_seq_lens[torch.searchsorted(cu_seq_lens, tokens, right=True) - 1]
+    return (tokens - starts).view(batch_size, q_length)
+
+
+def flash_diff_cu_seq_lens(position_ids: torch.Tensor | None) -> torch.Tensor | None:
+    """The inverse: offsets of the documents in `position_ids` (B, T), for the kernel.
+
+    `None` if no row holds a second document, and where the kernel needs a mask instead (not on the CPU, or traced).
+    """
+    if position_ids is None or position_ids.device.type != "cpu" or is_tracing(position_ids):
+        return None
+    is_start = torch.diff(position_ids, prepend=position_ids[:, :1] - 2, dim=-1) != 1
+    starts = is_start.flatten().nonzero().flatten()
+    if len(starts) == len(position_ids):
+        return None
+    return torch.cat((starts, starts.new_tensor([position_ids.numel()])))
+
+
+__all__ = [
+    "ALL_ATTENTION_FUNCTIONS",
+    "DIFFERENTIAL_ATTENTION_FUNCTIONS",
+    "FLASH_DIFF",
+    "differential_lambda",
+    "eager_attention_forward",
+    "flash_diff_attention_forward",
+    "flash_diff_cu_seq_lens",
+    "flash_diff_mask",
+    "packed_attention",
+    "position_ids_from_cu_seq_lens",
+]

@@ -1,0 +1,237 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Configuration of the Differential Transformer (arXiv:2410.05258).
+
+Symbols of the paper and their names here:
+
+| paper | here | meaning |
+| --- | --- | --- |
+| d_model | `hidden_size` | width of the residual stream |
+| L | `num_hidden_layers` | decoder layers |
+| h | `num_attention_heads` | *differential* heads |
+| h_k | `num_key_value_heads` | differential key/value heads (grouped-query attention) |
+| 2d | `head_dim` | width of a head's packed queries [q1 | q2], packed keys [k1 | k2] and values |
+| d | `diff_head_dim` | width of one of the two query or key vectors of a head |
+| lambda_init | `lambda_init` | `"exponential"` is the schedule of Eq. 2, a number is the constant of Table 6 |
+"""
+
+import math
+
+from huggingface_hub.dataclasses import strict
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, RopeParameters
+
+# Rotary embeddings turn each d-half of a packed head, so they are built for half of `head_dim`. "proportional" gives
+# `partial_rotary_factor` another meaning (unrotated pairs inside the full head), which has no place for two halves.
+_ROPE_TYPES = ("default", *sorted(set(ROPE_INIT_FUNCTIONS) - {"default", "proportional"}))
+
+# The sizes trained in the paper. Table 10 (scaling runs) and Table 9 ("3B", the 1T-token run). Table 10's names are
+# the exact parameter counts with tied embeddings; Table 9's numbers give 3.48B tied, not the 2.8B of its text.
+PAPER_SIZES: dict[str, dict[str, int]] = {
+    "830M": {"hidden_size": 1536, "num_hidden_layers": 24, "num_attention_heads": 8, "max_position_embeddings": 2048},
+    "1.4B": {"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 8, "max_position_embeddings": 2048},
+    "2.8B": {"hidden_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 10, "max_position_embeddings": 2048},
+    "3B": {
+        "hidden_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 4096,
+    },
+    "6.8B": {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 16, "max_position_embeddings": 2048},
+    "13.1B": {
+        "hidden_size": 5120,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 20,
+        "max_position_embeddings": 2048,
+    },
+}
+
+
+@strict
+class DiffTransformerConfig(PreTrainedConfig):
+    r"""
+    Configuration of a [`DiffTransformerModel`]. The defaults are the 3B model of the paper (Table 9).
+
+    Args:
+        vocab_size (`int`, defaults to 100288): cl100k_base, padded to a multiple of 64.
+        hidden_size (`int`, defaults to 3072): Width of the residual stream.
+        intermediate_size (`int`, *optional*): Width of the SwiGLU layer; by default 8/3 of `hidden_size`, rounded up
+            to a multiple of 128.
+        num_hidden_layers (`int`, defaults to 28): Decoder layers.
+        num_attention_heads (`int`, defaults to 12): Differential heads h, half as many as the heads of a Transformer
+            of the same size (h = hidden_size / 2d).
+        num_key_value_heads (`int`, *optional*): Differential key/value heads; by default `num_attention_heads`.
+        head_dim (`int`, *optional*): 2d, the width of a head's packed queries, packed keys and values; by default
+            `hidden_size / num_attention_heads`. A multiple of 4, so that each half can be rotated.
+        lambda_init (`"exponential"` or `float`, defaults to `"exponential"`): `0.8 - 0.6 exp(-0.3 l)` for 0-based
+            layer index l (Eq. 2), or a constant in (0, 1) (Table 6).
+        lambda_std_dev (`float`, defaults to 0.1): Standard deviation of the initial lambda vectors.
+        use_subln (`bool`, defaults to `True`): Normalise every head (Eq. 3). `False` is the ablation "- GroupNorm" of
+            Table 6: only the normalisation is left out, the factor (1 - lambda_init) stays.
+        attention_dropout (`float`, defaults to 0.0): Probability of dropping an entry of the *differential* map
+            `softmax1 - lambda softmax2` while training, one draw for both maps, so that what the subtraction cancels
+            stays cancelled. Only `attn_implementation="eager"` can do it; the others raise.
+        rope_parameters (`dict`, *optional*): As for Llama: `rope_theta` (default 10000), `rope_type` (one of default,
+            linear, dynamic, yarn, longrope, llama3) and its parameters. `partial_rotary_factor` is always 0.5: the
+            rotary dimension is d, half of `head_dim`.
+
+    The other arguments are those of [`LlamaConfig`].
+
+    ```python
+    >>> from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+
+    >>> config = DiffTransformerConfig.from_paper_size("830M")
+    >>> model = DiffTransformerForCausalLM(config)
+    ```"""
+
+    model_type = "diff_transformer"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    # A class attribute, not a field: it is a fact of the architecture, read by the rope utilities of transformers.
+    partial_rotary_factor = 0.5
+    # identical to Llama's, except: the lambda vectors and the head norm are replicated while the heads are split, so
+    # every rank holds a part of their gradient and the parts must be summed
+    base_model_tp_plan = {
+        "embed_tokens": "embedding_rowwise",
+        "layers.*.self_attn": "replicated_with_grad_allreduce",
+        "layers.*.self_attn.q_proj": "colwise",
+        "layers.*.self_attn.k_proj": "colwise",
+        "layers.*.self_attn.v_proj": "colwise",
+        "layers.*.self_attn.subln": "replicated_with_grad_allreduce",
+        "layers.*.self_attn.o_proj": "rowwise",
+        "layers.*.mlp.gate_proj": "colwise",
+        "layers.*.mlp.up_proj": "colwise",
+        "layers.*.mlp.down_proj": "rowwise",
+    }
+    base_model_pp_plan = {
+        "embed_tokens": (["input_ids"], ["inputs_embeds"]),
+        "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
+        "norm": (["hidden_states"], ["hidden_states"]),
+    }
+
+    vocab_size: int = 100288
+    hidden_size: int = 3072
+    intermediate_size: int | None = None
+    num_hidden_layers: int = 28
+    num_attention_heads: int = 12
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    hidden_act: str = "silu"
+    max_position_embeddings: int = 4096
+    initializer_range: float = 0.02
+    rms_norm_eps: float = 1e-5
+    use_cache: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = 100257
+    tie_word_embeddings: bool = False
+    rope_parameters: RopeParameters | dict | None = None
+    attention_bias: bool = False
+    attention_dropout: int | float = 0.0
+    mlp_bias: bool = False
+    lambda_init: str | float = "exponential"
+    lambda_std_dev: float = 0.1
+    use_subln: bool = True
+
+    def __post_init__(self, **kwargs):
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        if self.head_dim is None:
+            if self.num_attention_heads < 1 or self.hidden_size % self.num_attention_heads != 0:
+                raise ValueError(
+                    f"hidden_size={self.hidden_size} and num_attention_heads={self.num_attention_heads} were given, "
+                    "but the hidden size must be a multiple of the number of differential heads. Choose other numbers "
+                    "or set head_dim (= 2d) explicitly."
+                )
+            self.head_dim = self.hidden_size // self.num_attention_heads
+        if self.intermediate_size is None:
+            self.intermediate_size = math.ceil(8 * self.hidden_size / 3 / 128) * 128
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_paper_size(cls, name: str, **kwargs) -> "DiffTransformerConfig":
+        """The configuration of one of the paper's models: 830M, 1.4B, 2.8B, 3B, 6.8B or 13.1B.
+
+        Embeddings are tied: only so do the sizes of Table 10 count 0.833, 1.413, 2.77, 6.85 and 13.1 billion
+        parameters (the 3B of Table 9 counts 3.48). `kwargs` override fields.
+        """
+        if name not in PAPER_SIZES:
+            raise ValueError(f"Got the size {name!r}; the paper's sizes are {', '.join(PAPER_SIZES)}.")
+        return cls(**{"tie_word_embeddings": True, **PAPER_SIZES[name], **kwargs})
+
+    @property
+    def diff_head_dim(self) -> int:
+        """d, the paper's head dimension: the width of each of q1, q2, k1, k2 and of a lambda vector."""
+        return self.head_dim // 2
+
+    def layer_lambda_init(self, layer_idx: int) -> float:
+        """lambda_init of the layer with 0-based index `layer_idx` (Eq. 2; the paper counts layers from 1)."""
+        if self.lambda_init == "exponential":
+            return 0.8 - 0.6 * math.exp(-0.3 * layer_idx)
+        return float(self.lambda_init)
+
+    def validate_architecture(self):
+        """Part of `@strict`-powered validation: every message says what came, what is needed and the remedy."""
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} was given; it must be at least 1.")
+        if self.head_dim < 4 or self.head_dim % 4 != 0:
+            raise ValueError(
+                f"head_dim={self.head_dim} was given or derived (hidden_size / num_attention_heads = "
+                f"{self.hidden_size} / {self.num_attention_heads}); it holds two queries of d = head_dim / 2, each "
+                "rotated in pairs, so it must be a multiple of 4. Change the number of heads or set head_dim."
+            )
+        if self.num_key_value_heads < 1 or self.num_attention_heads % self.num_key_value_heads != 0:
+            raise ValueError(
+                f"num_key_value_heads={self.num_key_value_heads} was given, which does not divide "
+                f"num_attention_heads={self.num_attention_heads}. Both count differential heads: use a divisor of "
+                f"{self.num_attention_heads}, or leave it out for one key/value head per head."
+            )
+        if not 0.0 <= self.attention_dropout < 1.0:
+            raise ValueError(
+                f"attention_dropout={self.attention_dropout} was given; it is a probability in [0, 1), and the paper "
+                "trains with 0.0."
+            )
+        constant = isinstance(self.lambda_init, int | float) and not isinstance(self.lambda_init, bool)
+        if not (self.lambda_init == "exponential" or (constant and 0.0 < self.lambda_init < 1.0)):
+            raise ValueError(
+                f"lambda_init={self.lambda_init!r} was given; it must be 'exponential' (Eq. 2) or a constant strictly "
+                "between 0 and 1, because the heads are scaled by (1 - lambda_init)."
+            )
+        if self.lambda_std_dev < 0.0:
+            raise ValueError(
+                f"lambda_std_dev={self.lambda_std_dev} was given; a standard deviation cannot be negative. The paper "
+                "uses 0.1."
+            )
+
+    def validate_rope(self):
+        """Part of `@strict`-powered validation: what transformers only warns about would fail later, or silently."""
+        rope = self.rope_parameters
+        rope_type = rope.get("rope_type", rope.get("type", "default"))
+        if rope_type not in _ROPE_TYPES:
+            raise ValueError(
+                f"rope_parameters asks for rope_type={rope_type!r}; supported are {', '.join(_ROPE_TYPES)}."
+            )
+        if rope.get("partial_rotary_factor", 0.5) != 0.5:
+            raise ValueError(
+                f"rope_parameters['partial_rotary_factor']={rope['partial_rotary_factor']} was given; it is always "
+                "0.5 here, because each half of head_dim is rotated on its own. Leave it out."
+            )
+        theta = rope.get("rope_theta")
+        if not (isinstance(theta, int | float) and theta > 0):
+            raise ValueError(
+                f"rope_parameters['rope_theta']={theta!r} was given; it must be a positive number, 10000 in the paper "
+                "and 640000 after its extension to 64K."
+            )
+        factor = rope.get("factor", 1.0)
+        if factor is not None and not (isinstance(factor, int | float) and factor >= 1.0):
+            raise ValueError(
+                f"rope_parameters['factor']={factor!r} was given; it is the ratio of the new to the trained length, a "
+                "number of at least 1."
+            )
+        try:
+            super().validate_rope()
+        except KeyError as error:
+            raise ValueError(f"rope_parameters={rope} was given. {error.args[0]}; add them.") from error
+
+
+__all__ = ["PAPER_SIZES", "DiffTransformerConfig"]

@@ -1,0 +1,398 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Differential attention on the CPU: `(softmax(q1 k1^T s) - lambda softmax(q2 k2^T s)) v` in blocks of query rows.
+
+Subtracting the two maps *before* they meet the values leaves one product with v instead of two, and a block of rows
+sees only the keys up to its diagonal, so causal attention costs what it must. No map outlives its block: memory is
+O(tokens) in training too, where the backward computes the maps again (docs/how_it_works.md has the mathematics).
+
+Shapes: B batch, H query heads, K key/value heads, R = H / K, T query tokens, S key tokens, D = 2d = head_dim.
+G key/value heads computed together, N rows of a block, E keys of a block.
+
+Scores, maps and sums are float32 for every input type (float64 for float64).
+"""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+_ROWS = 128  # query rows (over the R heads of a group) of one block
+_SCORES = 2**18  # elements of one block's map: 1 MiB in float32, so that a block stays in the second-level cache
+_DECODE_TOKENS = 16  # up to so many query tokens the whole cache is read once, for all heads together
+_DECODE_KEYS = 256  # keys converted to float32 at a time when the cache is in a lower precision
+_MASKED = torch.finfo(torch.float32).min  # finite: a row without any key gives a harmless average instead of NaN
+
+
+class _Span(NamedTuple):
+    """Query rows [q_start, q_end) of one batch element and the keys [k_start, k_end) that they may see."""
+
+    batch: int
+    q_start: int
+    q_end: int
+    k_start: int
+    k_end: int
+    diagonal: int | None  # row i sees keys up to i + diagonal; None: every key of the span
+    mask: torch.Tensor | None  # boolean or additive, broadcastable to (H, T, S)
+
+
+def _compute_dtype(query: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(query.dtype, torch.float32)
+
+
+def _spans(query, key, attention_mask, cu_seq_lens, is_causal) -> list[_Span]:
+    """Which rows meet which keys, with as little left to masks as possible."""
+    (batch, _, q_len, _), kv_len = query.shape, key.shape[2]
+    diagonal = kv_len - q_len if is_causal else None
+    if cu_seq_lens is not None:
+        ends = cu_seq_lens.tolist()
+        spans = []
+        for start, end in zip(ends[:-1], ends[1:], strict=True):
+            if end > start:
+                row, first = divmod(start, q_len)
+                last = first + end - start
+                spans.append(_Span(row, first, last, first, last, 0 if is_causal else None, None))
+        return spans
+    if attention_mask is None:
+        return [_Span(b, 0, q_len, 0, kv_len, diagonal, None) for b in range(batch)]
+    if attention_mask.ndim == 4:
+        masks = attention_mask.expand(batch, -1, -1, -1)
+        return [_Span(b, 0, q_len, 0, kv_len, None, masks[b]) for b in range(batch)]
+    spans = []
+    for b, padding in enumerate(attention_mask):
+        kept = padding.nonzero()
+        if len(kept) > 0:
+            k_start, k_end = int(kept[0]), int(kept[-1]) + 1
+            holes = len(kept) < k_end - k_start
+            q_start = max(0, k_start - diagonal) if is_causal else 0  # earlier rows are padding: they see nothing
+            spans.append(_Span(b, q_start, q_len, k_start, k_end, diagonal, padding[None, None] if holes else None))
+    return spans
+
+
+class _Block(NamedTuple):
+    """Rows and keys of one step, counted from the start of the span."""
+
+    rows: slice
+    keys: slice
+    mask: torch.Tensor | None  # broadcastable to (H, N, E)
+    above: int | None  # first key that the block's first row may not see
+
+
+def _blocks(span: _Span, rows_per_block: int) -> Iterator[_Block]:
+    for start in range(span.q_start, span.q_end, rows_per_block):
+        end = min(start + rows_per_block, span.q_end)
+        first, last = span.k_start, span.k_end
+        if span.diagonal is not None:
+            last = min(last, end + span.diagonal)
+        mask = span.mask
+        if mask is not None:
+            mask = mask if mask.shape[1] == 1 else mask[:, start:end]
+            if mask.dtype == torch.bool:
+                seen = mask[..., first:last].flatten(0, 1).any(0).nonzero()
+                if len(seen) == 0:
+                    continue
+                first, last = first + int(seen[0]), first + int(seen[-1]) + 1
+            mask = mask[..., first:last]
+        above = None if span.diagonal is None else start + span.diagonal + 1 - first
+        rows = slice(start - span.q_start, end - span.q_start)
+        yield _Block(rows, slice(first - span.k_start, last - span.k_start), mask, above)
+
+
+def _softmax_(scores, block: _Block, heads: slice, repeats: int):
+    """Masks (G, R N, E) scores and turns them into probabilities, in place."""
+    num_rows = block.rows.stop - block.rows.start
+    grouped = scores.view(-1, repeats, num_rows, scores.shape[-1])
+    if block.above is not None and block.above < scores.shape[-1]:
+        hidden = grouped[..., block.above :]
+        hidden += torch.full(hidden.shape[-2:], _MASKED, dtype=scores.dtype).triu()
+    if block.mask is not None:
+        mask = block.mask
+        if mask.shape[0] > 1:
+            mask = mask[heads.start * repeats : heads.stop * repeats].unflatten(0, (-1, repeats))
+        if mask.dtype == torch.bool:
+            grouped.masked_fill_(~mask, _MASKED)
+        else:
+            grouped += mask
+    return torch.softmax(scores, dim=-1, out=scores)
+
+
+class _Group(NamedTuple):
+    """The operands of G key/value heads of one span, contiguous and in the type of the scores; queries are scaled."""
+
+    heads: slice  # of the K key/value heads
+    query1: torch.Tensor  # (G, R, T', d)
+    query2: torch.Tensor
+    key1: torch.Tensor  # (G, S', d)
+    key2: torch.Tensor
+    value: torch.Tensor  # (G, S', D)
+
+    def maps(self, block: _Block, buffers) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both softmax maps of a block, each (G, R N, E), in the given buffers."""
+        maps = []
+        for query, key, buffer in ((self.query1, self.key1, buffers[0]), (self.query2, self.key2, buffers[1])):
+            rows = query[:, :, block.rows].flatten(1, 2)
+            keys = key[:, block.keys]
+            scores = buffer[: rows.shape[0] * rows.shape[1] * keys.shape[1]].view(*rows.shape[:2], keys.shape[1])
+            torch.bmm(rows, keys.transpose(1, 2), out=scores)
+            maps.append(_softmax_(scores, block, self.heads, query.shape[1]))
+        return maps[0], maps[1]
+
+
+def _groups(span: _Span, query, key, value, scale: float, rows_per_block: int) -> Iterator[_Group]:
+    num_kv_heads, repeats, d = key.shape[1], query.shape[1] // key.shape[1], key.shape[3] // 2
+    num_keys, dtype = span.k_end - span.k_start, _compute_dtype(query)
+    size = max(1, min(num_kv_heads, _SCORES // (repeats * rows_per_block * num_keys)))
+    for start in range(0, num_kv_heads, size):
+        heads = slice(start, min(start + size, num_kv_heads))
+        q = query[span.batch, heads.start * repeats : heads.stop * repeats, span.q_start : span.q_end]
+        q = q.unflatten(0, (-1, repeats)).to(dtype) * scale
+        k = key[span.batch, heads, span.k_start : span.k_end].to(dtype)
+        v = value[span.batch, heads, span.k_start : span.k_end].to(dtype)
+        # Contiguous halves: the products read them once per block of rows
+        yield _Group(heads, q[..., :d], q[..., d:], k[..., :d].contiguous(), k[..., d:].contiguous(), v.contiguous())
+
+
+def _rows_per_block(query, key) -> int:
+    return max(16, _ROWS * key.shape[1] // query.shape[1])
+
+
+def _buffers(count: int, query, key) -> list[torch.Tensor]:
+    """Flat scratch memory, each large enough for the map of one block."""
+    repeats, num_rows = query.shape[1] // key.shape[1], min(_rows_per_block(query, key), query.shape[2])
+    size = max(_SCORES, repeats * num_rows * key.shape[2])
+    size = min(size, key.shape[1] * repeats * num_rows * key.shape[2])
+    return [torch.empty(size, dtype=_compute_dtype(query)) for _ in range(count)]
+
+
+def _forward(query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal):
+    batch, num_heads, q_len, head_dim = query.shape
+    lam = lambda_full.item()
+    out = value.new_zeros(batch, q_len, num_heads, head_dim)
+    rows_per_block = _rows_per_block(query, key)
+    buffers = _buffers(2, query, key)
+    for span in _spans(query, key, attention_mask, cu_seq_lens, is_causal):
+        for group in _groups(span, query, key, value, scale, rows_per_block):
+            repeats = group.query1.shape[1]
+            heads = slice(group.heads.start * repeats, group.heads.stop * repeats)
+            out_span = out[span.batch, span.q_start : span.q_end, heads]
+            for block in _blocks(span, rows_per_block):
+                map1, map2 = group.maps(block, buffers)
+                map1.sub_(map2, alpha=lam)
+                block_out = torch.bmm(map1, group.value[:, block.keys])
+                out_span[block.rows] = block_out.unflatten(1, (repeats, -1)).flatten(0, 1).transpose(0, 1)
+    return out
+
+
+def _backward(grad_out, query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal):
+    lam = lambda_full.item()
+    d = query.shape[-1] // 2
+    grad_query, grad_key, grad_value = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+    grad_lambda, map_dtype = 0.0, _compute_dtype(query)
+    rows_per_block = _rows_per_block(query, key)
+    buffers = _buffers(5, query, key)
+    for span in _spans(query, key, attention_mask, cu_seq_lens, is_causal):
+        q_rows, k_rows = slice(span.q_start, span.q_end), slice(span.k_start, span.k_end)
+        for group in _groups(span, query, key, value, scale, rows_per_block):
+            repeats = group.query1.shape[1]
+            heads = slice(group.heads.start * repeats, group.heads.stop * repeats)
+            grad_out_group = grad_out[span.batch, q_rows, heads].transpose(0, 1).to(map_dtype)
+            grad_out_group = grad_out_group.unflatten(0, (-1, repeats))  # (G, R, T', D)
+            grad_query_span = grad_query[span.batch, heads, q_rows].unflatten(0, (-1, repeats))
+            grad_key1, grad_key2, grad_v = (torch.zeros_like(x) for x in (group.key1, group.key2, group.value))
+            for block in _blocks(span, rows_per_block):
+                map1, map2 = group.maps(block, buffers)
+                dout = grad_out_group[:, :, block.rows].flatten(1, 2)
+                dmap = buffers[2][: map1.numel()].view_as(map1)
+                torch.bmm(dout, group.value[:, block.keys].transpose(1, 2), out=dmap)
+                grad_lambda -= torch.dot(map2.view(-1), dmap.view(-1)).item()
+                # dS = P (dP - rowsum(P dP)), and for the second map times -lambda
+                dscores = []
+                for i, probabilities in enumerate((map1, map2)):
+                    dscore = buffers[3 + i][: map1.numel()].view_as(map1)
+                    torch.ops.aten._softmax_backward_data.out(dmap, probabilities, -1, map_dtype, grad_input=dscore)
+                    dscores.append(dscore)
+                map1.sub_(map2, alpha=lam)
+                grad_v[:, block.keys].baddbmm_(map1.transpose(1, 2), dout)
+                for dscore, q, k, grad_k, half, factor in (
+                    (dscores[0], group.query1, group.key1, grad_key1, slice(0, d), 1.0),
+                    (dscores[1], group.query2, group.key2, grad_key2, slice(d, 2 * d), -lam),
+                ):
+                    rows = q[:, :, block.rows].flatten(1, 2)
+                    grad_k[:, block.keys].baddbmm_(dscore.transpose(1, 2), rows, alpha=factor)
+                    grad_q = torch.bmm(dscore, k[:, block.keys]).mul_(factor * scale)
+                    grad_query_span[:, :, block.rows, half] = grad_q.unflatten(1, (repeats, -1)).to(query.dtype)
+            grad_key[span.batch, group.heads, k_rows, :d] = grad_key1.to(key.dtype)
+            grad_key[span.batch, group.heads, k_rows, d:] = grad_key2.to(key.dtype)
+            grad_value[span.batch, group.heads, k_rows] = grad_v.to(value.dtype)
+    return grad_query, grad_key, grad_value, lambda_full.new_tensor(grad_lambda)
+
+
+def _decode(query, key, value, lambda_full, attention_mask, scale, is_causal):
+    """A few query tokens against a long cache: K and V are read once each and never copied as a whole."""
+    batch, num_heads, q_len, head_dim = query.shape
+    num_kv_heads, d = key.shape[1], head_dim // 2
+    repeats = num_heads // num_kv_heads
+    mask = attention_mask
+    if mask is not None and mask.ndim == 2:
+        mask = mask[:, None, None, :]
+    elif mask is not None:
+        is_causal = False  # a 4-D mask says everything
+        if mask.dtype == torch.bool:
+            # The rest of a static cache is not filled yet: do not read it
+            seen = mask.flatten(0, 2).any(0).nonzero()
+            used = int(seen[-1]) + 1 if len(seen) > 0 else 1
+            key, value, mask = key[:, :, :used], value[:, :, :used], mask[..., :used]
+    kv_len = key.shape[2]
+
+    # Two zero-padded queries [q1 | 0] and [0 | q2] meet the packed keys in one product
+    dtype = _compute_dtype(query)
+    packed = torch.zeros(batch, num_kv_heads, 2, repeats, q_len, head_dim, dtype=dtype)
+    grouped = query.to(dtype).unflatten(1, (num_kv_heads, repeats)) * scale
+    packed[:, :, 0, ..., :d] = grouped[..., :d]
+    packed[:, :, 1, ..., d:] = grouped[..., d:]
+    packed = packed.view(batch * num_kv_heads, 2 * repeats * q_len, head_dim)
+    keys, values = key.flatten(0, 1), value.flatten(0, 1)  # views of a cache
+    step = kv_len if key.dtype == dtype else _DECODE_KEYS
+    scores = torch.empty(len(packed), packed.shape[1], kv_len, dtype=dtype)
+    for i in range(0, kv_len, step):
+        # keys first: a matrix-vector product that walks K row by row
+        scores[..., i : i + step] = torch.bmm(keys[:, i : i + step].to(dtype), packed.transpose(1, 2)).transpose(1, 2)
+
+    by_head = scores.view(batch, num_kv_heads, 2, repeats, q_len, kv_len)
+    if mask is not None:
+        mask = mask.unflatten(1, (num_kv_heads, repeats)) if mask.shape[1] > 1 else mask[:, None]
+        mask = mask[:, :, None]  # (B, K or 1, 1, R or 1, T or 1, S)
+        if mask.dtype == torch.bool:
+            by_head.masked_fill_(~mask, _MASKED)
+        else:
+            by_head += mask
+    if is_causal and q_len > 1:
+        by_head[..., kv_len - q_len :] += torch.full((q_len, q_len), _MASKED, dtype=dtype).triu(1)
+    torch.softmax(scores, dim=-1, out=scores)
+    difference = by_head[:, :, 0] - lambda_full.item() * by_head[:, :, 1]
+    difference = difference.view(len(packed), repeats * q_len, kv_len)
+
+    out = torch.zeros(len(packed), repeats * q_len, head_dim, dtype=dtype)
+    for i in range(0, kv_len, step):
+        out.baddbmm_(difference[..., i : i + step], values[:, i : i + step].to(dtype))
+    return out.view(batch, num_heads, q_len, head_dim).transpose(1, 2).to(value.dtype)
+
+
+def _attend(query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal):
+    with torch.autocast("cpu", enabled=False):
+        if query.shape[2] <= _DECODE_TOKENS and cu_seq_lens is None:
+            return _decode(query, key, value, lambda_full, attention_mask, scale, is_causal).contiguous()
+        return _forward(query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal)
+
+
+class _FlashDiffCPU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal):
+        ctx.save_for_backward(query, key, value, lambda_full, attention_mask, cu_seq_lens)
+        ctx.scale, ctx.is_causal = scale, is_causal
+        return _attend(query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_out):
+        with torch.autocast("cpu", enabled=False):
+            grads = _backward(grad_out, *ctx.saved_tensors, ctx.scale, ctx.is_causal)
+        return *grads, None, None, None, None
+
+
+# Under torch.compile the same two functions are opaque operators. Their namespace is this module's own package: one
+# process may hold several copies of this file (the installed package and a model's remote code).
+_NAMESPACE = re.sub(r"\W", "_", __name__.rpartition(".")[0] or __name__)
+
+
+@torch.library.custom_op(f"{_NAMESPACE}::flash_diff_cpu", mutates_args=())
+def _flash_diff_cpu_op(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    lambda_full: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    cu_seq_lens: torch.Tensor | None,
+    scale: float,
+    is_causal: bool,
+) -> torch.Tensor:
+    return _attend(query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal)
+
+
+@_flash_diff_cpu_op.register_fake
+def _(query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal):
+    batch, num_heads, q_len, head_dim = query.shape
+    return value.new_empty(batch, q_len, num_heads, head_dim)
+
+
+@torch.library.custom_op(f"{_NAMESPACE}::flash_diff_cpu_backward", mutates_args=())
+def _flash_diff_cpu_backward_op(
+    grad_out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    lambda_full: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    cu_seq_lens: torch.Tensor | None,
+    scale: float,
+    is_causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    with torch.autocast("cpu", enabled=False):
+        return _backward(grad_out, query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal)
+
+
+@_flash_diff_cpu_backward_op.register_fake
+def _(grad_out, query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal):
+    return (
+        torch.empty_like(query),
+        torch.empty_like(key),
+        torch.empty_like(value),
+        torch.empty_like(lambda_full),
+    )
+
+
+def _setup_context(ctx, inputs, output):
+    *tensors, ctx.scale, ctx.is_causal = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _op_backward(ctx, grad_out):
+    return *_flash_diff_cpu_backward_op(grad_out, *ctx.saved_tensors, ctx.scale, ctx.is_causal), None, None, None, None
+
+
+_flash_diff_cpu_op.register_autograd(_op_backward, setup_context=_setup_context)
+
+
+def flash_diff_attention_cpu(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    lambda_full: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    cu_seq_lens: torch.Tensor | None = None,
+    *,
+    scale: float,
+    is_causal: bool = True,
+) -> torch.Tensor:
+    """Differential attention (Eq. 1, arXiv:2410.05258) on the CPU, with gradients for query, key, value and lambda.
+
+    Args:
+        query (`torch.Tensor`): (B, H, T, 2d), each head packed as [q1 | q2]; any floating type, any strides.
+        key (`torch.Tensor`): (B, K, S, 2d), packed as [k1 | k2]; K divides H (grouped-query attention).
+        value (`torch.Tensor`): (B, K, S, 2d).
+        lambda_full (`torch.Tensor`): The scalar lambda (Eq. 2), float32.
+        attention_mask (`torch.Tensor`, *optional*): (B, S) boolean, `True` for tokens to keep, on top of `is_causal`;
+            or (B or 1, H or 1, T, S), boolean or additive, instead of it.
+        cu_seq_lens (`torch.Tensor`, *optional*): (documents + 1,) integer offsets into the B T tokens of a packed
+            batch; every document is attended on its own. T must equal S, and no document crosses a row.
+        scale (`float`): Factor on the scores, d^-0.5.
+        is_causal (`bool`): Row i sees keys up to i + S - T.
+
+    Returns:
+        (B, T, H, 2d) in the type of `value`. Rows that may see no key hold no meaning, but no NaN either.
+    """
+    args = (query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal)
+    return _flash_diff_cpu_op(*args) if torch.compiler.is_compiling() else _FlashDiffCPU.apply(*args)
+
+
+__all__ = ["flash_diff_attention_cpu"]

@@ -1,0 +1,578 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""The Differential Transformer (arXiv:2410.05258): a decoder-only model, Llama but for its attention.
+
+Eq. 4-5: `Y = MultiHead(RMSNorm(X)) + X`, `X' = SwiGLU(RMSNorm(Y)) + Y`, with Eq. 1-3 inside `MultiHead`
+(`DiffTransformerAttention`). Every class that says "identical to Llama's" is, but for its name.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.generation import GenerationMixin
+from transformers.integrations import use_kernel_forward_from_hub, use_kernelized_func
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+    GradientCheckpointingLayer,
+)
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_update
+from transformers.modeling_utils import PreTrainedModel
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, auto_docstring, can_return_tuple, logging
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.import_utils import is_tracing
+from transformers.utils.output_capturing import capture_outputs
+
+from .attention_diff import (
+    ALL_ATTENTION_FUNCTIONS,
+    DIFFERENTIAL_ATTENTION_FUNCTIONS,
+    FLASH_DIFF,
+    differential_lambda,
+    eager_attention_forward,
+    flash_diff_cu_seq_lens,
+    packed_attention,
+    position_ids_from_cu_seq_lens,
+)
+from .configuration_diff import DiffTransformerConfig
+
+try:
+    from transformers.modeling_utils import slice_logits_to_keep
+except ImportError:  # transformers < 5.19
+
+    def slice_logits_to_keep(hidden_states: torch.Tensor, logits_to_keep: int | torch.Tensor) -> torch.Tensor:
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        return hidden_states[:, keep, :]
+
+
+try:
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+except ImportError:  # optional package
+    pass
+else:
+    # `LoraConfig()` without target_modules: as for Llama
+    TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.setdefault("diff_transformer", ["q_proj", "v_proj"])
+
+
+logger = logging.get_logger(__name__)
+
+
+@use_kernel_forward_from_hub("RMSNorm")
+class DiffTransformerRMSNorm(nn.Module):
+    """identical to Llama's; also the headwise norm of Eq. 3, over 2d, with one weight for all heads."""
+
+    def __init__(self, hidden_size: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden_size))
+        self.variance_epsilon = eps
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        input_dtype = hidden_states.dtype
+        hidden_states = hidden_states.to(torch.promote_types(input_dtype, torch.float32))
+        variance = hidden_states.pow(2).mean(-1, keepdim=True)
+        hidden_states = hidden_states * torch.rsqrt(variance + self.variance_epsilon)
+        return self.weight * hidden_states.to(input_dtype)
+
+    def extra_repr(self):
+        return f"{tuple(self.weight.shape)}, eps={self.variance_epsilon}"
+
+
+class DiffTransformerRotaryEmbedding(nn.Module):
+    """identical to Llama's, except: the rotary dimension is d, half of `head_dim` (`partial_rotary_factor`)."""
+
+    def __init__(self, config: DiffTransformerConfig):
+        super().__init__()
+        self.max_seq_len_cached = config.max_position_embeddings
+        self.original_max_seq_len = config.max_position_embeddings
+
+        config.standardize_rope_params()  # rope_parameters set after the config was made lack the rotary factor
+        self.config = config
+
+        self.rope_type = self.config.rope_parameters["rope_type"]
+        rope_init_fn: Callable = self.compute_default_rope_parameters
+        if self.rope_type != "default":
+            rope_init_fn = ROPE_INIT_FUNCTIONS[self.rope_type]
+        inv_freq, self.attention_scaling = rope_init_fn(self.config)
+
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
+        self.register_buffer("original_inv_freq", inv_freq.clone(), persistent=False)
+
+    @staticmethod
+    def compute_default_rope_parameters(config: DiffTransformerConfig, *args, **kwargs) -> tuple[torch.Tensor, float]:
+        """The inverse frequencies (d / 2,) and a scaling of cos and sin that the default type does not use."""
+        base, dim = config.rope_parameters["rope_theta"], config.diff_head_dim
+        inv_freq = 1.0 / (base ** (torch.arange(0, dim, 2, dtype=torch.float) / dim))
+        return inv_freq, 1.0
+
+    @torch.no_grad()
+    @dynamic_rope_update  # power user: used with advanced RoPE types (e.g. dynamic rope)
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin, each (batch, tokens, d), in the type of x, computed in float32."""
+        freqs = position_ids[..., None].float() * self.inv_freq.to(device=x.device, dtype=torch.float)
+        emb = torch.cat((freqs, freqs), dim=-1)
+        cos = emb.cos() * self.attention_scaling
+        sin = emb.sin() * self.attention_scaling
+        return cos.to(dtype=x.dtype), sin.to(dtype=x.dtype)
+
+
+def rotate_half(x: torch.Tensor) -> torch.Tensor:
+    """identical to Llama's: rotates half the dimensions of the input."""
+    x1, x2 = x.chunk(2, dim=-1)
+    return torch.cat((-x2, x1), dim=-1)
+
+
+@use_kernel_forward_from_hub("rotary_pos_emb")
+def apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1):
+    """identical to Llama's: rotates q and k by cos and sin (batch, tokens, d), unsqueezed at the head dimension."""
+    cos = cos.unsqueeze(unsqueeze_dim)
+    sin = sin.unsqueeze(unsqueeze_dim)
+    q_embed = (q * cos) + (rotate_half(q) * sin)
+    k_embed = (k * cos) + (rotate_half(k) * sin)
+    return q_embed, k_embed
+
+
+class DiffTransformerMLP(nn.Module):
+    """SwiGLU, identical to Llama's."""
+
+    def __init__(self, config: DiffTransformerConfig):
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.act_fn = ACT2FN[config.hidden_act]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+@use_kernelized_func(apply_rotary_pos_emb)
+class DiffTransformerAttention(nn.Module):
+    """Multi-head differential attention (Eq. 1-3, arXiv:2410.05258).
+
+    `head_i = (1 - lambda_init) RMSNorm((softmax(Q1 K1^T / sqrt d) - lambda softmax(Q2 K2^T / sqrt d)) V)`, the heads
+    concatenated and projected. q_proj gives each head its q1 and q2 as neighbours, k_proj each key head its k1 and k2,
+    as in the authors' flash modules; both maps of a head meet the same values of width 2d.
+    """
+
+    def __init__(self, config: DiffTransformerConfig, layer_idx: int):
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.head_dim = config.head_dim
+        self.diff_head_dim = config.diff_head_dim
+        # Attention functions of transformers see the two queries of a head as two heads (see `packed_attention`)
+        self.num_key_value_groups = 2 * config.num_attention_heads // config.num_key_value_heads
+        self.scaling = self.diff_head_dim**-0.5
+        self.attention_dropout = config.attention_dropout
+        self.is_causal = True
+        self.lambda_init = config.layer_lambda_init(layer_idx)
+
+        query_size, key_size = config.num_attention_heads * self.head_dim, config.num_key_value_heads * self.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, query_size, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.hidden_size, key_size, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.hidden_size, key_size, bias=config.attention_bias)
+        self.o_proj = nn.Linear(query_size, config.hidden_size, bias=config.attention_bias)
+        for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
+            self.register_parameter(name, nn.Parameter(torch.zeros(self.diff_head_dim)))
+        self.subln = DiffTransformerRMSNorm(self.head_dim, config.rms_norm_eps) if config.use_subln else nn.Identity()
+
+    def get_lambda(self) -> torch.Tensor:
+        """lambda of this layer (Eq. 2), a float32 scalar."""
+        return differential_lambda(self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2, self.lambda_init)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        input_shape = hidden_states.shape[:-1]
+        half_shape = (*input_shape, -1, self.diff_head_dim)
+        hidden_shape = (*input_shape, -1, self.head_dim)
+
+        query_states = self.q_proj(hidden_states).view(half_shape)  # (B, T, 2 H, d): q1, q2 of each head in turn
+        key_states = self.k_proj(hidden_states).view(half_shape)
+        cos, sin = position_embeddings
+        query_states, key_states = apply_rotary_pos_emb(query_states, key_states, cos, sin, unsqueeze_dim=2)
+
+        query_states = query_states.view(hidden_shape).transpose(1, 2)  # (B, H, T, 2d)
+        key_states = key_states.view(hidden_shape).transpose(1, 2)  # (B, K, T, 2d)
+        value_states = self.v_proj(hidden_states).view(hidden_shape).transpose(1, 2)
+
+        if past_key_values is not None:
+            key_states, value_states = past_key_values.update(key_states, value_states, self.layer_idx)
+
+        attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
+        if attention_interface not in DIFFERENTIAL_ATTENTION_FUNCTIONS:
+            attention_interface = partial(packed_attention, attention_interface)
+
+        attn_output, attn_weights = attention_interface(
+            self,
+            query_states,
+            key_states,
+            value_states,
+            attention_mask,
+            lambda_full=self.get_lambda(),
+            dropout=0.0 if not self.training else self.attention_dropout,
+            scaling=self.scaling,
+            **kwargs,
+        )  # (B, T, H, 2d)
+
+        attn_output = self.subln(attn_output) * (1 - self.lambda_init)
+        attn_output = attn_output.reshape(*input_shape, -1).to(hidden_states.dtype)
+        return self.o_proj(attn_output), attn_weights
+
+
+class DiffTransformerDecoderLayer(GradientCheckpointingLayer):
+    """identical to Llama's (Eq. 4-5)."""
+
+    def __init__(self, config: DiffTransformerConfig, layer_idx: int):
+        super().__init__()
+        self.hidden_size = config.hidden_size
+        self.self_attn = DiffTransformerAttention(config=config, layer_idx=layer_idx)
+        self.mlp = DiffTransformerMLP(config)
+        self.input_layernorm = DiffTransformerRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = DiffTransformerRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = False,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> torch.Tensor:
+        residual = hidden_states
+        hidden_states = self.input_layernorm(hidden_states)
+        hidden_states, _ = self.self_attn(
+            hidden_states=hidden_states,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            position_embeddings=position_embeddings,
+            **kwargs,
+        )
+        hidden_states = residual + hidden_states
+
+        residual = hidden_states
+        hidden_states = self.post_attention_layernorm(hidden_states)
+        hidden_states = self.mlp(hidden_states)
+        return residual + hidden_states
+
+
+@auto_docstring
+class DiffTransformerPreTrainedModel(PreTrainedModel):
+    config: DiffTransformerConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["DiffTransformerDecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_flash_attn = True
+    _supports_sdpa = True
+    _supports_flex_attn = True
+
+    _can_compile_fullgraph = True
+    _supports_attention_backend = True
+    _can_record_outputs = {
+        "hidden_states": DiffTransformerDecoderLayer,
+        "attentions": DiffTransformerAttention,
+    }
+
+    @torch.no_grad()
+    def _init_weights(self, module):
+        super()._init_weights(module)
+        if isinstance(module, DiffTransformerAttention):
+            for vector in (module.lambda_q1, module.lambda_k1, module.lambda_q2, module.lambda_k2):
+                init.normal_(vector, mean=0.0, std=self.config.lambda_std_dev)
+
+    def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args, **kwargs) -> str:
+        # "flash_diff" is ours and the default; transformers takes any name with "flash" in it for a flash-attn kernel
+        if attn_implementation in (None, FLASH_DIFF):
+            return FLASH_DIFF
+        return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        if requested_attention in (None, FLASH_DIFF):
+            return FLASH_DIFF
+        known = [FLASH_DIFF, "eager", *(key for key in ALL_ATTENTION_FUNCTIONS if key != FLASH_DIFF)]
+        if requested_attention not in known:
+            raise ValueError(
+                f"Got attn_implementation={requested_attention!r}; {type(self).__name__} runs on {', '.join(known)}. "
+                "Leave it out for flash_diff, or register your own function with transformers.AttentionInterface."
+            )
+        return super().get_correct_attn_implementation(requested_attention, is_init_check)
+
+
+@auto_docstring
+class DiffTransformerModel(DiffTransformerPreTrainedModel):
+    def __init__(self, config: DiffTransformerConfig):
+        super().__init__(config)
+        self.padding_idx = config.pad_token_id
+        self.vocab_size = config.vocab_size
+
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
+        self.layers = nn.ModuleList(
+            [DiffTransformerDecoderLayer(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]
+        )
+        self.norm = DiffTransformerRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.rotary_emb = DiffTransformerRotaryEmbedding(config=config)
+        self.gradient_checkpointing = False
+
+        # Initialize weights and apply final processing
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPast:
+        self._check_ids(input_ids, inputs_embeds)
+        if inputs_embeds is None:
+            inputs_embeds: torch.Tensor = self.embed_tokens(input_ids)
+
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+
+        past_seen_tokens = past_key_values.get_seq_length() if past_key_values is not None else 0
+        self._check_lengths(inputs_embeds, attention_mask, past_seen_tokens)
+
+        packed_position_ids = self._packed_position_ids(
+            inputs_embeds, attention_mask, position_ids, past_key_values, **kwargs
+        )
+        if position_ids is None:
+            position_ids = packed_position_ids
+        if position_ids is None:
+            position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + past_seen_tokens
+            position_ids = position_ids.unsqueeze(0)
+
+        if self.config._attn_implementation == FLASH_DIFF:
+            kwargs["cu_seq_lens_q"] = flash_diff_cu_seq_lens(packed_position_ids)
+        if self.config._attn_implementation == FLASH_DIFF and kwargs["cu_seq_lens_q"] is not None:
+            causal_mask = None  # the documents say it all
+        else:
+            causal_mask = create_causal_mask(
+                config=self.config,
+                inputs_embeds=inputs_embeds,
+                attention_mask=attention_mask,
+                # a cache, even an empty one, would keep transformers from looking for packed documents
+                past_key_values=past_key_values if packed_position_ids is None else None,
+                position_ids=packed_position_ids,
+            )
+
+        hidden_states = inputs_embeds
+        position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)
+
+        for decoder_layer in self.layers[: self.config.num_hidden_layers]:
+            hidden_states = decoder_layer(
+                hidden_states,
+                attention_mask=causal_mask,
+                position_embeddings=position_embeddings,
+                position_ids=position_ids,
+                past_key_values=past_key_values,
+                use_cache=use_cache,
+                **kwargs,
+            )
+
+        hidden_states = self.norm(hidden_states)
+        return BaseModelOutputWithPast(
+            last_hidden_state=hidden_states,
+            past_key_values=past_key_values,
+        )
+
+    def _check_ids(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> None:
+        if (input_ids is None) == (inputs_embeds is None):
+            given = "neither" if input_ids is None else "both"
+            raise ValueError(f"You must specify exactly one of input_ids or inputs_embeds; {given} came.")
+        inputs = inputs_embeds if input_ids is None else input_ids
+        if inputs.shape[1] == 0:
+            raise ValueError(
+                f"The input is empty: it has the shape {tuple(inputs.shape)}, but at least one token is needed. An "
+                "empty text can be started with the end-of-text token."
+            )
+        # On an accelerator the look at the values would wait for the device; there the embedding itself fails
+        if input_ids is not None and input_ids.device.type == "cpu" and not is_tracing(input_ids):
+            lowest, highest = torch.aminmax(input_ids)
+            if lowest < 0 or highest >= self.config.vocab_size:
+                raise ValueError(
+                    f"input_ids has values from {lowest} to {highest}, but the vocabulary of this model has the ids 0 "
+                    f"to {self.config.vocab_size - 1}. Use the tokenizer saved with the model, or "
+                    "resize_token_embeddings after adding tokens."
+                )
+
+    def _check_lengths(self, inputs_embeds, attention_mask, past_seen_tokens: int | torch.Tensor) -> None:
+        batch_size, q_length = inputs_embeds.shape[:2]
+        shape = tuple(attention_mask.shape) if isinstance(attention_mask, torch.Tensor) else ()
+        fits_4d = len(shape) == 4 and shape[0] in (1, batch_size) and shape[2] == q_length
+        if len(shape) not in (0, 2) and not fits_4d:
+            raise ValueError(
+                f"attention_mask has the shape {shape}; for {batch_size} rows of {q_length} tokens it must be (batch, "
+                "keys), 1 for tokens to keep and 0 for padding, or (batch, heads or 1, queries, keys)."
+            )
+        if isinstance(past_seen_tokens, torch.Tensor):  # static cache: its length lives on the device
+            return
+        length = past_seen_tokens + q_length
+        if len(shape) == 2 and shape != (batch_size, length):
+            raise ValueError(
+                f"attention_mask has the shape {shape}, but there are {batch_size} rows of {length} tokens"
+                f"{f' ({past_seen_tokens} of them cached)' if past_seen_tokens else ''}. Give it one entry for every "
+                "token, cached ones included, or leave it out when nothing is padded."
+            )
+        if length > self.config.max_position_embeddings and self.rotary_emb.rope_type == "default":
+            logger.warning_once(
+                f"The input is {length} tokens long, more than max_position_embeddings="
+                f"{self.config.max_position_embeddings}: the model never saw such positions and its quality will "
+                "drop. Shorten the input, or extend the context: a higher rope_theta with further training, or "
+                'rope_parameters with rope_type="dynamic" or "yarn".'
+            )
+
+    def _packed_position_ids(
+        self, inputs_embeds, attention_mask, position_ids, past_key_values, cu_seq_lens_q=None, cache=None, **kwargs
+    ) -> torch.Tensor | None:
+        """Positions (batch, tokens) that restart at every document if rows may hold several documents, else `None`.
+
+        Documents are announced by `position_ids` that restart or by `cu_seq_lens_q`, in a forward without mask and
+        without cached tokens.
+        """
+        if cache is not None:  # continuous batching packs requests and brings a mask or lengths of its own
+            return None
+        if cu_seq_lens_q is not None and attention_mask is not None:
+            raise ValueError(
+                "Both attention_mask and cu_seq_lens_q came, but padding and packing exclude each other. Leave the "
+                "attention_mask out of a packed batch."
+            )
+        if attention_mask is not None or (cu_seq_lens_q is None and position_ids is None):
+            return None
+        if past_key_values is not None and (past_key_values.is_compileable or past_key_values.get_seq_length() > 0):
+            return None
+        batch_size, q_length = inputs_embeds.shape[:2]
+        if cu_seq_lens_q is not None:
+            return position_ids_from_cu_seq_lens(cu_seq_lens_q, batch_size, q_length)
+        return position_ids.expand(batch_size, -1)
+
+
+@auto_docstring
+class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin):
+    """identical to Llama's, except for the step from flash_diff to sdpa in continuous batching."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}
+    _fsdp_plan = {"lm_head": "keep_full_weight"}
+
+    def __init__(self, config: DiffTransformerConfig):
+        super().__init__(config)
+        self.model = DiffTransformerModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+        # Initialize weights and apply final processing
+        self.post_init()
+
+    @can_return_tuple
+    @auto_docstring
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> CausalLMOutputWithPast:
+        r"""
+        Example:
+
+        ```python
+        >>> import diff_transformer
+        >>> from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        >>> model = AutoModelForCausalLM.from_pretrained("demo/model")
+        >>> tokenizer = AutoTokenizer.from_pretrained("demo/model")
+
+        >>> inputs = tokenizer("def mean(values):", return_tensors="pt")
+        >>> tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0])
+        ```"""
+        outputs: BaseModelOutputWithPast = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+
+        hidden_states = outputs.last_hidden_state
+        hidden_states = slice_logits_to_keep(hidden_states, logits_to_keep)
+        logits = self.lm_head(hidden_states)
+
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+    def init_continuous_batching(self, *args, **kwargs):
+        """As in transformers, but a model on flash_diff steps over to sdpa (or to flash-attn where transformers finds
+        it) until the manager stops: only those can read a paged cache. The tokens are the same."""
+        if self.config._attn_implementation != FLASH_DIFF:
+            return super().init_continuous_batching(*args, **kwargs)
+        logger.warning_once("Continuous batching: attention runs on sdpa instead of flash_diff, with the same result.")
+        self.set_attn_implementation("sdpa")
+        try:
+            manager = super().init_continuous_batching(*args, **kwargs)
+        except BaseException:
+            self.set_attn_implementation(FLASH_DIFF)
+            raise
+        manager._original_attn_impl = FLASH_DIFF  # what its stop() goes back to
+        return manager
+
+
+class DiffTransformerForSequenceClassification(GenericForSequenceClassification, DiffTransformerPreTrainedModel): ...
+
+
+class DiffTransformerForTokenClassification(GenericForTokenClassification, DiffTransformerPreTrainedModel): ...
+
+
+class DiffTransformerForQuestionAnswering(GenericForQuestionAnswering, DiffTransformerPreTrainedModel): ...
+
+
+__all__ = [
+    "DiffTransformerForCausalLM",
+    "DiffTransformerForQuestionAnswering",
+    "DiffTransformerForSequenceClassification",
+    "DiffTransformerForTokenClassification",
+    "DiffTransformerModel",
+    "DiffTransformerPreTrainedModel",
+]

@@ -1,0 +1,48 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "diff_transformer/__init__.py").read_text(), re.MULTILINE)[1]
+
+EXTRAS = {
+    "triton": ["triton>=3.2"],  # fused kernels on CUDA
+    "train": ["accelerate>=1.1", "datasets>=3.0", "peft>=0.14", "trl>=1.0", "tensorboard", "tiktoken>=0.9"],
+    "eval": ["matplotlib>=3.8"],
+    "hub": ["huggingface_hub>=1.0"],
+}
+EXTRAS["dev"] = [
+    *EXTRAS["train"],
+    *EXTRAS["eval"],
+    "fastapi",  # with the next three: `transformers serve`, tried by a test
+    "openai",
+    "pydantic",
+    "uvicorn",
+    "hypothesis",
+    "mypy",
+    "pytest",
+    "pytest-xdist",
+    "ruff",
+]
+
+setup(
+    name="diff_transformer",
+    version=VERSION,
+    description="The Differential Transformer as a Hugging Face Transformers model",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    python_requires=">=3.10",
+    packages=find_packages(include=["diff_transformer", "diff_transformer.*"]),
+    package_data={"diff_transformer": ["cl100k_base.tiktoken", "py.typed"]},
+    install_requires=["torch>=2.6", "transformers>=5.17"],
+    extras_require=EXTRAS,
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)

@@ -1,0 +1,38 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+import os
+
+# Before transformers is imported: no test may reach a hub, and a stalled look-up would only hide that it tried
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest  # noqa: E402  (after the environment)
+import torch  # noqa: E402
+
+from diff_transformer import DiffTransformerConfig  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def tiny_config():
+    """A function that makes configurations small enough for a test and odd enough to find mistakes: grouped queries,
+    weights large enough that the maps are peaked."""
+
+    def make(**kwargs) -> DiffTransformerConfig:
+        defaults = {
+            "vocab_size": 199,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 256,
+            "initializer_range": 0.2,
+            "eos_token_id": None,
+        }
+        return DiffTransformerConfig(**{**defaults, **kwargs})
+
+    return make

@@ -1,0 +1,307 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""A stand-in for the Hugging Face Hub on loopback: what `huggingface_hub` needs to create, fill and read model repos.
+
+The clients under test are the real ones; only the server is ours. `huggingface_hub` reads `HF_ENDPOINT` once, when it
+is imported, so a client has to be a fresh process:
+
+    with serve(tmp_path / "hub") as url:
+        environment = client_environment(url, tmp_path / "home")
+        subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+    assert fetched_files(tmp_path / "hub", "tester/model") == {"config.json", "model.safetensors"}
+
+Below the root lie `models/<repo id>.json` (every commit: sha, title, path -> blob), `blobs/<git object id>` and
+`requests.jsonl` (one line per request, in the order of arrival). Simpler than the Hub: models only, one branch
+(`main`), every file a regular git blob (no LFS, no Xet), any token is welcome, and every model card passes
+`validate-yaml`.
+"""
+
+import argparse
+import base64
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+USER = "tester"  # the owner of every token, and of repos created without a namespace
+BRANCH = "main"
+REPO = r"(?P<repo>\w[\w.-]*(?:/\w[\w.-]*)?)"
+REVISION = r"(?P<revision>[^/]+)"  # arrives quoted: the slashes of refs/pr/1 are %2F
+
+# methods, path, the `Handler` method that answers, whether a token is needed
+ROUTES = [
+    (["GET"], r"/api/whoami-v2", "whoami", True),
+    (["POST"], r"/api/repos/create", "create_repo", True),
+    (["POST"], r"/api/validate-yaml", "validate_yaml", False),
+    (["GET"], rf"/api/models/{REPO}(?:/revision/{REVISION})?", "model_info", False),
+    (["GET"], rf"/api/models/{REPO}/tree/{REVISION}(?:/(?P<path>.+))?", "tree", False),
+    (["POST"], rf"/api/models/{REPO}/preupload/{REVISION}", "preupload", True),
+    (["POST"], rf"/api/models/{REPO}/commit/{REVISION}", "commit", True),
+    (["GET", "HEAD"], rf"/{REPO}/resolve/{REVISION}/(?P<path>.+)", "resolve", False),
+]
+
+
+@dataclass
+class Reply:
+    """One HTTP answer; `data` is sent as it is when it is bytes, and as JSON otherwise."""
+
+    data: Any
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class HubError(Exception):
+    """An answer that is an error; the client picks its exception's type by the `X-Error-Code` header."""
+
+    def __init__(self, status: int, message: str, code: str = "", headers: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        named = {"X-Error-Code": code} if code else {}
+        self.reply = Reply({"error": message}, status, {**named, **(headers or {})})
+
+
+class Store:
+    """The repositories below `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "blobs").mkdir(parents=True, exist_ok=True)
+        (root / "requests.jsonl").touch()
+
+    def repo_path(self, repo: str) -> Path:
+        return self.root / "models" / f"{repo}.json"
+
+    def read_repo(self, repo: str) -> dict[str, Any]:
+        if not self.repo_path(repo).exists():
+            raise HubError(404, f"Repository {repo} not found", "RepoNotFound")
+        return dict(json.loads(self.repo_path(repo).read_text()))
+
+    def read_commit(self, repo: str, revision: str = BRANCH) -> dict[str, Any]:
+        """The commit that `revision` names: its `sha`, its `title` and its `files`, path -> blob."""
+        for commit in reversed(self.read_repo(repo)["commits"]):
+            if revision in (BRANCH, commit["sha"]):
+                return dict(commit)
+        raise HubError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+
+    def add_commit(self, repo: str, content: dict[str, Any], title: str, files: dict[str, str]) -> str:
+        """Append a commit to `content` and store it. The parent is part of the sha, so no two commits share one."""
+        parent = content["commits"][-1]["sha"] if content["commits"] else None
+        sha = hashlib.sha1(json.dumps([repo, parent, title, files]).encode()).hexdigest()
+        content["commits"].append({"sha": sha, "title": title, "files": dict(sorted(files.items()))})
+        self.repo_path(repo).parent.mkdir(parents=True, exist_ok=True)
+        self.repo_path(repo).write_text(json.dumps(content, indent=1))
+        return sha
+
+    def add_blob(self, data: bytes) -> str:
+        """Store a file's content under its git object id, by which the client recognises unchanged files."""
+        oid = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+        (self.root / "blobs" / oid).write_bytes(data)
+        return oid
+
+    def read_blob(self, oid: str) -> bytes:
+        return (self.root / "blobs" / oid).read_bytes()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """HTTP in and out, and one method per endpoint, which returns a `Reply` or raises a `HubError`."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # headers and body are two packets: Nagle would hold back the second for 40 ms
+    store: Store
+    lock = threading.Lock()
+
+    def answer(self) -> None:
+        self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.origin = f"http://{self.headers['Host']}"
+        entry = {"method": self.command, "url": unquote(self.path), "endpoint": None}
+        # One request at a time: commits cannot race, and the log is complete before the client can go on.
+        with self.lock:
+            try:
+                reply = self.route(entry)
+            except HubError as error:
+                reply = error.reply
+            with (self.store.root / "requests.jsonl").open("a") as log:
+                log.write(json.dumps({**entry, "status": reply.status}) + "\n")
+        is_file = isinstance(reply.data, bytes)
+        data = reply.data if is_file else json.dumps(reply.data).encode()
+        self.send_response(reply.status)
+        self.send_header("Content-Type", "application/octet-stream" if is_file else "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        for name, value in reply.headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = answer
+
+    def route(self, entry: dict[str, Any]) -> Reply:
+        path = urlsplit(self.path).path
+        for methods, pattern, name, needs_token in ROUTES:
+            match = re.fullmatch(pattern, path)
+            if match is None or self.command not in methods:
+                continue
+            arguments = {key: unquote(value) for key, value in match.groupdict().items() if value}
+            entry.update(endpoint=name, **arguments)
+            if needs_token and not self.headers.get("Authorization", "").startswith("Bearer "):
+                raise HubError(401, "Invalid username or password.")
+            return getattr(self, name)(**arguments)
+        raise HubError(404, f"the stand-in Hub has no endpoint {self.command} {path}: if a client needs it, add it")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Silent: requests.jsonl is the log, and stderr is left to tracebacks."""
+
+    def whoami(self) -> Reply:
+        token = {"type": "access_token", "accessToken": {"displayName": "stand-in", "role": "write"}}
+        return Reply({"type": "user", "id": USER, "name": USER, "fullname": USER, "orgs": [], "auth": token})
+
+    def create_repo(self) -> Reply:
+        options = json.loads(self.body)
+        if options.get("type", "model") != "model":
+            raise HubError(400, f"the stand-in Hub stores models only, not a {options['type']}")
+        repo = f"{options.get('organization') or USER}/{options['name']}"
+        answer = {"name": repo, "url": f"{self.origin}/{repo}"}
+        if self.store.repo_path(repo).exists():
+            # With `exist_ok=True` the client reads the URL from the refusal.
+            return Reply({"error": "You already created this model repo", **answer}, 409)
+        private = options.get("private") or options.get("visibility") == "private"
+        # As on the Hub, a new repo is not empty: its revisions resolve and the first upload has a parent.
+        attributes = self.store.add_blob(b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n")
+        content = {"private": bool(private), "commits": []}
+        self.store.add_commit(repo, content, "initial commit", {".gitattributes": attributes})
+        return Reply(answer)
+
+    def validate_yaml(self) -> Reply:
+        return Reply({"errors": [], "warnings": []})
+
+    def model_info(self, repo: str, revision: str = BRANCH) -> Reply:
+        commit, private = self.store.read_commit(repo, revision), self.store.read_repo(repo)["private"]
+        siblings = [{"rfilename": path} for path in commit["files"]]
+        return Reply({"id": repo, "sha": commit["sha"], "private": private, "tags": [], "siblings": siblings})
+
+    def tree(self, repo: str, revision: str, path: str = "") -> Reply:
+        recursive = "recursive=true" in self.path.lower()
+        prefix = f"{path}/" if path else ""
+        entries: dict[str, dict[str, Any]] = {}
+        for name, oid in self.store.read_commit(repo, revision)["files"].items():
+            if not name.startswith(prefix):
+                continue
+            child, slash, _ = name.removeprefix(prefix).partition("/")
+            if slash and not recursive:
+                folder_oid = hashlib.sha1(child.encode()).hexdigest()  # no client compares it: any 40 digits will do
+                entries[child] = {"type": "directory", "path": prefix + child, "oid": folder_oid}
+            else:
+                entries[name] = {"type": "file", "path": name, "oid": oid, "size": len(self.store.read_blob(oid))}
+        if path and not entries:
+            raise HubError(404, f"{path} does not exist on {revision}", "EntryNotFound")
+        return Reply(list(entries.values()))
+
+    def preupload(self, repo: str, revision: str) -> Reply:
+        present = self.store.read_commit(repo, revision)["files"]
+        paths = [file["path"] for file in json.loads(self.body)["files"]]
+        # The `oid` of a file that is already there lets the client leave unchanged files out of the commit.
+        answers = [{"path": p, "uploadMode": "regular", "shouldIgnore": False, "oid": present.get(p)} for p in paths]
+        return Reply({"files": answers})
+
+    def commit(self, repo: str, revision: str) -> Reply:
+        content = self.store.read_repo(repo)
+        if revision != BRANCH or "create_pr" in self.path:
+            raise HubError(404, f"the stand-in Hub commits to {BRANCH} only, no pull requests", "RevisionNotFound")
+        head, title = content["commits"][-1], ""
+        files = dict(head["files"])
+        for line in self.body.splitlines():
+            match json.loads(line):
+                case {"key": "header", "value": header}:
+                    title = header["summary"]
+                    if header.get("parentCommit", head["sha"]) != head["sha"]:
+                        raise HubError(412, f"{header['parentCommit']} is not the head of {BRANCH}, {head['sha']} is")
+                case {"key": "file", "value": {"path": path, "content": encoded, "encoding": "base64"}}:
+                    files[path] = self.store.add_blob(base64.b64decode(encoded, validate=True))
+                case {"key": "deletedFile" | "deletedFolder" as key, "value": {"path": path}}:
+                    folder = path.rstrip("/") + "/"
+                    kept = {p: o for p, o in files.items() if p != path and not p.startswith(folder)}
+                    if len(kept) == len(files):
+                        raise HubError(404, f"A file with this name doesn't exist: {key} {path}", "EntryNotFound")
+                    files = kept
+                case operation:
+                    raise HubError(400, f"the stand-in Hub cannot commit a {operation['key']!r}")
+        sha = self.store.add_commit(repo, content, title, files)
+        return Reply({"success": True, "commitOid": sha, "commitUrl": f"{self.origin}/{repo}/commit/{sha}"})
+
+    def resolve(self, repo: str, revision: str, path: str) -> Reply:
+        commit = self.store.read_commit(repo, revision)
+        headers = {"X-Repo-Commit": commit["sha"]}
+        if path not in commit["files"]:
+            # The client caches that this commit lacks the file: the refusal names the commit too.
+            raise HubError(404, f"{path} not found at {revision}", "EntryNotFound", headers)
+        oid = commit["files"][path]
+        data = self.store.read_blob(oid)
+        headers |= {"ETag": f'"{oid}"', "Accept-Ranges": "bytes"}
+        wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+        if wanted is None:
+            return Reply(data, 200, headers)
+        first, last = wanted.groups()
+        start = int(first) if first else max(0, len(data) - int(last))  # "bytes=-5" is the last five bytes
+        stop = min(int(last) + 1, len(data)) if first and last else len(data)
+        if start >= stop:
+            raise HubError(416, f"the file has {len(data)} bytes", headers={"Content-Range": f"bytes */{len(data)}"})
+        return Reply(data[start:stop], 206, {**headers, "Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"})
+
+
+def read_requests(root: Path) -> list[dict[str, Any]]:
+    """The requests so far: method, url, endpoint (None when unknown), status, and the route's repo, revision, path."""
+    return [json.loads(line) for line in (root / "requests.jsonl").read_text().splitlines()]
+
+
+def fetched_files(root: Path, repo: str) -> set[str]:
+    """Paths of the files of `repo` whose content was sent to a client so far."""
+    sent = [r for r in read_requests(root) if r["endpoint"] == "resolve" and r["status"] in (200, 206)]
+    return {r["path"] for r in sent if r["method"] == "GET" and r["repo"] == repo}
+
+
+def client_environment(url: str, home: Path) -> dict[str, str]:
+    """Environment of a client whose only Hub is `url`, with its caches and its login below `home`."""
+    own = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+    inherited = {name: value for name, value in os.environ.items() if not name.upper().startswith(own)}
+    nowhere = "http://127.0.0.1:9"  # nothing listens there: a request that leaves loopback fails at once
+    closed = {"HTTP_PROXY": nowhere, "HTTPS_PROXY": nowhere, "ALL_PROXY": nowhere, "NO_PROXY": "127.0.0.1"}
+    quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    return {**inherited, **closed, **quiet, "HF_ENDPOINT": url, "HF_HOME": str(home), "HF_TOKEN": "hf_stand_in"}
+
+
+@contextmanager
+def serve(root: Path) -> Iterator[str]:
+    """Run a stand-in Hub over `root` as its own process and yield its URL; repos in `root` survive the process."""
+    command = [sys.executable, __file__, "--root", str(root)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            if not url:
+                raise RuntimeError(f"the stand-in Hub ended before it was ready, see stderr; command: {command}")
+            yield url
+        finally:
+            process.terminate()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Serve a stand-in Hugging Face Hub on loopback.")
+    parser.add_argument("--root", type=Path, required=True, help="folder of the repos and of the request log")
+    parser.add_argument("--port", type=int, default=0, help="0 takes a free one; the URL is printed either way")
+    options = parser.parse_args()
+    Handler.store = Store(options.root)
+    with ThreadingHTTPServer(("127.0.0.1", options.port), Handler) as server:
+        print(f"http://127.0.0.1:{server.server_port}", flush=True)
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()
