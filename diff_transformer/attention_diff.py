@@ -70,7 +70,8 @@ def eager_attention_forward(
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     dtype = torch.promote_types(query.dtype, torch.float32)
     if attention_mask is not None and attention_mask.dtype == torch.bool:
-        attention_mask = torch.where(attention_mask, 0.0, torch.finfo(dtype).min)
+        hidden = torch.finfo(dtype).min
+        attention_mask = torch.zeros_like(attention_mask, dtype=dtype).masked_fill_(~attention_mask, hidden)
     maps = []
     for q, k in zip(query.chunk(2, dim=-1), key.chunk(2, dim=-1), strict=True):
         scores = torch.matmul(q, k.transpose(2, 3)) * scaling

@@ -24,8 +24,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, RopeParameters
 # `partial_rotary_factor` another meaning (unrotated pairs inside the full head), which has no place for two halves.
 _ROPE_TYPES = ("default", *sorted(set(ROPE_INIT_FUNCTIONS) - {"default", "proportional"}))
 
-# The sizes trained in the paper. Table 10 (scaling runs) and Table 9 ("3B", the 1T-token run). Table 10's names are
-# the exact parameter counts with tied embeddings; Table 9's numbers give 3.48B tied, not the 2.8B of its text.
+# The sizes trained in the paper: Table 10 (scaling runs) and Table 9 ("3B", the run over 1T tokens, whose numbers give
+# 3.48 billion parameters, not the 2.8 of the text).
 PAPER_SIZES: dict[str, dict[str, int]] = {
     "830M": {"hidden_size": 1536, "num_hidden_layers": 24, "num_attention_heads": 8, "max_position_embeddings": 2048},
     "1.4B": {"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 8, "max_position_embeddings": 2048},
@@ -145,14 +145,17 @@ class DiffTransformerConfig(PreTrainedConfig):
             self.head_dim = self.hidden_size // self.num_attention_heads
         if self.intermediate_size is None:
             self.intermediate_size = math.ceil(8 * self.hidden_size / 3 / 128) * 128
+        if self.rope_parameters is not None:
+            self.rope_parameters = dict(self.rope_parameters)  # it is completed in place, and the caller's is theirs
         super().__post_init__(**kwargs)
 
     @classmethod
     def from_paper_size(cls, name: str, **kwargs) -> "DiffTransformerConfig":
         """The configuration of one of the paper's models: 830M, 1.4B, 2.8B, 3B, 6.8B or 13.1B.
 
-        Embeddings are tied: only so do the sizes of Table 10 count 0.833, 1.413, 2.77, 6.85 and 13.1 billion
-        parameters (the 3B of Table 9 counts 3.48). `kwargs` override fields.
+        Embeddings are tied: only so do the sizes of Table 10 count what their names say (our feed-forward width, 8/3 of
+        the hidden size rounded up to a multiple of 128, adds up to 1 %); the 3B of Table 9 counts 3.48 billion
+        parameters. `kwargs` override fields.
         """
         if name not in PAPER_SIZES:
             raise ValueError(f"Got the size {name!r}; the paper's sizes are {', '.join(PAPER_SIZES)}.")

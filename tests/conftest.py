@@ -10,6 +10,9 @@ import torch  # noqa: E402
 
 from diff_transformer import DiffTransformerConfig  # noqa: E402
 
+# The models of the tests are tiny: more threads than one only wait for one another, most of all under pytest-xdist
+torch.set_num_threads(1)
+
 
 @pytest.fixture(autouse=True)
 def _seed():

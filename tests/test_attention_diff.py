@@ -1,0 +1,357 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""The attention module against the authors' code, against finite differences, and every backend against the oracle."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerModel
+from diff_transformer.attention_diff import differential_lambda
+from diff_transformer.modeling_diff import DiffTransformerAttention, DiffTransformerRotaryEmbedding
+
+FIXTURES = Path(__file__).parent / "fixtures"
+CPU_TRAINING_BACKENDS = ["flash_diff", "eager", "sdpa"]
+
+
+def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((got - expected).abs().max() / expected.abs().max()).item()
+
+
+# ------------------------------------------------------------------------------------------ the authors' own code
+
+
+def interleaved_to_half(weight: torch.Tensor, d: int) -> torch.Tensor:
+    """Rows of a projection whose heads rotate neighbouring pairs, reordered for heads that rotate halves."""
+    order = torch.cat((torch.arange(0, d, 2), torch.arange(1, d, 2)))
+    return weight.unflatten(0, (-1, d))[:, order].flatten(0, 1)
+
+
+class Golden:
+    """Weights, input, output and gradients of the authors' flash reference module (float32, CPU)."""
+
+    def __init__(self, name: str):
+        with safe_open(FIXTURES / f"unilm_flashdiff_{name}.safetensors", "pt") as file:
+            meta = file.metadata()
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+        self.layer_idx = int(meta["depth"])
+        self.config = DiffTransformerConfig(
+            hidden_size=int(meta["embed_dim"]),
+            num_attention_heads=int(meta["num_heads"]),
+            num_key_value_heads=int(meta["num_kv_heads"]),
+            rms_norm_eps=float(meta["subln_eps"]),
+            rope_parameters={"rope_type": "default", "rope_theta": float(meta["rope_theta"])},
+        )
+        self.input, self.output = tensors["input"], tensors["output"]
+        self.output_grad, self.input_grad = tensors["output_grad"], tensors["input_grad"]
+        self.weights = self._ours(tensors, "weights.")
+        self.grads = self._ours(tensors, "grads.")
+
+    def _ours(self, tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+        ours = {}
+        for key, tensor in tensors.items():
+            if key.startswith(prefix):
+                name = key.removeprefix(prefix).replace("out_proj", "o_proj")
+                if name in ("q_proj.weight", "k_proj.weight"):
+                    tensor = interleaved_to_half(tensor, self.config.diff_head_dim)
+                ours[name] = tensor
+        return ours
+
+
+def run_attention(config, layer_idx, weights, inputs, implementation, output_grad=None):
+    config._attn_implementation = implementation
+    attention = DiffTransformerAttention(config, layer_idx).to(inputs.dtype)
+    attention.load_state_dict(weights)
+    position_ids = torch.arange(inputs.shape[1])[None]
+    position_embeddings = DiffTransformerRotaryEmbedding(config)(inputs, position_ids)
+    mask = None
+    if implementation == "eager":
+        mask = torch.ones(inputs.shape[1], inputs.shape[1], dtype=torch.bool).tril()[None, None]
+    inputs = inputs.detach().requires_grad_()
+    output, weights_map = attention(inputs, position_embeddings, attention_mask=mask)
+    if output_grad is not None:
+        output.backward(output_grad)
+    return output.detach(), inputs.grad, {k: p.grad for k, p in attention.named_parameters()}, weights_map
+
+
+@pytest.mark.parametrize("implementation", CPU_TRAINING_BACKENDS)
+@pytest.mark.parametrize("name", ["mha", "gqa"])
+def test_matches_the_authors_code(name, implementation):
+    golden = Golden(name)
+    output, input_grad, grads, _ = run_attention(
+        golden.config, golden.layer_idx, golden.weights, golden.input, implementation, golden.output_grad
+    )
+    assert relative_error(output, golden.output) <= 2e-6
+    assert relative_error(input_grad, golden.input_grad) <= 2e-6
+    assert grads.keys() == golden.grads.keys()
+    for key, expected in golden.grads.items():
+        assert relative_error(grads[key], expected) <= 2e-6, key
+
+
+def test_golden_weights_need_the_rotary_permutation():
+    """The permutation is not a formality: without it the output is off by more than any rounding."""
+    golden = Golden("mha")
+    d = golden.config.diff_head_dim
+    back = torch.argsort(torch.cat((torch.arange(0, d, 2), torch.arange(1, d, 2))))
+    weights = dict(golden.weights)
+    for key in ("q_proj.weight", "k_proj.weight"):
+        weights[key] = weights[key].unflatten(0, (-1, d))[:, back].flatten(0, 1)
+    output = run_attention(golden.config, golden.layer_idx, weights, golden.input, "eager")[0]
+    assert relative_error(output, golden.output) > 1e-2
+
+
+# ------------------------------------------------------------------------------------------ formula and differences
+
+
+def test_eager_is_the_formula_in_float64(tiny_config):
+    """Eq. 1-3 written out for one head at a time, in float64, with none of the module's code."""
+    config = tiny_config(lambda_init=0.7)
+    config._attn_implementation = "eager"
+    attention = DiffTransformerAttention(config, 0).double()
+    with torch.no_grad():
+        for parameter in attention.parameters():
+            parameter.normal_(std=0.3)
+    x = torch.randn(1, 7, config.hidden_size, dtype=torch.float64)
+    d = config.diff_head_dim
+    identity = torch.ones(1, 7, d, dtype=torch.float64), torch.zeros(1, 7, d, dtype=torch.float64)
+    causal = torch.ones(7, 7, dtype=torch.bool).tril()
+    output, maps = attention(x, identity, attention_mask=causal[None, None])
+
+    lam = (attention.lambda_q1 @ attention.lambda_k1).exp() - (attention.lambda_q2 @ attention.lambda_k2).exp() + 0.7
+    heads = []
+    for i in range(4):
+        j = i // 2  # key head of this query head
+        rows = attention.q_proj.weight[i * 16 : (i + 1) * 16]
+        key_rows = attention.k_proj.weight[j * 16 : (j + 1) * 16]
+        v = x[0] @ attention.v_proj.weight[j * 16 : (j + 1) * 16].T
+        softmax = []
+        for half in (slice(0, d), slice(d, 2 * d)):
+            scores = (x[0] @ rows[half].T) @ (x[0] @ key_rows[half].T).T / d**0.5
+            softmax.append(scores.masked_fill(~causal, -torch.inf).softmax(-1))
+        difference = softmax[0] - lam * softmax[1]
+        assert torch.allclose(maps[0, i], difference, atol=1e-12, rtol=0)
+        o = difference @ v
+        heads.append(0.3 * attention.subln.weight * o / (o.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt())
+    expected = torch.cat(heads, dim=-1) @ attention.o_proj.weight.T
+    assert torch.allclose(output[0], expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "flash_diff"])
+def test_finite_differences(tiny_config, implementation):
+    """float64 gradients of lambda's vectors, the head norm and a projection against finite differences."""
+    config = tiny_config(hidden_size=16, num_attention_heads=2, num_key_value_heads=1)
+    model = DiffTransformerModel._from_config(config, attn_implementation=implementation).double().train()
+    # longer than the few tokens that the kernel treats as decoding, to reach its blocks too
+    embeddings = torch.randn(1, 20, 16, dtype=torch.float64)
+    attention = model.layers[1].self_attn
+    direction = torch.randn(1, 20, 16, dtype=torch.float64)
+    parameters = [attention.lambda_q1, attention.lambda_k2, attention.subln.weight, attention.k_proj.weight]
+
+    def loss() -> torch.Tensor:
+        return (model(inputs_embeds=embeddings, use_cache=False).last_hidden_state * direction).sum()
+
+    gradients = torch.autograd.grad(loss(), parameters)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        for index in range(0, parameter.numel(), max(1, parameter.numel() // 5)):
+            flat, epsilon = parameter.data.view(-1), 1e-6
+            original = flat[index].item()
+            with torch.no_grad():
+                flat[index] = original + epsilon
+                up = loss()
+                flat[index] = original - epsilon
+                down = loss()
+                flat[index] = original
+            numeric = ((up - down) / (2 * epsilon)).item()
+            assert gradient.view(-1)[index].item() == pytest.approx(numeric, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_lambda_is_float32_in_every_dtype(dtype):
+    vectors = [torch.randn(128).mul(0.1).to(dtype) for _ in range(4)]
+    got = differential_lambda(*vectors, 0.8)
+    q1, k1, q2, k2 = (v.double() for v in vectors)
+    assert got.dtype == torch.float32
+    assert got.item() == pytest.approx(((q1 @ k1).exp() - (q2 @ k2).exp() + 0.8).item(), abs=1e-6)
+
+
+def test_without_subln(tiny_config):
+    """Table 6, "- GroupNorm": the norm goes, the factor (1 - lambda_init) stays."""
+    config = tiny_config(use_subln=False, lambda_init=0.25)
+    config._attn_implementation = "eager"
+    attention = DiffTransformerAttention(config, 0)
+    assert isinstance(attention.subln, nn.Identity)
+    assert not any("subln" in key for key in attention.state_dict())
+    attention.o_proj.weight.data.copy_(torch.eye(64))
+    x = torch.randn(1, 1, 64)
+    identity = torch.ones(1, 1, 8), torch.zeros(1, 1, 8)
+    with torch.no_grad():
+        output, maps = attention(x, identity)
+        value = attention.v_proj(x).view(2, 1, 16).repeat_interleave(2, 0)
+        # one key: both maps are 1, their difference 1 - lambda
+        expected = 0.75 * (1 - attention.get_lambda()) * value
+    assert torch.allclose(output.view(4, 1, 16), expected, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------ every backend, every shape
+
+
+def cases():
+    """Batch, length (1 included), heads, key heads, head_dim, padding: the corners, not the full product."""
+    shapes = [
+        # batch, tokens, heads, kv heads, head_dim
+        (1, 1, 2, 2, 8),
+        (2, 5, 2, 1, 16),
+        (1, 16, 4, 2, 4),
+        (2, 17, 4, 4, 32),
+        (3, 40, 6, 2, 12),
+        (1, 129, 2, 2, 64),
+        (2, 200, 4, 1, 16),
+    ]
+    for shape, padding in itertools.product(shapes, ["none", "left", "right", "holes", "4d"]):
+        if not (padding != "none" and shape[0] * shape[1] == 1):
+            yield pytest.param(*shape, padding, id="-".join(map(str, (*shape, padding))))
+
+
+def make_mask(padding: str, batch: int, length: int):
+    """The mask and the rows whose output means something."""
+    keep = torch.ones(batch, length, dtype=torch.long)
+    cut = max(1, length // 4)
+    if padding == "none":
+        return None, keep.bool()
+    if padding == "left":
+        keep[0, :cut] = 0
+    if padding == "right":
+        keep[-1, -cut:] = 0
+    if padding == "holes":
+        keep[0, length // 2] = 0
+        keep[-1, -1] = 0
+    if padding == "4d":
+        causal = torch.ones(length, length, dtype=torch.bool).tril()
+        mask = causal & (torch.rand(batch, 1, length, length) > 0.3) | torch.eye(length, dtype=torch.bool)
+        return mask, keep.bool()
+    return keep, keep.bool()
+
+
+def run_model(model, ids, mask, rows, implementation, direction):
+    model.set_attn_implementation(implementation)
+    model.zero_grad()
+    hidden = model(ids, attention_mask=mask, use_cache=False).last_hidden_state
+    hidden = hidden * rows[..., None]
+    (hidden * direction).sum().backward()
+    return hidden.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize(("batch", "length", "heads", "kv_heads", "head_dim", "padding"), list(cases()))
+def test_backends_agree(tiny_config, batch, length, heads, kv_heads, head_dim, padding):
+    """In float64, where nothing but a mistake makes a difference (a gradient of lambda is a sum that nearly cancels);
+    the outputs in float32 too."""
+    config = tiny_config(hidden_size=heads * head_dim, num_attention_heads=heads, num_key_value_heads=kv_heads)
+    model = DiffTransformerModel(config).double().train()
+    ids = torch.randint(0, config.vocab_size, (batch, length))
+    mask, rows = make_mask(padding, batch, length)
+    direction = torch.randn(batch, length, config.hidden_size, dtype=torch.float64)
+    expected, expected_grads = run_model(model, ids, mask, rows, "eager", direction)
+    for implementation in ("flash_diff", "sdpa"):
+        got, grads = run_model(model, ids, mask, rows, implementation, direction)
+        assert relative_error(got, expected) <= 1e-12, implementation
+        for name, gradient in expected_grads.items():
+            assert torch.allclose(grads[name], gradient, rtol=1e-9, atol=1e-9), (implementation, name)
+    model.float()
+    for implementation in ("flash_diff", "sdpa"):
+        got, _ = run_model(model, ids, mask, rows, implementation, direction.float())
+        assert relative_error(got, expected.float()) <= 2e-5, implementation
+
+
+# transformers' flex mask asks for a compiled block mask in a way that torch deprecated
+# and what torch traces on the way does so too
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")
+@pytest.mark.parametrize("padding", ["none", "left", "right"])
+def test_flex_attention_agrees(tiny_config, padding):
+    """Forward only, and whole blocks of 128 tokens: what torch's flex_attention does on a CPU, for any model."""
+    config = tiny_config(head_dim=32, max_position_embeddings=128)
+    model = DiffTransformerModel(config).eval()
+    ids = torch.randint(0, config.vocab_size, (2, 128))
+    mask, rows = make_mask(padding, 2, 128)
+    outputs = {}
+    for implementation in ("eager", "flex_attention"):
+        model.set_attn_implementation(implementation)
+        with torch.no_grad():
+            outputs[implementation] = model(ids, attention_mask=mask).last_hidden_state * rows[..., None]
+    assert relative_error(outputs["flex_attention"], outputs["eager"]) <= 1e-5
+
+
+@pytest.mark.parametrize("implementation", ["flash_diff", "sdpa"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision(tiny_config, implementation, dtype):
+    """The error against the float32 oracle is at most twice (gradients: three times) the oracle's own in this type."""
+    config = tiny_config(initializer_range=0.1)
+    model = DiffTransformerModel(config).train()
+    ids = torch.randint(0, config.vocab_size, (2, 70))
+    rows, direction = torch.ones(2, 70, dtype=torch.bool), torch.randn(2, 70, 64)
+    exact, exact_grads = run_model(model, ids, None, rows, "eager", direction)
+    model.to(dtype)
+    eager, eager_grads = run_model(model, ids, None, rows, "eager", direction)
+    got, grads = run_model(model, ids, None, rows, implementation, direction)
+
+    def error(a, b):
+        return (a.float() - b).norm().item()
+
+    rounding = torch.finfo(dtype).eps
+    assert error(got, exact) <= 2 * error(eager, exact) + rounding * exact.norm()
+    for name, expected in exact_grads.items():
+        allowed = 3 * error(eager_grads[name], expected) + rounding * expected.norm()
+        assert error(grads[name], expected) <= allowed, name
+
+
+def test_attention_weights_are_the_differential_map(tiny_config):
+    config = tiny_config()
+    model = DiffTransformerForCausalLM._from_config(config, attn_implementation="eager").eval()
+    ids = torch.randint(0, config.vocab_size, (2, 9))
+    with torch.no_grad():
+        outputs = model(ids, output_attentions=True)
+    assert len(outputs.attentions) == 2
+    for layer, maps in zip(model.model.layers, outputs.attentions, strict=True):
+        assert maps.shape == (2, config.num_attention_heads, 9, 9)
+        # each softmax sums to one, so a row of the difference sums to 1 - lambda
+        expected = (1 - layer.self_attn.get_lambda()).expand(maps.shape[:-1])
+        assert torch.allclose(maps.sum(-1), expected, atol=1e-5)
+        assert maps.triu(1).abs().max() == 0
+        assert (maps < 0).any(), "a difference of maps has negative entries"
+
+
+def test_flash_diff_says_that_it_has_no_maps(tiny_config, caplog):
+    model = DiffTransformerForCausalLM(tiny_config()).eval()
+    with torch.no_grad():
+        outputs = model(torch.tensor([[1, 2, 3]]), output_attentions=True)
+    assert not outputs.attentions or all(a is None for a in outputs.attentions)
+
+
+# ------------------------------------------------------------------------------------------ dropout
+
+
+def test_dropout_drops_the_differential_map(tiny_config):
+    config = tiny_config(attention_dropout=0.5)
+    config._attn_implementation = "eager"
+    attention = DiffTransformerAttention(config, 0).train()
+    identity = torch.ones(1, 12, 8), torch.zeros(1, 12, 8)
+    x = torch.randn(1, 12, 64)
+    with torch.no_grad():
+        _, dropped = attention(x, identity)
+        _, whole = attention.eval()(x, identity)
+    kept = dropped != 0
+    assert 0.3 < kept.float().mean() < 0.7
+    assert torch.allclose(dropped[kept], 2 * whole[kept], atol=1e-6), "what is kept is the map scaled by 1 / (1 - p)"
+
+
+@pytest.mark.parametrize("implementation", ["flash_diff", "sdpa"])
+def test_dropout_is_refused_where_it_cannot_be_done(tiny_config, implementation):
+    model = DiffTransformerModel._from_config(tiny_config(attention_dropout=0.1), attn_implementation=implementation)
+    ids = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        model.eval()(ids)  # nothing is dropped at inference
+    with pytest.raises(ValueError, match=f'(?s)attention_dropout=0.1 .*{implementation}.*attn_implementation="eager"'):
+        model.train()(ids)

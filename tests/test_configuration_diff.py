@@ -1,0 +1,117 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+import json
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
+from transformers import AutoConfig
+
+from diff_transformer import PAPER_SIZES, DiffTransformerConfig, DiffTransformerForCausalLM
+
+# Exact parameters with tied embeddings, and Table 10's counts (in billions) for a feed-forward width of exactly 8/3:
+# rounding it up to a multiple of 128 adds at most 1 %. Table 9's 3B counts 3.48 billion.
+PARAMETERS = {
+    "830M": (833_608_704, 0.833),
+    "1.4B": (1_419_759_616, 1.413),
+    "2.8B": (2_794_482_176, 2.77),
+    "3B": (3_479_175_168, 3.48),
+    "6.8B": (6_887_075_840, 6.85),
+    "13.1B": (13_123_046_400, 13.1),
+}
+
+
+def count_by_hand(config: DiffTransformerConfig) -> int:
+    width, d = config.hidden_size, config.diff_head_dim
+    attention = 4 * width * width + 4 * d + 2 * d
+    layer = attention + 3 * width * config.intermediate_size + 2 * width
+    return config.vocab_size * width + config.num_hidden_layers * layer + width
+
+
+@pytest.mark.parametrize("size", PAPER_SIZES)
+def test_paper_sizes(size):
+    config = DiffTransformerConfig.from_paper_size(size)
+    with torch.device("meta"):
+        model = DiffTransformerForCausalLM(config)
+    exact, billions = PARAMETERS[size]
+    assert model.num_parameters() == exact == count_by_hand(config)
+    assert exact / 1e9 == pytest.approx(billions, rel=0.01)
+    assert config.diff_head_dim == (96 if size == "830M" else 128)
+
+
+def test_paper_size_overrides_and_unknown_name():
+    config = DiffTransformerConfig.from_paper_size("3B", num_hidden_layers=2, tie_word_embeddings=False)
+    assert (config.hidden_size, config.num_hidden_layers, config.tie_word_embeddings) == (3072, 2, False)
+    with pytest.raises(ValueError, match="'7B'; the paper's sizes are 830M, 1.4B"):
+        DiffTransformerConfig.from_paper_size("7B")
+
+
+def test_derived_values():
+    config = DiffTransformerConfig(hidden_size=96, num_attention_heads=3)
+    assert (config.head_dim, config.diff_head_dim, config.num_key_value_heads) == (32, 16, 3)
+    assert config.intermediate_size == 256, "8/3 of the width, rounded up to a multiple of 128"
+    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    assert config.hidden_size == config.num_attention_heads * config.head_dim
+
+
+def test_lambda_init():
+    exponential = DiffTransformerConfig()
+    # 0.8 - 0.6 exp(-0.3 (l - 1)) for l = 1, 2, 28 (Eq. 2)
+    expected = [0.2, 0.35550906759096934, 0.799817877]
+    assert [exponential.layer_lambda_init(i) for i in (0, 1, 27)] == pytest.approx(expected, abs=1e-9)
+    assert DiffTransformerConfig(lambda_init=0.5).layer_lambda_init(7) == 0.5
+
+
+def test_save_and_load(tmp_path):
+    rope = {"rope_type": "yarn", "factor": 16.0, "rope_theta": 640000.0, "original_max_position_embeddings": 4096}
+    config = DiffTransformerConfig(
+        lambda_init=0.8, use_subln=False, max_position_embeddings=65536, rope_parameters=rope
+    )
+    config.save_pretrained(tmp_path)
+    assert "partial_rotary_factor" not in rope, "the caller's dictionary stays as it was"
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert isinstance(loaded, DiffTransformerConfig)
+    assert loaded.to_dict() == {**config.to_dict(), "_name_or_path": loaded.to_dict()["_name_or_path"]}
+    assert loaded.rope_parameters["partial_rotary_factor"] == 0.5
+    assert "diff_head_dim" not in json.loads((tmp_path / "config.json").read_text()), "derived values are not stored"
+
+
+def test_legacy_rope_arguments():
+    config = DiffTransformerConfig(rope_theta=640000.0, rope_scaling={"type": "linear", "factor": 2.0})
+    assert config.rope_parameters["rope_theta"] == 640000.0
+    assert config.rope_parameters["rope_type"] == "linear"
+    assert config.rope_parameters["partial_rotary_factor"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"hidden_size": 100, "num_attention_heads": 3}, "hidden_size=100 and num_attention_heads=3 .* multiple"),
+        ({"num_attention_heads": 0}, "num_attention_heads=0"),
+        ({"hidden_size": 36, "num_attention_heads": 6}, "head_dim=6 .* multiple of 4"),
+        ({"head_dim": 2}, "head_dim=2 .* multiple of 4"),
+        ({"num_key_value_heads": 5}, "num_key_value_heads=5 .* divide num_attention_heads=12"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads=0"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers=0 .* at least 1"),
+        ({"attention_dropout": 1.0}, r"attention_dropout=1.0 .* \[0, 1\)"),
+        ({"attention_dropout": -0.1}, r"attention_dropout=-0.1 .* \[0, 1\)"),
+        ({"lambda_init": 1.0}, "lambda_init=1.0 .* strictly between 0 and 1"),
+        ({"lambda_init": 0.0}, "lambda_init=0.0"),
+        ({"lambda_init": "linear"}, "lambda_init='linear' .* 'exponential'"),
+        ({"lambda_std_dev": -0.1}, "lambda_std_dev=-0.1"),
+        ({"rope_parameters": {"rope_type": "spiral"}}, "rope_type='spiral'; supported are default, dynamic"),
+        ({"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}, "rope_type='proportional'"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "Missing required keys .*factor"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, r"\['factor'\]=0.5 .* at least 1"),
+        ({"rope_parameters": {"rope_theta": -1.0}}, r"\['rope_theta'\]=-1.0 .* positive"),
+        ({"rope_parameters": {"partial_rotary_factor": 1.0}}, r"\['partial_rotary_factor'\]=1.0 .* always 0.5"),
+    ],
+)
+def test_bad_values_say_what_came_and_what_is_needed(kwargs, message):
+    with pytest.raises((ValueError, StrictDataclassClassValidationError), match=f"(?s){message}"):
+        DiffTransformerConfig(**kwargs)
+
+
+@pytest.mark.parametrize("kwargs", [{"vocab_size": "100k"}, {"lambda_init": True}, {"use_subln": "no"}])
+def test_wrong_types(kwargs):
+    with pytest.raises(StrictDataclassFieldValidationError, match=next(iter(kwargs))):
+        DiffTransformerConfig(**kwargs)

@@ -1,0 +1,357 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""The whole model: against DiffLlama, its heads and losses, rope types, compilation, and what bad input is told."""
+
+import json
+import logging
+
+import pytest
+import torch
+from diffllama_twin import to_diffllama
+from safetensors.torch import load_file
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    DiffLlamaConfig,
+    DiffLlamaForCausalLM,
+    StaticCache,
+)
+from transformers import logging as transformers_logging
+
+from diff_transformer import (
+    DiffTransformerConfig,
+    DiffTransformerForCausalLM,
+    DiffTransformerForQuestionAnswering,
+    DiffTransformerForSequenceClassification,
+    DiffTransformerForTokenClassification,
+    DiffTransformerModel,
+)
+
+# ------------------------------------------------------------------------------------------ DiffLlama
+
+
+@pytest.fixture(scope="module")
+def twins():
+    torch.manual_seed(1)
+    config = DiffTransformerConfig(
+        vocab_size=199,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.1,
+        eos_token_id=None,
+    )
+    model = DiffTransformerForCausalLM(config).eval()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.subln.weight.uniform_(0.5, 2.0)
+    return model, to_diffllama(model)
+
+
+def assert_close(got, expected, tolerance=1e-5):
+    assert (got - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+@pytest.mark.parametrize("implementation", ["flash_diff", "eager", "sdpa"])
+@torch.no_grad()
+def test_same_logits_as_diffllama(twins, implementation):
+    model, peer = twins
+    model.set_attn_implementation(implementation)
+    ids = torch.randint(0, 199, (2, 33))
+    assert_close(model(ids).logits, peer(ids).logits)
+
+
+@pytest.mark.parametrize("implementation", ["flash_diff", "eager", "sdpa"])
+@torch.no_grad()
+def test_same_logits_as_diffllama_with_cache_and_left_padding(twins, implementation):
+    model, peer = twins
+    model.set_attn_implementation(implementation)
+    ids = torch.randint(0, 199, (2, 40))
+    mask = torch.ones(2, 40, dtype=torch.long)
+    mask[0, :7] = 0
+    ours = theirs = None
+    for start, end in ((0, 20), (20, 21), (21, 22), (22, 40)):
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, start:end]
+        inputs = {"attention_mask": mask[:, :end], "position_ids": positions, "use_cache": True}
+        a = model(ids[:, start:end], past_key_values=ours, **inputs)
+        b = peer(ids[:, start:end], past_key_values=theirs, **inputs)
+        ours, theirs = a.past_key_values, b.past_key_values
+        rows = mask[:, start:end].bool()
+        assert_close(a.logits[rows], b.logits[rows])
+
+
+def test_same_loss_and_gradients_as_diffllama(twins):
+    model, peer = twins
+    model.set_attn_implementation("flash_diff")
+    ids = torch.randint(0, 199, (2, 33))
+    losses = [m(ids, labels=ids).loss for m in (model, peer)]
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-6)
+    for m, loss in zip((model, peer), losses, strict=True):
+        m.zero_grad()
+        loss.backward()
+    for name in ("model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "lm_head.weight"):
+        assert_close(model.get_parameter(name).grad, peer.get_parameter(name).grad)
+    # both derive the same lambda; its gradient is a sum that nearly cancels, hence the wider tolerance
+    name = "model.layers.2.self_attn.lambda_q2"
+    assert_close(model.get_parameter(name).grad, peer.get_parameter(name).grad, 1e-3)
+
+
+# ------------------------------------------------------------------------------------------ cache, compile, rope
+
+
+@pytest.mark.parametrize("implementation", ["flash_diff", "eager", "sdpa"])
+@pytest.mark.parametrize("static", [False, True])
+@torch.no_grad()
+def test_cached_equals_uncached(tiny_config, implementation, static):
+    config = tiny_config()
+    model = DiffTransformerForCausalLM._from_config(config, attn_implementation=implementation).eval()
+    ids = torch.randint(0, config.vocab_size, (2, 60))
+    whole = model(ids, use_cache=False).logits
+    cache = StaticCache(config=config, max_cache_len=80) if static else None
+    for start, end in ((0, 25), (25, 26), (26, 33), (33, 60)):  # a prompt, a token, a draft, another turn
+        outputs = model(ids[:, start:end], past_key_values=cache, use_cache=True)
+        cache = outputs.past_key_values
+        assert_close(outputs.logits, whole[:, start:end])
+
+
+# dynamo looks at autograd functions in a way that torch itself deprecated
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("implementation", ["flash_diff", "sdpa"])
+def test_compiled_equals_plain(tiny_config, implementation):
+    config = tiny_config()
+    model = DiffTransformerForCausalLM._from_config(config, attn_implementation=implementation)
+    compiled = torch.compile(model, fullgraph=True)
+    ids = torch.randint(0, config.vocab_size, (2, 37))
+    gradients = []
+    for forward in (model, compiled):
+        model.zero_grad()
+        loss = forward(ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        gradients.append((loss.detach(), *(p.grad.clone() for p in model.parameters())))
+    for plain, fused in zip(*gradients, strict=True):
+        assert torch.allclose(plain, fused, atol=2e-5 * max(1.0, plain.abs().max().item()))
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "default", "rope_theta": 640000.0},
+        {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
+        {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
+        {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64},
+        {
+            "rope_type": "llama3",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+        {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "short_factor": [1.0, 1.0, 1.0, 1.0],
+            "long_factor": [1.0, 2.0, 3.0, 4.0],
+            "original_max_position_embeddings": 64,
+        },
+    ],
+    ids=lambda rope: rope["rope_type"],
+)
+@torch.no_grad()
+def test_rope_types_match_diffllama(twins, rope):
+    """Every rope type acts on d, so a DiffLlama with the same parameters (whose head_dim is d) agrees."""
+    model, peer = twins
+    config = model.config.to_dict() | {"rope_parameters": rope, "max_position_embeddings": 256}
+    ours = DiffTransformerForCausalLM(DiffTransformerConfig(**config)).eval()
+    ours.load_state_dict(model.state_dict())
+    config = peer.config.to_dict() | {"rope_parameters": dict(rope), "max_position_embeddings": 256}
+    theirs = DiffLlamaForCausalLM(DiffLlamaConfig(**config)).eval()
+    theirs.load_state_dict(peer.state_dict())
+    for length in (40, 100, 300):
+        ids = torch.randint(0, 199, (1, length))
+        assert_close(ours(ids).logits, theirs(ids).logits)
+
+
+# ------------------------------------------------------------------------------------------ heads, Auto classes, saving
+
+
+@pytest.mark.parametrize(
+    ("auto_class", "model_class"),
+    [
+        (AutoModel, DiffTransformerModel),
+        (AutoModelForCausalLM, DiffTransformerForCausalLM),
+        (AutoModelForSequenceClassification, DiffTransformerForSequenceClassification),
+        (AutoModelForTokenClassification, DiffTransformerForTokenClassification),
+        (AutoModelForQuestionAnswering, DiffTransformerForQuestionAnswering),
+    ],
+)
+def test_auto_classes_save_and_load(tiny_config, tmp_path, auto_class, model_class):
+    config = tiny_config(pad_token_id=0)
+    model = auto_class.from_config(config).eval()
+    assert type(model) is model_class
+    assert model.config._attn_implementation == "flash_diff"
+    model.save_pretrained(tmp_path)
+    loaded, report = auto_class.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values()), report
+    assert type(loaded) is model_class
+    ids = torch.randint(1, config.vocab_size, (2, 9))
+    with torch.no_grad():
+        for a, b in zip(model(ids).to_tuple(), loaded(ids).to_tuple(), strict=True):
+            if isinstance(a, torch.Tensor):
+                assert torch.equal(a, b)
+
+
+def test_classification_heads_train(tiny_config):
+    ids = torch.randint(1, 199, (3, 9))
+    sequence = DiffTransformerForSequenceClassification(tiny_config(num_labels=3, pad_token_id=0))
+    tokens = DiffTransformerForTokenClassification(tiny_config(num_labels=5))
+    answers = DiffTransformerForQuestionAnswering(tiny_config())
+    losses = [
+        sequence(ids, labels=torch.tensor([0, 1, 2])).loss,
+        tokens(ids, labels=torch.randint(0, 5, (3, 9))).loss,
+        answers(ids, start_positions=torch.tensor([1, 2, 3]), end_positions=torch.tensor([2, 3, 4])).loss,
+    ]
+    for model, loss in zip((sequence, tokens, answers), losses, strict=True):
+        loss.backward()
+        assert model.model.layers[0].self_attn.lambda_q1.grad.abs().sum() > 0
+
+
+def test_loss_counts_the_items_of_the_whole_batch(tiny_config):
+    model = DiffTransformerForCausalLM(tiny_config())
+    ids = torch.randint(0, 199, (2, 9))
+    outputs = model(ids, labels=ids)
+    logits = outputs.logits[:, :-1].flatten(0, 1)
+    expected = torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten(), reduction="sum")
+    assert outputs.loss.item() == pytest.approx(expected.item() / 16, rel=1e-6)
+    assert model(ids, labels=ids, num_items_in_batch=64).loss.item() == pytest.approx(expected.item() / 64, rel=1e-6)
+    shifted = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-100)
+    assert model(ids, shift_labels=shifted, labels=ids).loss.item() == pytest.approx(expected.item() / 16, rel=1e-6)
+
+
+def test_logits_to_keep(tiny_config):
+    model = DiffTransformerForCausalLM(tiny_config()).eval()
+    ids = torch.randint(0, 199, (2, 9))
+    with torch.no_grad():
+        logits = model(ids).logits
+        assert torch.allclose(model(ids, logits_to_keep=2).logits, logits[:, -2:], atol=1e-6)
+        assert torch.allclose(model(ids, logits_to_keep=torch.tensor([0, 5])).logits, logits[:, [0, 5]], atol=1e-6)
+
+
+def test_initial_weights(tiny_config, tmp_path):
+    """Also under meta-device loading, where everything that is not initialised on purpose is garbage."""
+    config = tiny_config(hidden_size=512, num_attention_heads=2, num_key_value_heads=2, num_hidden_layers=1)
+    model = DiffTransformerForCausalLM(config)
+    model.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    for name in [n for n in state if "self_attn" in n]:
+        del state[name]
+    loaded = DiffTransformerForCausalLM.from_pretrained(None, config=config, state_dict=state)
+    for attention in (model.model.layers[0].self_attn, loaded.model.layers[0].self_attn):
+        vectors = [getattr(attention, f"lambda_{name}") for name in ("q1", "k1", "q2", "k2")]
+        assert torch.cat(vectors).std().item() == pytest.approx(config.lambda_std_dev, rel=0.15)
+        assert torch.equal(attention.subln.weight, torch.ones(256))
+        assert attention.q_proj.weight.std().item() == pytest.approx(config.initializer_range, rel=0.05)
+    assert torch.equal(model.model.rotary_emb.inv_freq, loaded.model.rotary_emb.inv_freq)
+
+
+# ------------------------------------------------------------------------------------------ bad input
+
+
+@pytest.fixture
+def model(tiny_config):
+    return DiffTransformerForCausalLM(tiny_config(max_position_embeddings=32)).eval()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({}, "exactly one of input_ids or inputs_embeds; neither came"),
+        ({"input_ids": torch.ones(1, 2, dtype=torch.long), "inputs_embeds": torch.ones(1, 2, 64)}, "both came"),
+        ({"input_ids": torch.ones(2, 0, dtype=torch.long)}, r"empty: .*\(2, 0\)"),
+        ({"inputs_embeds": torch.ones(2, 0, 64)}, "empty"),
+        ({"input_ids": torch.tensor([[5, 199]])}, "from 5 to 199, .* ids 0 to 198.*tokenizer"),
+        ({"input_ids": torch.tensor([[-1, 3]])}, "from -1 to 3"),
+        (
+            {"input_ids": torch.ones(2, 5, dtype=torch.long), "attention_mask": torch.ones(2, 4)},
+            r"\(2, 4\), but there are 2 rows of 5 tokens",
+        ),
+        (
+            {"input_ids": torch.ones(2, 5, dtype=torch.long), "attention_mask": torch.ones(3, 5)},
+            r"\(3, 5\), but there are 2 rows of 5 tokens",
+        ),
+        ({"input_ids": torch.ones(2, 5, dtype=torch.long), "attention_mask": torch.ones(2, 5, 5)}, r"\(2, 5, 5\)"),
+        (
+            {"input_ids": torch.ones(2, 5, dtype=torch.long), "attention_mask": torch.ones(2, 1, 4, 5)},
+            r"\(2, 1, 4, 5\)",
+        ),
+        (
+            {"input_ids": torch.ones(1, 5, dtype=torch.long), "cu_seq_lens_q": torch.tensor([0, 2, 4])},
+            r"cu_seq_lens_q=\[0, 2, 4\] .* 5 tokens",
+        ),
+        (
+            {
+                "input_ids": torch.ones(1, 5, dtype=torch.long),
+                "cu_seq_lens_q": torch.tensor([0, 2, 5]),
+                "attention_mask": torch.ones(1, 5),
+            },
+            "padding and packing exclude each other",
+        ),
+    ],
+)
+def test_bad_input(model, inputs, message):
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        model(**inputs)
+
+
+def test_cached_mask_counts_cached_tokens(model):
+    past = model(torch.ones(1, 4, dtype=torch.long)).past_key_values
+    with pytest.raises(ValueError, match=r"\(1, 2\), but there are 1 rows of 6 tokens \(4 of them cached\)"):
+        model(torch.ones(1, 2, dtype=torch.long), past_key_values=past, attention_mask=torch.ones(1, 2))
+
+
+def test_input_longer_than_the_rope_was_trained_for(model, caplog):
+    transformers_logging.get_logger("diff_transformer.modeling_diff").propagate = True
+    with caplog.at_level(logging.WARNING), torch.no_grad():
+        model(torch.ones(1, 40, dtype=torch.long))
+    assert "40 tokens long, more than max_position_embeddings=32" in caplog.text
+    assert "rope_theta" in caplog.text
+
+
+def test_unknown_attention_implementation(model, tiny_config):
+    message = "Got attn_implementation='flashy_diff'; .* runs on flash_diff, eager, .*sdpa"
+    with pytest.raises((ValueError, ImportError), match="flashy_diff"):
+        model.set_attn_implementation("flashy_diff")
+    with pytest.raises(ValueError, match=message.replace("flashy", "fused")):
+        model.set_attn_implementation("fused_diff")
+    with pytest.raises(ValueError, match=message.replace("flashy", "fused")):
+        DiffTransformerForCausalLM._from_config(tiny_config(), attn_implementation="fused_diff")
+    assert model.config._attn_implementation == "flash_diff", "a refused name changes nothing"
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_missing_flash_attention_is_an_error(model, version):
+    with pytest.raises(ImportError, match=f"FlashAttention{version}"):
+        model.set_attn_implementation(f"flash_attention_{version}")
+
+
+def test_corrupt_and_truncated_checkpoints(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(Exception, match="(?i)incomplete|truncated|header|buffer"):
+        DiffTransformerForCausalLM.from_pretrained(tmp_path)
+    weights.write_bytes(b"\xff" * 100)
+    with pytest.raises(Exception, match="(?i)header"):
+        DiffTransformerForCausalLM.from_pretrained(tmp_path)
+    weights.write_bytes(whole)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 128}))
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):  # the shapes are in the report that it logs
+        DiffTransformerForCausalLM.from_pretrained(tmp_path)
