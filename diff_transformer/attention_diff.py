@@ -139,7 +139,7 @@ def flash_diff_attention_forward(
             "`flash_diff` attention never holds an attention map, so `output_attentions=True` returns none. Load the "
             'model with attn_implementation="eager" to get the differential maps.'
         )
-    is_causal = module.is_causal if is_causal is None else is_causal
+    is_causal = bool(module.is_causal) if is_causal is None else is_causal
     if query.device.type != "cpu":
         return packed_attention(
             sdpa_attention_forward,
@@ -160,11 +160,12 @@ def flash_diff_attention_forward(
 
 def _refuse_dropout(module: nn.Module, dropout: float) -> None:
     if dropout > 0.0:
+        implementation = module.config._attn_implementation  # type: ignore[union-attr]
         raise ValueError(
-            f"attention_dropout={dropout} cannot be applied by attn_implementation="
-            f"{module.config._attn_implementation!r}: it would drop the two maps of a head independently, and what "
-            'their difference cancels would come back as noise. Use attn_implementation="eager", which drops entries '
-            "of the differential map, or attention_dropout=0.0 as in the paper."
+            f"attention_dropout={dropout} cannot be applied by attn_implementation={implementation!r}: it "
+            "would drop entries of the two maps of a head independently, and what their difference cancels would come "
+            'back as noise. Use attn_implementation="eager", which drops entries of the differential map, or '
+            "attention_dropout=0.0 as in the paper."
         )
 
 
@@ -205,7 +206,7 @@ def flash_diff_mask(
         batch_size=batch_size,
         q_length=q_length,
         kv_length=kv_length,
-        q_offset=q_offset,
+        q_offset=q_offset,  # type: ignore[arg-type]  # a tensor for static caches, whatever the hint says
         kv_offset=kv_offset,
         mask_function=mask_function,
         attention_mask=attention_mask,

@@ -153,8 +153,8 @@ class DiffTransformerConfig(PreTrainedConfig):
     def from_paper_size(cls, name: str, **kwargs) -> "DiffTransformerConfig":
         """The configuration of one of the paper's models: 830M, 1.4B, 2.8B, 3B, 6.8B or 13.1B.
 
-        Embeddings are tied: only so do the sizes of Table 10 count what their names say (our feed-forward width, 8/3 of
-        the hidden size rounded up to a multiple of 128, adds up to 1 %); the 3B of Table 9 counts 3.48 billion
+        Embeddings are tied: only so do the sizes of Table 10 count what their names say (our feed-forward width,
+        8/3 of the hidden size rounded up to a multiple of 128, adds up to 1 %); the 3B of Table 9 counts 3.48 billion
         parameters. `kwargs` override fields.
         """
         if name not in PAPER_SIZES:
@@ -164,7 +164,7 @@ class DiffTransformerConfig(PreTrainedConfig):
     @property
     def diff_head_dim(self) -> int:
         """d, the paper's head dimension: the width of each of q1, q2, k1, k2 and of a lambda vector."""
-        return self.head_dim // 2
+        return self.head_dim // 2  # type: ignore[operator]  # None only before __post_init__
 
     def layer_lambda_init(self, layer_idx: int) -> float:
         """lambda_init of the layer with 0-based index `layer_idx` (Eq. 2; the paper counts layers from 1)."""

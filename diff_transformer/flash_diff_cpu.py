@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 _ROWS = 128  # query rows (over the R heads of a group) of one block
-_SCORES = 2**18  # elements of one block's map: 1 MiB in float32, so that a block stays in the second-level cache
+_SCORES = 2**18  # elements of the maps computed together: 1 MiB in float32, so that a block stays in the cache
 _DECODE_TOKENS = 16  # up to so many query tokens the whole cache is read once, for all heads together
 _DECODE_KEYS = 256  # keys converted to float32 at a time when the cache is in a lower precision
 _MASKED = torch.finfo(torch.float32).min  # finite: a row without any key gives a harmless average instead of NaN
@@ -64,7 +64,9 @@ def _spans(query, key, attention_mask, cu_seq_lens, is_causal) -> list[_Span]:
         if len(kept) > 0:
             k_start, k_end = int(kept[0]), int(kept[-1]) + 1
             holes = len(kept) < k_end - k_start
-            q_start = max(0, k_start - diagonal) if is_causal else 0  # earlier rows are padding: they see nothing
+            q_start = (
+                max(0, k_start - diagonal) if diagonal is not None else 0
+            )  # earlier rows are padding: they see nothing
             spans.append(_Span(b, q_start, q_len, k_start, k_end, diagonal, padding[None, None] if holes else None))
     return spans
 
@@ -98,13 +100,13 @@ def _blocks(span: _Span, rows_per_block: int) -> Iterator[_Block]:
         yield _Block(rows, slice(first - span.k_start, last - span.k_start), mask, above)
 
 
-def _softmax_(scores, block: _Block, heads: slice, repeats: int):
+def _softmax_(scores, block: _Block, heads: slice, repeats: int, triangle: torch.Tensor):
     """Masks (G, R N, E) scores and turns them into probabilities, in place."""
     num_rows = block.rows.stop - block.rows.start
     grouped = scores.view(-1, repeats, num_rows, scores.shape[-1])
     if block.above is not None and block.above < scores.shape[-1]:
         hidden = grouped[..., block.above :]
-        hidden += torch.full(hidden.shape[-2:], _MASKED, dtype=scores.dtype).triu()
+        hidden += triangle[:num_rows, : hidden.shape[-1]]
     if block.mask is not None:
         mask = block.mask
         if mask.shape[0] > 1:
@@ -118,6 +120,8 @@ def _softmax_(scores, block: _Block, heads: slice, repeats: int):
 
 class _Group(NamedTuple):
     """The operands of G key/value heads of one span, contiguous and in the type of the scores; queries are scaled."""
+
+    triangle: torch.Tensor  # (rows of a block,) * 2, hides what is above the diagonal
 
     heads: slice  # of the K key/value heads
     query1: torch.Tensor  # (G, R, T', d)
@@ -134,7 +138,7 @@ class _Group(NamedTuple):
             keys = key[:, block.keys]
             scores = buffer[: rows.shape[0] * rows.shape[1] * keys.shape[1]].view(*rows.shape[:2], keys.shape[1])
             torch.bmm(rows, keys.transpose(1, 2), out=scores)
-            maps.append(_softmax_(scores, block, self.heads, query.shape[1]))
+            maps.append(_softmax_(scores, block, self.heads, query.shape[1], self.triangle))
         return maps[0], maps[1]
 
 
@@ -142,6 +146,7 @@ def _groups(span: _Span, query, key, value, scale: float, rows_per_block: int) -
     num_kv_heads, repeats, d = key.shape[1], query.shape[1] // key.shape[1], key.shape[3] // 2
     num_keys, dtype = span.k_end - span.k_start, _compute_dtype(query)
     size = max(1, min(num_kv_heads, _SCORES // (repeats * rows_per_block * num_keys)))
+    triangle = torch.full((rows_per_block, rows_per_block), _MASKED, dtype=dtype).triu()
     for start in range(0, num_kv_heads, size):
         heads = slice(start, min(start + size, num_kv_heads))
         q = query[span.batch, heads.start * repeats : heads.stop * repeats, span.q_start : span.q_end]
@@ -149,7 +154,8 @@ def _groups(span: _Span, query, key, value, scale: float, rows_per_block: int) -
         k = key[span.batch, heads, span.k_start : span.k_end].to(dtype)
         v = value[span.batch, heads, span.k_start : span.k_end].to(dtype)
         # Contiguous halves: the products read them once per block of rows
-        yield _Group(heads, q[..., :d], q[..., d:], k[..., :d].contiguous(), k[..., d:].contiguous(), v.contiguous())
+        k1, k2 = k[..., :d].contiguous(), k[..., d:].contiguous()
+        yield _Group(triangle, heads, q[..., :d], q[..., d:], k1, k2, v.contiguous())
 
 
 def _rows_per_block(query, key) -> int:

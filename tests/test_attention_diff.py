@@ -21,7 +21,7 @@ def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
     return ((got - expected).abs().max() / expected.abs().max()).item()
 
 
-# ------------------------------------------------------------------------------------------ the authors' own code
+# ---------------------------------------------------------------------- the authors' own code
 
 
 def interleaved_to_half(weight: torch.Tensor, d: int) -> torch.Tensor:
@@ -103,7 +103,7 @@ def test_golden_weights_need_the_rotary_permutation():
     assert relative_error(output, golden.output) > 1e-2
 
 
-# ------------------------------------------------------------------------------------------ formula and differences
+# ---------------------------------------------------------------------- formula and differences
 
 
 def test_eager_is_the_formula_in_float64(tiny_config):
@@ -195,7 +195,7 @@ def test_without_subln(tiny_config):
     assert torch.allclose(output.view(4, 1, 16), expected, atol=1e-6)
 
 
-# ------------------------------------------------------------------------------------------ every backend, every shape
+# ---------------------------------------------------------------------- every backend, every shape
 
 
 def cases():
@@ -330,7 +330,7 @@ def test_flash_diff_says_that_it_has_no_maps(tiny_config, caplog):
     assert not outputs.attentions or all(a is None for a in outputs.attentions)
 
 
-# ------------------------------------------------------------------------------------------ dropout
+# ---------------------------------------------------------------------- dropout
 
 
 def test_dropout_drops_the_differential_map(tiny_config):

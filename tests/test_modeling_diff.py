@@ -29,7 +29,7 @@ from diff_transformer import (
     DiffTransformerModel,
 )
 
-# ------------------------------------------------------------------------------------------ DiffLlama
+# ---------------------------------------------------------------------- DiffLlama
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_same_loss_and_gradients_as_diffllama(twins):
     assert_close(model.get_parameter(name).grad, peer.get_parameter(name).grad, 1e-3)
 
 
-# ------------------------------------------------------------------------------------------ cache, compile, rope
+# ---------------------------------------------------------------------- cache, compile, rope
 
 
 @pytest.mark.parametrize("implementation", ["flash_diff", "eager", "sdpa"])
@@ -178,7 +178,7 @@ def test_rope_types_match_diffllama(twins, rope):
         assert_close(ours(ids).logits, theirs(ids).logits)
 
 
-# ------------------------------------------------------------------------------------------ heads, Auto classes, saving
+# ---------------------------------------------------------------------- heads, Auto classes, saving
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_initial_weights(tiny_config, tmp_path):
     assert torch.equal(model.model.rotary_emb.inv_freq, loaded.model.rotary_emb.inv_freq)
 
 
-# ------------------------------------------------------------------------------------------ bad input
+# ---------------------------------------------------------------------- bad input
 
 
 @pytest.fixture

@@ -1,0 +1,44 @@
+# Each target does its own set-up: `make demo` and `make test` work on a fresh machine with Python, git and make.
+PYTHON ?= python3
+VENV ?= .venv
+OLDEST_VENV ?= .venv-oldest
+WORKERS ?= 2
+# What pytest is asked to run; `make test TESTS="tests/test_generation.py -k beam"`
+TESTS ?= tests
+
+.PHONY: demo test test-oldest style bench clean
+.DEFAULT_GOAL := test
+
+demo: $(VENV)/.installed
+	$(VENV)/bin/python demo/run.py
+
+test: $(VENV)/.installed
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
+
+# The same tests on the oldest transformers that setup.py admits
+test-oldest: $(OLDEST_VENV)/.installed
+	$(OLDEST_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
+
+style: $(VENV)/.installed
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+bench: $(VENV)/.installed
+	$(VENV)/bin/python -m benchmarks.model_cpu
+
+# torch first and pinned: an unpinned one would be fetched in every newer build that another package admits
+$(VENV)/.installed: setup.py constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt torch
+	$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+$(OLDEST_VENV)/.installed: setup.py constraints-oldest.txt
+	$(PYTHON) -m venv $(OLDEST_VENV)
+	$(OLDEST_VENV)/bin/pip install -q --disable-pip-version-check -c constraints-oldest.txt torch
+	$(OLDEST_VENV)/bin/pip install -q --disable-pip-version-check -c constraints-oldest.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(OLDEST_VENV) demo/out build dist *.egg-info

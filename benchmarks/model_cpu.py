@@ -1,0 +1,172 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Tokens per second on one CPU thread: ours, DiffLlama and Llama (both on sdpa) at equal size, in one run.
+
+    python -m benchmarks.model_cpu --out benchmarks/results/model_cpu_<hardware>_<date>
+
+writes `<out>.csv` and `<out>.md`. Hidden size 512, 8 layers, d = 64, vocabulary 4096; forward and forward+backward
+over 2048 tokens, decoding one token after a context of 4096. Before anything is timed, ours must give DiffLlama's
+logits.
+
+Every figure is the median of rounds in which the three models take turns, in process time (what the thread itself
+worked), so that a busy machine slows all of them alike.
+"""
+
+import argparse
+import csv
+import platform
+import statistics
+import time
+from pathlib import Path
+
+import torch
+import transformers
+from tqdm import tqdm
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from tests.diffllama_twin import to_diffllama
+
+TASKS = {"forward": 2048, "forward+backward": 2048, "decode": 4096}
+
+
+def build_models(dtype: torch.dtype) -> dict[str, torch.nn.Module]:
+    """Three models of equal size; the first two compute the same function."""
+    torch.manual_seed(0)
+    shared = {
+        "vocab_size": 4096,
+        "hidden_size": 512,
+        "intermediate_size": 1408,
+        "num_hidden_layers": 8,
+        "max_position_embeddings": 8192,
+    }
+    ours = DiffTransformerForCausalLM(DiffTransformerConfig(num_attention_heads=4, eos_token_id=None, **shared)).eval()
+    models = {
+        "ours": ours,
+        "DiffLlama": to_diffllama(ours),
+        "Llama": LlamaForCausalLM(LlamaConfig(num_attention_heads=8, **shared)).eval(),
+    }
+    ids = torch.randint(0, 4096, (1, 300))
+    with torch.no_grad():
+        expected = models["DiffLlama"](ids).logits
+        error = ((ours(ids).logits - expected).abs().max() / expected.abs().max()).item()
+    if error > 1e-5:
+        raise SystemExit(f"Ours differs from DiffLlama by {error:.1e} (at most 1e-5): there is nothing to compare.")
+    return {name: model.to(dtype) for name, model in models.items()}
+
+
+def prepare(task: str, model: torch.nn.Module):
+    """A function that does the task once; its set-up is not timed."""
+    ids = torch.randint(0, 4096, (1, TASKS[task]))
+    if task == "forward":
+
+        def run():
+            with torch.no_grad():
+                model(ids, use_cache=False)
+
+    elif task == "forward+backward":
+
+        def run():
+            model.zero_grad()
+            model(ids, labels=ids, use_cache=False).loss.backward()
+
+    else:
+        with torch.no_grad():
+            past = model(ids, use_cache=True, logits_to_keep=1).past_key_values
+
+        def run():
+            with torch.no_grad():
+                model(ids[:, -1:], past_key_values=past, use_cache=True)
+
+    return run
+
+
+def measure(dtype: torch.dtype, rounds: dict[str, int], progress: tqdm) -> list[dict]:
+    models = build_models(dtype)
+    rows = []
+    for task in TASKS:
+        runs = {name: prepare(task, model) for name, model in models.items()}
+        seconds: dict[str, list[float]] = {name: [] for name in models}
+        for i in range(rounds[task] + 1):
+            for name, run in runs.items():
+                start = time.process_time()
+                run()
+                if i > 0:  # the first round warms up
+                    seconds[name].append(time.process_time() - start)
+                progress.update()
+        tokens = 1 if task == "decode" else TASKS[task]
+        speed = {name: tokens / statistics.median(times) for name, times in seconds.items()}
+        for name in models:
+            rows.append(
+                {
+                    "dtype": str(dtype).removeprefix("torch."),
+                    "task": task,
+                    "tokens": TASKS[task],
+                    "model": name,
+                    "tokens_per_second": round(speed[name], 2),
+                    "ours_over_this": round(speed["ours"] / speed[name], 3),
+                    "rounds": rounds[task],
+                    "hardware": hardware(),
+                    "torch": torch.__version__,
+                    "transformers": transformers.__version__,
+                }
+            )
+    return rows
+
+
+def hardware() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    names = [line.split(":")[1] for line in cpuinfo.read_text().splitlines() if "model name" in line]
+    bf16 = "bf16 in hardware" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "no bf16 in hardware"
+    name = (names or [platform.processor()])[0].strip()
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}, {bf16}, 1 thread"
+
+
+def as_markdown(rows: list[dict], command: str) -> str:
+    lines = [
+        f"# Tokens per second on a CPU: {rows[0]['hardware']}",
+        "",
+        f"`{command}`, torch {rows[0]['torch']}, transformers {rows[0]['transformers']}. Median of rounds in turn.",
+        "",
+        "| dtype | task | ours | DiffLlama | Llama | ours / DiffLlama | ours / Llama |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for i in range(0, len(rows), 3):
+        ours, diffllama, llama = rows[i : i + 3]
+        speeds = " | ".join(str(row["tokens_per_second"]) for row in (ours, diffllama, llama))
+        task = f"{ours['task']}, {ours['tokens']} tokens"
+        ratios = f"{diffllama['ours_over_this']:.2f} | {llama['ours_over_this']:.2f}"
+        lines.append(f"| {ours['dtype']} | {task} | {speeds} | {ratios} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="path of the result files, without their endings")
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--rounds", type=int, default=5, help="timed rounds; decoding takes eight times as many")
+    parser.add_argument("--bf16-rounds", type=int, default=2, help="the same for bfloat16, slow where it is emulated")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+
+    rounds = {
+        dtype: {task: n * (8 if task == "decode" else 1) for task in TASKS}
+        for dtype in args.dtypes
+        for n in [args.bf16_rounds if dtype == "bfloat16" else args.rounds]
+    }
+    total = sum(3 * (n + 1) for by_task in rounds.values() for n in by_task.values())
+    with tqdm(total=total, unit="run") as progress:
+        rows = [row for dtype in args.dtypes for row in measure(getattr(torch, dtype), rounds[dtype], progress)]
+    command = f"python -m benchmarks.model_cpu --rounds {args.rounds} --bf16-rounds {args.bf16_rounds}"
+    markdown = as_markdown(rows, command)
+    print(markdown)
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.with_suffix(".md").write_text(markdown)
+        with args.out.with_suffix(".csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

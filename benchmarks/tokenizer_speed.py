@@ -1,0 +1,120 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Encoding speed of cl100k_base: tiktoken, the tokenizers library, and the transformers tokenizer built on it.
+
+    python benchmarks/tokenizer_speed.py --out benchmarks/results/tokenizer_cpu_2026-11-21.csv
+
+All four encode the same documents, sources of Python's standard library. No figure is given unless all return the
+same ids. Seconds are by the clock; CPU seconds, summed over threads, vary less where other programs share the cores
+(`load`: how many were running or waiting at the start).
+"""
+
+import argparse
+import csv
+import os
+import shlex
+import sys
+import sysconfig
+import time
+from importlib.metadata import version
+from pathlib import Path
+from unittest import mock
+
+import tiktoken
+import tiktoken.load
+import tiktoken_ext.openai_public
+
+from diff_transformer.tokenization_cl100k import RANKS_FILE, cl100k_tokenizer
+
+
+def documents(num_bytes: int) -> tuple[list[str], int]:
+    """The standard library's sources in the order of their paths, until `num_bytes` are reached; and their bytes."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    texts, size = [], 0
+    for path in sorted(folder.rglob("*.py")):
+        if size >= num_bytes:
+            return texts, size
+        if "site-packages" not in path.parts:  # lies inside the standard library's folder, but is not part of it
+            texts.append(path.read_bytes().decode("utf-8", errors="replace"))
+            size += len(texts[-1].encode())
+    raise ValueError(f"{folder} has {size} bytes of sources, --megabytes asks for {num_bytes}: lower it")
+
+
+def tiktoken_cl100k() -> tiktoken.Encoding:
+    """tiktoken's own cl100k_base, reading the shipped ranks in place of a download."""
+
+    def load_shipped(url: str, expected_hash: str) -> dict[bytes, int]:
+        return tiktoken.load.load_tiktoken_bpe(str(RANKS_FILE), expected_hash)
+
+    with (
+        mock.patch.dict(os.environ, {"TIKTOKEN_CACHE_DIR": ""}),  # no copy in the temporary folder
+        mock.patch.object(tiktoken_ext.openai_public, "load_tiktoken_bpe", load_shipped),
+    ):
+        return tiktoken.Encoding(**tiktoken_ext.openai_public.cl100k_base())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="the CSV file to write")
+    parser.add_argument("--megabytes", type=float, default=10, help="text to encode, in 10^6 bytes")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each, of which the fastest counts")
+    parser.add_argument("--hardware", default="AMD EPYC (2 cores)", help="the machine's name, for the table")
+    arguments = parser.parse_args()
+
+    texts, num_bytes = documents(int(arguments.megabytes * 1e6))
+    encoding, tokenizer = tiktoken_cl100k(), cl100k_tokenizer()
+    backend = tokenizer.backend_tokenizer
+    backend.encode_special_tokens = True  # special tokens are text to all of them
+    cores = len(os.sched_getaffinity(0))
+    methods = {
+        "tiktoken encode_ordinary": (1, lambda: [encoding.encode_ordinary(text) for text in texts]),
+        "tiktoken encode_ordinary_batch": (cores, lambda: encoding.encode_ordinary_batch(texts, num_threads=cores)),
+        "tokenizers encode_batch_fast": (cores, lambda: [encoded.ids for encoded in backend.encode_batch_fast(texts)]),
+        "transformers __call__": (cores, lambda: tokenizer(texts, split_special_tokens=True)["input_ids"]),
+    }
+
+    rows = []
+    reference = methods["tiktoken encode_ordinary"][1]()
+    num_tokens = sum(map(len, reference))
+    for name, (threads, encode) in methods.items():
+        load = os.getloadavg()[0]
+        seconds, cpu_seconds = [], []
+        for _ in range(arguments.repeats):
+            start, cpu_start = time.perf_counter(), time.process_time()
+            ids = encode()
+            seconds.append(time.perf_counter() - start)
+            cpu_seconds.append(time.process_time() - cpu_start)
+            if ids != reference:
+                raise AssertionError(f"{name} and tiktoken gave different ids: the tokenizer's tests must fail too")
+        rows.append(
+            {
+                "method": name,
+                "threads": threads,
+                "documents": len(texts),
+                "bytes": num_bytes,
+                "tokens": num_tokens,
+                "seconds": round(min(seconds), 3),
+                "tokens_per_second": round(num_tokens / min(seconds)),
+                "cpu_seconds": round(min(cpu_seconds), 3),
+                "tokens_per_cpu_second": round(num_tokens / min(cpu_seconds)),
+                "load": round(load, 1),
+                "hardware": arguments.hardware,
+                "python": sys.version.split()[0],
+                **{package: version(package) for package in ("tiktoken", "tokenizers", "transformers")},
+                "command": shlex.join(["python", *sys.argv]),
+            }
+        )
+
+    print(f"{len(texts)} documents, {num_bytes / 1e6:.1f} MB, {num_tokens / 1e6:.2f} M tokens, {arguments.hardware}")
+    print(f"{'method':32} {'threads':>7} {'M tokens/s':>11} {'M tokens/CPU s':>15} {'load':>5}")
+    for row in rows:
+        speed, cpu_speed = row["tokens_per_second"] / 1e6, row["tokens_per_cpu_second"] / 1e6
+        print(f"{row['method']:32} {row['threads']:7} {speed:11.2f} {cpu_speed:15.2f} {row['load']:5.1f}")
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    with arguments.out.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
