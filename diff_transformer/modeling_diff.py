@@ -274,6 +274,14 @@ class DiffTransformerDecoderLayer(GradientCheckpointingLayer):
         return residual + hidden_states
 
 
+class _ImplementationByDefault(str):
+    """The attention implementation of a model for which none was asked for: transformers' own default, "sdpa", until
+    the first forward makes it "flash_diff"."""
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()} (by default: {FLASH_DIFF} from the first forward on)"
+
+
 @auto_docstring
 class DiffTransformerPreTrainedModel(PreTrainedModel):
     config: DiffTransformerConfig
@@ -300,21 +308,30 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
                 init.normal_(vector, mean=0.0, std=self.config.lambda_std_dev)
 
     def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args, **kwargs) -> str:
-        # "flash_diff" is ours and the default; transformers takes any name with "flash" in it for a flash-attn kernel
-        if attn_implementation in (None, FLASH_DIFF):
-            return FLASH_DIFF
+        if attn_implementation is None:
+            return _ImplementationByDefault(super()._check_and_adjust_attn_implementation(None, *args, **kwargs))
+        # transformers takes any other name with "flash" in it for a flash-attn kernel
+        if attn_implementation == FLASH_DIFF or isinstance(attn_implementation, _ImplementationByDefault):
+            return attn_implementation
         return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        if requested_attention in (None, FLASH_DIFF):
+        if requested_attention == FLASH_DIFF:
             return FLASH_DIFF
         known = [FLASH_DIFF, "eager", *(key for key in ALL_ATTENTION_FUNCTIONS if key != FLASH_DIFF)]
-        if requested_attention not in known:
+        if requested_attention is not None and requested_attention not in known:
             raise ValueError(
-                f"Got attn_implementation={requested_attention!r}; {type(self).__name__} runs on {', '.join(known)}. "
-                "Leave it out for flash_diff, or register your own function with transformers.AttentionInterface."
+                f'Specified `attn_implementation="{requested_attention}"` is not supported: {type(self).__name__} '
+                f"runs on {', '.join(known)}. Leave it out for flash_diff, or register your own function with "
+                "transformers.AttentionInterface."
             )
         return super().get_correct_attn_implementation(requested_attention, is_init_check)
+
+    def set_attn_implementation(self, attn_implementation: str | dict, *args, **kwargs):
+        if isinstance(self.config._attn_implementation, _ImplementationByDefault):
+            # "sdpa" asked for by name is another thing than "sdpa" because nothing was asked for
+            self.config._attn_implementation = str(self.config._attn_implementation)
+        super().set_attn_implementation(attn_implementation, *args, **kwargs)
 
 
 @auto_docstring
@@ -357,6 +374,9 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
 
         past_seen_tokens = past_key_values.get_seq_length() if past_key_values is not None else 0
         self._check_lengths(inputs_embeds, attention_mask, past_seen_tokens)
+
+        if isinstance(self.config._attn_implementation, _ImplementationByDefault) and kwargs.get("cache") is None:
+            self.config._attn_implementation = FLASH_DIFF
 
         packed_position_ids = self._packed_position_ids(
             inputs_embeds, attention_mask, position_ids, past_key_values, **kwargs
@@ -546,7 +566,8 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
     def init_continuous_batching(self, *args, **kwargs):
         """As in transformers, but a model on flash_diff steps over to sdpa (or to flash-attn where transformers finds
         it) until the manager stops: only those can read a paged cache. The tokens are the same."""
-        if self.config._attn_implementation != FLASH_DIFF:
+        implementation = self.config._attn_implementation
+        if implementation != FLASH_DIFF and not isinstance(implementation, _ImplementationByDefault):
             return super().init_continuous_batching(*args, **kwargs)
         logger.warning_once("Continuous batching: attention runs on sdpa instead of flash_diff, with the same result.")
         self.set_attn_implementation("sdpa")

@@ -195,7 +195,6 @@ def test_auto_classes_save_and_load(tiny_config, tmp_path, auto_class, model_cla
     config = tiny_config(pad_token_id=0)
     model = auto_class.from_config(config).eval()
     assert type(model) is model_class
-    assert model.config._attn_implementation == "flash_diff"
     model.save_pretrained(tmp_path)
     loaded, report = auto_class.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values()), report
@@ -205,6 +204,28 @@ def test_auto_classes_save_and_load(tiny_config, tmp_path, auto_class, model_cla
         for a, b in zip(model(ids).to_tuple(), loaded(ids).to_tuple(), strict=True):
             if isinstance(a, torch.Tensor):
                 assert torch.equal(a, b)
+
+
+@torch.no_grad()
+def test_flash_diff_is_the_default(tiny_config, tmp_path):
+    """What nobody asked for is decided by the first forward; what was asked for stays."""
+    ids = torch.tensor([[1, 2, 3]])
+    model = DiffTransformerForCausalLM(tiny_config())
+    assert "flash_diff" in repr(model.config._attn_implementation)
+    model(ids)
+    assert model.config._attn_implementation == "flash_diff"
+    model.save_pretrained(tmp_path)
+    loaded = DiffTransformerForCausalLM.from_pretrained(tmp_path)
+    loaded(ids)
+    assert loaded.config._attn_implementation == "flash_diff"
+    for implementation in ("sdpa", "eager", "flash_diff"):
+        asked = DiffTransformerForCausalLM.from_pretrained(tmp_path, attn_implementation=implementation)
+        asked(ids)
+        assert asked.config._attn_implementation == implementation
+    model = DiffTransformerForCausalLM(tiny_config())
+    model.set_attn_implementation("sdpa")
+    model(ids)
+    assert model.config._attn_implementation == "sdpa", "asked for by name, though it was the value before"
 
 
 def test_classification_heads_train(tiny_config):
@@ -324,14 +345,15 @@ def test_input_longer_than_the_rope_was_trained_for(model, caplog):
 
 
 def test_unknown_attention_implementation(model, tiny_config):
-    message = "Got attn_implementation='flashy_diff'; .* runs on flash_diff, eager, .*sdpa"
+    message = 'Specified `attn_implementation="fused_diff"` is not supported: .* runs on flash_diff, eager, .*sdpa'
+    with pytest.raises(ValueError, match=message):
+        model.set_attn_implementation("fused_diff")
+    with pytest.raises(ValueError, match=message):
+        DiffTransformerForCausalLM._from_config(tiny_config(), attn_implementation="fused_diff")
+    # a name with "flash" in it is looked for among flash-attn kernels first
     with pytest.raises((ValueError, ImportError), match="flashy_diff"):
         model.set_attn_implementation("flashy_diff")
-    with pytest.raises(ValueError, match=message.replace("flashy", "fused")):
-        model.set_attn_implementation("fused_diff")
-    with pytest.raises(ValueError, match=message.replace("flashy", "fused")):
-        DiffTransformerForCausalLM._from_config(tiny_config(), attn_implementation="fused_diff")
-    assert model.config._attn_implementation == "flash_diff", "a refused name changes nothing"
+    assert model.config._attn_implementation == "sdpa", "a refused name changes nothing"
 
 
 @pytest.mark.parametrize("version", [2, 3, 4])
