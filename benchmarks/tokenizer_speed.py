@@ -29,7 +29,8 @@ from diff_transformer.tokenization_cl100k import RANKS_FILE, cl100k_tokenizer
 def documents(num_bytes: int) -> tuple[list[str], int]:
     """The standard library's sources in the order of their paths, until `num_bytes` are reached; and their bytes."""
     folder = Path(sysconfig.get_paths()["stdlib"])
-    texts, size = [], 0
+    texts: list[str] = []
+    size = 0
     for path in sorted(folder.rglob("*.py")):
         if size >= num_bytes:
             return texts, size

@@ -278,8 +278,8 @@ def _decode(query, key, value, lambda_full, attention_mask, scale, is_causal):
     difference = by_head[:, :, 0] - lambda_full.item() * by_head[:, :, 1]
     difference = difference.view(len(packed), repeats * q_len, kv_len)
 
-    out = torch.zeros(len(packed), repeats * q_len, head_dim, dtype=dtype)
-    for i in range(0, kv_len, step):
+    out = torch.bmm(difference[..., :step], values[:, :step].to(dtype))
+    for i in range(step, kv_len, step):
         out.baddbmm_(difference[..., i : i + step], values[:, i : i + step].to(dtype))
     return out.view(batch, num_heads, q_len, head_dim).transpose(1, 2).to(value.dtype)
 

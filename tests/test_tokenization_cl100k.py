@@ -1,0 +1,474 @@
+"""diff_transformer.tokenization_cl100k against tiktoken itself: same ids, same text back, no difference allowed.
+
+The oracle is tiktoken's own `cl100k_base` definition (its pattern, its special tokens), given the shipped ranks in
+place of a download.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import unicodedata
+from pathlib import Path
+
+import jinja2
+import pytest
+import tiktoken
+import tiktoken.load
+import tiktoken_ext.openai_public
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from diff_transformer import tokenization_cl100k
+from diff_transformer.tokenization_cl100k import RANKS_FILE, RANKS_SHA256, SPECIAL_TOKENS, cl100k_tokenizer
+
+PREFIXES = (256, 1000, 8192, 50_000)
+
+PROSE = (
+    "It's the reader's job, they'd SAY: \"don't we'LL I'VE you'RE he'D 'tis\".  Two  spaces, a\ttab…\n\n\n"
+    "Naïve café — Straße, ÉCOLE, ''s '\u017f 'LLama x'Default IT'The 'VErsion d'Some o'clock.\r\n"
+    "Съешь же ещё этих мягких булок. 敏捷的棕色狐狸跳过懒狗。いろはにほへと "
+    "색은빛갈 אבג עברית العَرَبِيَّة ภาษาไทย हिन्दी\u00a0नहीं e\u0301 n\u0303\u200b\u2028\u2029\u3000\ufeff\x00\x7f\x85"
+)
+CODE = (
+    "def f(x: int = 10_000) -> float:\n\tif x >= 0x1F and not (x % 3.14159e-10):\n\t\treturn x**2  # sq\n\n\n"
+    '#include <stdio.h>\r\nint main() { printf("%d\\n", i++ + ++j); }\r\n\r\n   \n  \n'
+    "<html>&nbsp;</html>\n\\frac{1}{2}$$"
+)
+EMOJI = "👩‍👩‍👧‍👦 👩🏽‍🚀🏳️‍🌈🇫🇷🇯🇵 1️⃣#️⃣ ❤️‍🔥👍🏿 🫱🏻‍🫲🏿\U0001f3f4\U000e0067\U000e0062\U000e007f ☺︎☺️"
+RUNS = [
+    unit * length + end
+    for unit in (" ", "\n", "\r\n", "\t", " \n", "\n ", "\u00a0", "1", "a", "Z", "!", "=", "é", "١", "字", "😀", "'s")
+    for length in (1, 2, 3, 4, 5, 7, 16, 83, 1000, 20_000)
+    for end in ("", "x", "1", "!", "\n", " ", " x")
+]
+SPECIAL_TEXTS = [
+    *SPECIAL_TOKENS,
+    "".join(SPECIAL_TOKENS),
+    *(f"a {token} b{token}{token}\n{token}\n" for token in SPECIAL_TOKENS),
+    "<|endoftext|<|endoftext|>|> <|ENDOFTEXT|> <| endoftext |> <|endoftext|",
+    *(f"<|reserved {i}|>{i}" for i in range(100_256, 100_277)),
+]
+
+
+def own_cl100k(num_ranks: int = 100_256) -> dict:
+    """tiktoken's definition of cl100k_base, of which only the download is replaced, cut to `num_ranks` ranks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIKTOKEN_CACHE_DIR", "")  # otherwise tiktoken keeps a copy of the file in the temporary folder
+        patch.setattr(
+            tiktoken_ext.openai_public,
+            "load_tiktoken_bpe",
+            lambda url, expected_hash: tiktoken.load.load_tiktoken_bpe(str(RANKS_FILE), expected_hash),
+        )
+        definition = tiktoken_ext.openai_public.cl100k_base()
+    ranks = {token: rank for token, rank in definition["mergeable_ranks"].items() if rank < num_ranks}
+    return definition | {"mergeable_ranks": ranks}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return cl100k_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def oracle() -> tiktoken.Encoding:
+    """cl100k_base with ChatML's marks and the pad token as additional special tokens, as tiktoken's README does it."""
+    definition = own_cl100k()
+    assert definition["special_tokens"].items() <= SPECIAL_TOKENS.items(), "tiktoken's special ids differ from ours"
+    return tiktoken.Encoding(**definition | {"name": "cl100k_chat", "special_tokens": SPECIAL_TOKENS})
+
+
+@pytest.fixture(scope="module")
+def corpus() -> list[str]:
+    """At least 10 MB of the sources and documents on this machine, in the order of their paths."""
+    stdlib, packages = (Path(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib"))
+    groups = ((packages, "*.md", 1_000_000), (stdlib, "*.py", 10_500_000), (packages, "*.py", 10_500_000))
+    texts: list[str] = []
+    size = 0
+    for folder, pattern, upto in groups:  # the last one only counts where the others are too small
+        for path in sorted(folder.rglob(pattern)) if size < upto else []:
+            if size >= upto:
+                break
+            data = path.read_bytes()
+            size += len(data)
+            texts.append(data.decode("utf-8", errors="replace"))
+    assert size >= 10_000_000, f"only {size} bytes of local text found"
+    return texts
+
+
+def assert_same_ids(tokenizer, oracle: tiktoken.Encoding, texts: list[str], split_special_tokens: bool = True) -> int:
+    """Every text's ids equal tiktoken's, and decode to the text again; returns the number of tokens compared."""
+    backend = tokenizer.backend_tokenizer
+    backend.encode_special_tokens = split_special_tokens
+    ids = [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
+    for text, got in zip(texts, ids, strict=True):
+        need = oracle.encode_ordinary(text) if split_special_tokens else oracle.encode(text, allowed_special="all")
+        if got != need:
+            raise AssertionError(f"ids differ from tiktoken's for {text[:200]!r}: got {got[:50]}, need {need[:50]}")
+    for text, back in zip(texts, backend.decode_batch(ids, skip_special_tokens=False), strict=True):
+        if text != back:
+            raise AssertionError(f"decoding does not restore {text[:200]!r}: got {back[:200]!r}")
+    return sum(map(len, ids))
+
+
+def fragments(pieces: list[str]) -> st.SearchStrategy[str]:
+    """Strings made of awkward pieces and arbitrary characters in any order."""
+    return st.lists(st.sampled_from(pieces) | st.text(max_size=3), max_size=30).map("".join)
+
+
+AWKWARD = ["'", "'s", "'LL", "’s", " ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "1", "12", "١", "Ⅷ", "²"]
+AWKWARD += ["a", "é", "e\u0301", "字", "😀", "\u200d", "\ufe0f", "\u01c5", "\u017f", "\u212a", "\u2028"]
+AWKWARD += ["_", "!", "...", "<|", "|>", "\x00", "\ufffd"]
+
+
+# Ids and text
+
+
+def test_prose_code_emoji_runs(tokenizer, oracle):
+    assert_same_ids(tokenizer, oracle, [PROSE, CODE, EMOJI, PROSE + CODE + EMOJI, "", *RUNS])
+
+
+def code_points() -> tuple[list[str], list[str]]:
+    """Every assigned character, and a sample of the private and unassigned ones, on which regex engines may differ."""
+    assigned, others = [], []
+    for code in range(0x110000):
+        category = unicodedata.category(chr(code))
+        if category != "Cs":  # a surrogate is no character
+            (others if category in ("Cn", "Co") else assigned).append(chr(code))
+    assert len(assigned) > 140_000
+    return assigned, others[::29]
+
+
+def test_every_assigned_code_point_alone(tokenizer, oracle):
+    assigned, others = code_points()
+    assert_same_ids(tokenizer, oracle, assigned + others)
+
+
+def test_every_assigned_code_point_in_context(tokenizer, oracle):
+    assigned, others = code_points()
+    contexts = [f"a{c}b {c}{c}1'{c}\n{c}2" for c in assigned + others]
+    assert_same_ids(tokenizer, oracle, ["".join(contexts[i : i + 256]) for i in range(0, len(contexts), 256)])
+
+
+def test_ten_megabytes_of_local_text(tokenizer, oracle, corpus):
+    assert assert_same_ids(tokenizer, oracle, corpus) > 2_000_000
+
+
+@settings(max_examples=800, deadline=None, derandomize=True, database=None)
+@given(text=st.text(max_size=100) | fragments(AWKWARD))
+def test_fuzzed_text(tokenizer, oracle, text):
+    assert_same_ids(tokenizer, oracle, [text])
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(text=fragments([*AWKWARD, *SPECIAL_TOKENS]))
+def test_fuzzed_text_with_special_tokens(tokenizer, oracle, text):
+    for split in (False, True):
+        assert_same_ids(tokenizer, oracle, [text], split_special_tokens=split)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_special_tokens_in_text(tokenizer, oracle, split):
+    assert_same_ids(tokenizer, oracle, SPECIAL_TEXTS, split_special_tokens=split)
+    for text in [PROSE, CODE, EMOJI, *SPECIAL_TEXTS]:  # and through transformers' call
+        need = oracle.encode_ordinary(text) if split else oracle.encode(text, allowed_special="all")
+        assert tokenizer(text, split_special_tokens=split)["input_ids"] == need
+        assert set(need).isdisjoint(SPECIAL_TOKENS.values()) or not split
+    assert tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == list(SPECIAL_TOKENS.values())
+
+
+def test_split_special_tokens_as_the_tokenizers_default(oracle):
+    text = "a<|endoftext|>b"
+    assert cl100k_tokenizer(split_special_tokens=True)(text)["input_ids"] == oracle.encode_ordinary(text)
+
+
+def test_decode_of_partial_characters(tokenizer, oracle):
+    """Ids that end or start inside a UTF-8 character decode as in tiktoken, to U+FFFD; their bytes are all kept."""
+    byte_of = {char: byte for byte, char in tokenization_cl100k._byte_alphabet().items()}
+    for text in (PROSE, EMOJI, "".join(map(chr, range(0x10000, 0x110000, 997)))):
+        ids = oracle.encode_ordinary(text)
+        pieces = [tokenizer.decode([i]) for i in ids]
+        assert "\ufffd" in "".join(pieces), "the text was meant to have tokens that split a character"
+        assert pieces == [oracle.decode([i]) for i in ids]
+        for i in range(0, len(ids), 7):
+            assert tokenizer.decode(ids[i : i + 5]) == oracle.decode(ids[i : i + 5])
+        kept = bytes(byte_of[char] for token in tokenizer.convert_ids_to_tokens(ids) for char in token)
+        assert kept == text.encode()
+
+
+def test_every_token_has_tiktokens_bytes(tokenizer, oracle):
+    byte_of = {char: byte for byte, char in tokenization_cl100k._byte_alphabet().items()}
+    ids = [*range(100_256), *SPECIAL_TOKENS.values()]
+    tokens = tokenizer.convert_ids_to_tokens(ids)
+    got = [bytes(byte_of[char] for char in token) for token in tokens]
+    assert got == [oracle.decode_single_token_bytes(i) for i in ids]
+    single_bytes = [oracle.encode_single_token(bytes([byte])) for byte in range(256)]
+    for byte, i in enumerate(single_bytes):
+        assert tokenizer.decode([i]) == bytes([byte]).decode(errors="replace")
+    assert tokenizer.decode([single_bytes[byte] for byte in "é字😀".encode()]) == "é字😀"
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(ids=st.lists(st.integers(0, 100_255) | st.integers(100, 260) | st.sampled_from([*SPECIAL_TOKENS.values()])))
+def test_decode_of_any_ids(tokenizer, oracle, ids):
+    assert tokenizer.decode(ids) == oracle.decode(ids)
+
+
+# Prefix vocabularies
+
+
+@pytest.mark.parametrize("num_ranks", PREFIXES)
+def test_prefix_vocabulary(num_ranks, corpus):
+    tokenizer = cl100k_tokenizer(num_ranks)
+    specials = {token: num_ranks + i for i, token in enumerate(SPECIAL_TOKENS)}
+    oracle = tiktoken.Encoding(**own_cl100k(num_ranks) | {"name": "prefix", "special_tokens": specials})
+    some = corpus[::20]
+    assert sum(map(len, some)) > 200_000
+    assert_same_ids(tokenizer, oracle, [PROSE, CODE, EMOJI, *(run[:2000] for run in RUNS), *some])
+    for split in (False, True):
+        assert_same_ids(tokenizer, oracle, SPECIAL_TEXTS, split_special_tokens=split)
+    codes = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000][::7]
+    assert_same_ids(tokenizer, oracle, ["1 ".join(codes[i : i + 256]) for i in range(0, len(codes), 256)])
+    assert tokenizer.convert_tokens_to_ids(list(specials)) == list(specials.values())
+    assert len(tokenizer) == tokenizer.vocab_size == num_ranks + len(specials)
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (num_ranks, num_ranks + 4)
+
+
+@pytest.mark.parametrize("vocab_size", [-1, 0, 255, 100_257])
+def test_vocab_size_out_of_range(vocab_size):
+    with pytest.raises(ValueError, match=rf"Got vocab_size={vocab_size};.* from 256 .* to 100256 .*add_tokens"):
+        cl100k_tokenizer(vocab_size)
+
+
+def test_all_ranks_are_cl100k_itself(tokenizer):
+    assert cl100k_tokenizer(100_256).get_vocab() == tokenizer.get_vocab()
+
+
+# The tokenizer object
+
+
+def test_attributes_and_special_ids(tokenizer):
+    assert type(tokenizer) is PreTrainedTokenizerFast
+    assert tokenizer.model_input_names == ["input_ids", "attention_mask"]
+    assert tokenizer.bos_token is None and tokenizer("a") == {"input_ids": [64], "attention_mask": [1]}
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (100257, 100261)
+    assert sorted(tokenizer.all_special_ids) == sorted(SPECIAL_TOKENS.values())
+    assert tokenizer.decode([*SPECIAL_TOKENS.values(), 64], skip_special_tokens=True) == "a"
+
+
+def test_len_exceeds_every_id_and_added_tokens_follow(tokenizer):
+    assert len(tokenizer) == tokenizer.vocab_size == 100_277
+    assert sorted(tokenizer.get_vocab().values()) == list(range(100_277)), "an id has no token"
+    other = cl100k_tokenizer()
+    assert other.add_tokens(["<think>", "</think>"]) == 2
+    assert other.encode("<think>a</think>") == [100_277, 64, 100_278]
+    assert len(tokenizer) == len(cl100k_tokenizer()) == 100_277, "tokenizers share their vocabulary"
+
+
+def test_batch_with_padding_and_truncation(oracle):
+    texts = ["a", "The quick brown fox", ""]
+    ids = [oracle.encode_ordinary(text) for text in texts]
+    longest = max(map(len, ids))
+    for side in ("right", "left"):
+        batch = cl100k_tokenizer(padding_side=side)(texts, padding=True, return_tensors="pt")
+        for row, mask, need in zip(batch["input_ids"].tolist(), batch["attention_mask"].tolist(), ids, strict=True):
+            fill = longest - len(need)
+            pad, off, on = [100_261] * fill, [0] * fill, [1] * len(need)
+            assert (row, mask) == ((need + pad, on + off) if side == "right" else (pad + need, off + on))
+    tokenizer = cl100k_tokenizer(model_max_length=3)
+    assert tokenizer.model_max_length == 3
+    assert tokenizer(texts, truncation=True)["input_ids"] == [need[:3] for need in ids]
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "\ud83d\ude00", "ok \udc80"])
+def test_lone_surrogates_are_refused(tokenizer, text):
+    """No UTF-8 form exists, so no id does either: an exception, never a replacement character in silence."""
+    for call in (tokenizer, tokenizer.encode, tokenizer.tokenize, tokenizer.backend_tokenizer.encode):
+        with pytest.raises(TypeError, match="Text(Encode)?Input(Sequence)? must be"):
+            call(text)
+    with pytest.raises(TypeError, match="TextEncodeInput must be"):
+        tokenizer(["fine", text])
+    with pytest.raises(TypeError, match="TextEncodeInput must be"):
+        tokenizer.apply_chat_template([{"role": "user", "content": text}])
+
+
+# The vocabulary file
+
+
+def test_changed_vocabulary_file_is_refused(tmp_path, monkeypatch):
+    changed = tmp_path / "cl100k_base.tiktoken"
+    data = bytearray(RANKS_FILE.read_bytes())
+    data[-2] ^= 1  # the last digit of the last rank
+    changed.write_bytes(data)
+    monkeypatch.setattr(tokenization_cl100k, "RANKS_FILE", changed)
+    with pytest.raises(ValueError, match=f"{RANKS_SHA256}.*reinstall") as error:
+        cl100k_tokenizer()
+    assert str(changed) in str(error.value)
+    assert tokenization_cl100k.hashlib.sha256(data).hexdigest() in str(error.value)
+
+
+def test_missing_vocabulary_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenization_cl100k, "RANKS_FILE", tmp_path / "gone.tiktoken")
+    with pytest.raises(FileNotFoundError, match="gone.tiktoken.*reinstall"):
+        cl100k_tokenizer()
+
+
+# Chat
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is 1 + 1?"},
+    {"role": "assistant", "content": "🤖 It's 2.\n"},
+    {"role": "tool", "content": "{'sum': 2}"},
+    {"role": "assistant", "content": ""},
+    {"role": "user", "content": "  Thanks\n\n"},
+    {"role": "assistant", "content": "Здравствуй — ça va"},
+]
+CHAT_TEXT = (
+    "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n"
+    "<|im_start|>assistant\n🤖 It's 2.\n<|im_end|>\n<|im_start|>tool\n{'sum': 2}<|im_end|>\n"
+    "<|im_start|>assistant\n<|im_end|>\n<|im_start|>user\n  Thanks\n\n<|im_end|>\n"
+    "<|im_start|>assistant\nЗдравствуй — ça va<|im_end|>\n"
+)
+
+
+def chat_ids_and_mask(oracle, chat) -> tuple[list[int], list[int]]:
+    """Encodes a chat part by part; contents here do not start with a newline, which would merge with the header's."""
+    ids, mask = [], []
+    for message in chat:
+        mine = int(message["role"] == "assistant")
+        whole = oracle.encode_ordinary(f"{message['role']}\n{message['content']}")
+        header = oracle.encode_ordinary(f"{message['role']}\n")
+        assert whole[: len(header)] == header
+        ids += [100_264, *whole, 100_265, *oracle.encode_ordinary("\n")]
+        mask += [0] * (1 + len(header)) + [mine] * (len(whole) - len(header) + 1) + [0]
+    return ids, mask
+
+
+def test_chat_template_text(tokenizer):
+    assert tokenizer.apply_chat_template(CHAT, tokenize=False) == CHAT_TEXT
+    prompt = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    assert prompt == CHAT_TEXT + "<|im_start|>assistant\n"
+    open_end = tokenizer.apply_chat_template(CHAT, tokenize=False, continue_final_message=True)
+    assert open_end == CHAT_TEXT.removesuffix("<|im_end|>\n")
+
+
+def test_chat_template_assistant_mask(tokenizer, oracle):
+    for chat in (CHAT, CHAT[:3], CHAT[:2], CHAT[2:3]):
+        need_ids, need_mask = chat_ids_and_mask(oracle, chat)
+        out = tokenizer.apply_chat_template(chat, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+        assert (out["input_ids"], out["assistant_masks"]) == (need_ids, need_mask)
+    marked = [i for i, mine in zip(need_ids, need_mask, strict=True) if mine]
+    assert tokenizer.decode(marked) == "🤖 It's 2.\n<|im_end|>"
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_chat_template_assistant_mask_of_a_padded_batch(oracle, side):
+    out = cl100k_tokenizer(padding_side=side).apply_chat_template(
+        [CHAT, CHAT[:3], CHAT[:2]],
+        padding=True,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+        return_tensors="pt",
+    )
+    length = out["input_ids"].shape[1]
+    for chat, ids, mask in zip((CHAT, CHAT[:3], CHAT[:2]), out["input_ids"], out["assistant_masks"], strict=True):
+        need_ids, need_mask = chat_ids_and_mask(oracle, chat)
+        fill = length - len(need_ids)
+        at = slice(fill, None) if side == "left" else slice(None, len(need_ids))
+        assert ids[at].tolist() == need_ids and mask[at].tolist() == need_mask
+        assert mask.sum() == sum(need_mask), "padding is marked as the assistant's"
+
+
+def test_chat_template_assistant_mask_when_truncated(tokenizer, oracle):
+    need_ids, need_mask = chat_ids_and_mask(oracle, CHAT)
+    for length in range(1, len(need_ids)):
+        out = tokenizer.apply_chat_template(
+            CHAT, truncation=True, max_length=length, return_dict=True, return_assistant_tokens_mask=True
+        )
+        assert (out["input_ids"], out["assistant_masks"]) == (need_ids[:length], need_mask[:length])
+
+
+def test_chat_template_content_that_starts_with_a_newline(tokenizer, oracle):
+    """The header's newline and the content's become one token, which is marked as the assistant's (see docs)."""
+    out = tokenizer.apply_chat_template(
+        [{"role": "assistant", "content": "\nHi"}], return_dict=True, return_assistant_tokens_mask=True
+    )
+    assert out["input_ids"] == oracle.encode("<|im_start|>assistant\n\nHi<|im_end|>\n", allowed_special="all")
+    assert out["assistant_masks"] == [0, 0, 1, 1, 1, 0]
+
+
+def test_chat_template_refuses_other_roles_and_contents(tokenizer):
+    with pytest.raises(jinja2.TemplateError, match="got role 'critic'; the roles are system, user"):
+        tokenizer.apply_chat_template([{"role": "critic", "content": "no"}])
+    for message in ({"role": "user"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}):
+        with pytest.raises(jinja2.TemplateError, match="a user message needs its 'content' as one string"):
+            tokenizer.apply_chat_template([message])
+
+
+# Saving
+
+LOADER = """
+import json, sys
+from transformers import AutoTokenizer
+folder, texts, chat = json.loads(sys.stdin.read())
+tokenizer = AutoTokenizer.from_pretrained(folder)
+assert not any(name.split(".")[0] == "diff_transformer" for name in sys.modules)
+try:
+    tokenizer("\\ud800")
+    refused = False
+except TypeError:
+    refused = True
+out = tokenizer.apply_chat_template(chat, return_dict=True, return_assistant_tokens_mask=True)
+vocab = tokenizer.get_vocab()
+print(json.dumps({
+    "class": type(tokenizer).__name__, "vocab": vocab, "length": len(tokenizer), "refused": refused,
+    "eos": tokenizer.eos_token, "pad": tokenizer.pad_token, "bos": tokenizer.bos_token,
+    "special": tokenizer.all_special_ids, "inputs": tokenizer.model_input_names, "max": tokenizer.model_max_length,
+    "ids": tokenizer(texts)["input_ids"], "split": tokenizer(texts, split_special_tokens=True)["input_ids"],
+    "decoded": tokenizer.batch_decode(tokenizer(texts)["input_ids"]),
+    "chat": out["input_ids"], "mask": out["assistant_masks"], "added": tokenizer.add_tokens(["<new>"]),
+    "new": tokenizer.convert_tokens_to_ids("<new>"),
+}))
+"""
+
+
+@pytest.mark.parametrize("vocab_size", [None, 1000])
+def test_save_and_load_without_this_package(tmp_path, vocab_size):
+    tokenizer = cl100k_tokenizer(vocab_size, model_max_length=4096)
+    tokenizer.save_pretrained(tmp_path)
+    assert not list(tmp_path.glob("*.py")) and "auto_map" not in (tmp_path / "tokenizer_config.json").read_text()
+    texts = [PROSE, CODE, EMOJI, *SPECIAL_TEXTS, *RUNS[::50]]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    result = subprocess.run(
+        [sys.executable, "-c", LOADER],
+        input=json.dumps([str(tmp_path), texts, CHAT]),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment | {"HF_HUB_OFFLINE": "1"},
+    )
+    assert result.returncode == 0, result.stderr
+    loaded = json.loads(result.stdout)
+    out = tokenizer.apply_chat_template(CHAT, return_dict=True, return_assistant_tokens_mask=True)
+    assert loaded == {
+        "class": PreTrainedTokenizerFast.__name__,
+        "vocab": tokenizer.get_vocab(),
+        "length": len(tokenizer),
+        "refused": True,
+        "eos": "<|endoftext|>",
+        "pad": "<|pad|>",
+        "bos": None,
+        "special": tokenizer.all_special_ids,
+        "inputs": ["input_ids", "attention_mask"],
+        "max": 4096,
+        "ids": tokenizer(texts)["input_ids"],
+        "split": tokenizer(texts, split_special_tokens=True)["input_ids"],
+        "decoded": texts,
+        "chat": out["input_ids"],
+        "mask": out["assistant_masks"],
+        "added": 1,
+        "new": len(tokenizer),
+    }
