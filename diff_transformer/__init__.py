@@ -4,6 +4,8 @@
 Importing the package registers the model with the Auto classes of transformers.
 """
 
+import sys
+
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -41,6 +43,8 @@ for _auto_class, _model_class in (
 ):
     _auto_class.register(DiffTransformerConfig, _model_class)
     _model_class.register_for_auto_class(_auto_class.__name__)
+    # `transformers serve` looks a model's class up by its name in transformers, and nowhere else
+    setattr(sys.modules["transformers"], _model_class.__name__, _model_class)
 
 __all__ = [
     "PAPER_SIZES",

@@ -6,6 +6,7 @@ Eq. 4-5: `Y = MultiHead(RMSNorm(X)) + X`, `X' = SwiGLU(RMSNorm(Y)) + Y`, with Eq
 """
 
 from collections.abc import Callable
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -257,8 +258,10 @@ class DiffTransformerDecoderLayer(GradientCheckpointingLayer):
     ) -> torch.Tensor:
         residual = hidden_states
         hidden_states = self.input_layernorm(hidden_states)
+        # hidden_states by position: transformers 5.17 sums the gradients of lambda over tensor-parallel ranks in a hook
+        # that sees positional inputs only
         hidden_states, _ = self.self_attn(
-            hidden_states=hidden_states,
+            hidden_states,
             attention_mask=attention_mask,
             position_ids=position_ids,
             past_key_values=past_key_values,
@@ -299,6 +302,12 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         "hidden_states": DiffTransformerDecoderLayer,
         "attentions": DiffTransformerAttention,
     }
+
+    def save_pretrained(self, *args, **kwargs):
+        if self._auto_class is not None:
+            # all of them, so that a causal checkpoint loads as a classifier through remote code as well
+            self.config.auto_map = dict(_AUTO_MAP)
+        super().save_pretrained(*args, **kwargs)
 
     @torch.no_grad()
     def _init_weights(self, module):
@@ -579,14 +588,57 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
         manager._original_attn_impl = FLASH_DIFF  # what its stop() goes back to
         return manager
 
+    @contextmanager
+    def continuous_batching_context_manager(self, *args, **kwargs):
+        """As in transformers, but the attention implementation is restored also if warming up fails."""
+        implementation = self.config._attn_implementation
+        try:
+            with super().continuous_batching_context_manager(*args, **kwargs) as manager:
+                yield manager
+        finally:
+            if implementation == FLASH_DIFF or isinstance(implementation, _ImplementationByDefault):
+                self.set_attn_implementation(FLASH_DIFF)
 
-class DiffTransformerForSequenceClassification(GenericForSequenceClassification, DiffTransformerPreTrainedModel): ...
+
+# The three heads are transformers' generic ones, except: they build their base model themselves. The generic __init__
+# asks AutoModel, which does not know it where the model is remote code.
 
 
-class DiffTransformerForTokenClassification(GenericForTokenClassification, DiffTransformerPreTrainedModel): ...
+class DiffTransformerForSequenceClassification(GenericForSequenceClassification, DiffTransformerPreTrainedModel):
+    def __init__(self, config: DiffTransformerConfig):
+        DiffTransformerPreTrainedModel.__init__(self, config)
+        self.num_labels = config.num_labels
+        self.model = DiffTransformerModel(config)
+        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
+        self.post_init()
 
 
-class DiffTransformerForQuestionAnswering(GenericForQuestionAnswering, DiffTransformerPreTrainedModel): ...
+class DiffTransformerForTokenClassification(GenericForTokenClassification, DiffTransformerPreTrainedModel):
+    def __init__(self, config: DiffTransformerConfig):
+        DiffTransformerPreTrainedModel.__init__(self, config)
+        self.num_labels = config.num_labels
+        self.model = DiffTransformerModel(config)
+        self.dropout = nn.Dropout(getattr(config, "classifier_dropout", 0.1))
+        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+
+class DiffTransformerForQuestionAnswering(GenericForQuestionAnswering, DiffTransformerPreTrainedModel):
+    def __init__(self, config: DiffTransformerConfig):
+        DiffTransformerPreTrainedModel.__init__(self, config)
+        self.model = DiffTransformerModel(config)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+
+_AUTO_MAP = {
+    "AutoConfig": "configuration_diff.DiffTransformerConfig",
+    "AutoModel": "modeling_diff.DiffTransformerModel",
+    "AutoModelForCausalLM": "modeling_diff.DiffTransformerForCausalLM",
+    "AutoModelForQuestionAnswering": "modeling_diff.DiffTransformerForQuestionAnswering",
+    "AutoModelForSequenceClassification": "modeling_diff.DiffTransformerForSequenceClassification",
+    "AutoModelForTokenClassification": "modeling_diff.DiffTransformerForTokenClassification",
+}
 
 
 __all__ = [

@@ -4,6 +4,8 @@ import os
 # Before transformers is imported: no test may reach a hub, and a stalled look-up would only hide that it tried
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# torch's cache of compiled graphs on disk does not see that the backward of a custom operator has changed
+os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
 
 import pytest  # noqa: E402  (after the environment)
 import torch  # noqa: E402

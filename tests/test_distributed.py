@@ -1,0 +1,335 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Data, sharded-data and tensor parallelism: two real processes on gloo against one process.
+
+The file has two halves. Collected by pytest, a test starts the file itself as a script under torchrun,
+`tests/test_distributed.py SCENARIO FOLDER`, and compares what the two processes wrote into the folder.
+"""
+
+import contextlib
+import faulthandler
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import (
+    AutoModelForCausalLM,
+    DataCollatorWithFlattening,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+from transformers.distributed import DistributedConfig
+
+import diff_transformer
+from diff_transformer import DiffTransformerForCausalLM
+
+WORLD_SIZE = 2
+TIMEOUT = 240  # seconds; a scenario takes about 20 on an idle core
+VOCAB_SIZE = 200
+
+
+# ------------------------------------------------------------------------------------------ in one process or in two
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+def gradients(model) -> dict[str, torch.Tensor]:
+    missing = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    assert not missing, f"no gradient came to {missing}"
+    return {name: full(parameter.grad) for name, parameter in model.named_parameters()}
+
+
+class GradientRecorder(TrainerCallback):
+    def __init__(self):
+        self.steps: list[dict[str, torch.Tensor]] = []
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        self.steps.append({name.removeprefix("module."): gradient for name, gradient in gradients(model).items()})
+
+
+def train(folder: Path, output: str, **kwargs) -> dict:
+    """`Trainer` on the folder's model and documents, packed: losses, gradients and weights."""
+    defaults = {
+        "output_dir": str(folder / output),
+        "max_steps": 2,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0.0,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+    }
+    recorder = GradientRecorder()
+    trainer = Trainer(
+        model=AutoModelForCausalLM.from_pretrained(folder / "model"),
+        args=TrainingArguments(**{**defaults, **kwargs}),
+        train_dataset=torch.load(folder / "documents.pt"),
+        data_collator=DataCollatorWithFlattening(return_flash_attn_kwargs=True),
+        callbacks=[recorder],
+    )
+    trainer.train()
+    trainer.save_model(str(folder / output / "final"))
+    return {
+        "losses": [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry],
+        "gradients": recorder.steps,
+    }
+
+
+def optimize(model, optimizer, documents: list[list[int]], rank: int = 0, world_size: int = 1) -> dict:
+    """A step on the mean over all labels of the documents, each rank with its own of them."""
+    num_labels = sum(len(ids) - 1 for ids in documents)
+    batch = DataCollatorWithFlattening()([{"input_ids": ids} for ids in documents[rank::world_size]])
+    optimizer.zero_grad()
+    loss = model(**batch, num_items_in_batch=num_labels).loss
+    (loss * world_size).backward()  # data parallelism averages the gradients over the ranks
+    result = {"loss": loss.item(), "gradients": gradients(model)}
+    optimizer.step()
+    return result
+
+
+def adamw(model) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+# -------------------------------------------------------------------------------------------------- the two processes
+
+
+def ddp(folder: Path, rank: int) -> dict:
+    # Without the search for unused parameters: every parameter must take part in every step
+    kwargs = {"ddp_backend": "gloo", "ddp_find_unused_parameters": False}
+    return train(folder, "ddp", per_device_train_batch_size=2, **kwargs)
+
+
+def shard(folder: Path, name: str):
+    if name == "by_plan":  # `_fsdp_plan` of the model, `base_model_fsdp_plan` of the configuration
+        config = DistributedConfig(fsdp_size=WORLD_SIZE)
+        return AutoModelForCausalLM.from_pretrained(folder / name, distributed_config=config)
+    mesh = init_device_mesh("cpu", (WORLD_SIZE,))
+    model = AutoModelForCausalLM.from_pretrained(folder / name)
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def fsdp(folder: Path, rank: int) -> dict:
+    documents = [row["input_ids"] for row in torch.load(folder / "documents.pt")]
+    results = {}
+    for name in FSDP_MODELS:
+        model = shard(folder, name)
+        unsharded = [n for n, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]
+        assert not unsharded, f"not sharded: {unsharded}"
+        optimizer = adamw(model)
+        steps = [optimize(model, optimizer, documents, rank, WORLD_SIZE)]
+        states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+        checkpoint.save(states, checkpoint_id=folder / f"{name}-checkpoint")
+        steps.append(optimize(model, optimizer, documents, rank, WORLD_SIZE))
+
+        resumed = shard(folder, name)
+        optimizer = adamw(resumed)
+        states = dict(zip(("model", "optimizer"), get_state_dict(resumed, optimizer), strict=True))
+        checkpoint.load(states, checkpoint_id=folder / f"{name}-checkpoint")
+        set_state_dict(resumed, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
+        optimize(resumed, optimizer, documents, rank, WORLD_SIZE)
+        final = {n: full(parameter) for n, parameter in model.named_parameters()}
+        differ = [n for n, parameter in resumed.named_parameters() if not torch.equal(full(parameter), final[n])]
+        assert not differ, f"{name}: after the resume these differ: {differ}"
+
+        if name == "by_plan":
+            model.save_pretrained(folder / f"{name}-saved")
+        else:
+            options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+            state_dict = get_model_state_dict(model, options=options)
+            if rank == 0:
+                model.save_pretrained(folder / f"{name}-saved", state_dict=state_dict)
+        results[name] = steps
+    return results
+
+
+def tensor_parallel(folder: Path, rank: int) -> dict:
+    results = {}
+    for name, (_, attn_implementation) in TP_MODELS.items():
+        # transformers 5.23 wants `distributed_config=` in the place of `tp_plan="auto"`, which means the same
+        model = AutoModelForCausalLM.from_pretrained(
+            folder / name,
+            distributed_config=DistributedConfig(tp_plan="auto", tp_size=WORLD_SIZE),
+            attn_implementation=attn_implementation,
+        )
+        local = model.model.layers[0].self_attn.q_proj.weight.to_local()
+        result = loss_and_gradients(model, torch.load(folder / "input_ids.pt"))
+        tokens = model.eval().generate(torch.load(folder / "input_ids.pt")[:, :5], max_new_tokens=8, do_sample=False)
+        model.save_pretrained(folder / f"{name}-saved")
+        results[name] = {**result, "tokens": tokens, "local_shape": tuple(local.shape)}
+    return results
+
+
+def loss_and_gradients(model, input_ids: torch.Tensor) -> dict:
+    output = model(input_ids, labels=input_ids)
+    output.loss.backward()
+    return {"logits": full(output.logits), "loss": output.loss.item(), "gradients": gradients(model)}
+
+
+# Arguments of the configuration; for tensor parallelism also the attention function
+FSDP_MODELS = {"fully_shard": {}, "by_plan": {"tie_word_embeddings": True}}
+TP_MODELS = {
+    "untied": ({}, "flash_diff"),
+    "tied": ({"tie_word_embeddings": True}, "flash_diff"),
+    "biases": ({"attention_bias": True, "mlp_bias": True}, "sdpa"),
+    "no_norm": ({"use_subln": False}, "eager"),
+}
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(TIMEOUT - 30, exit=True)  # even if nobody waits for this process any more
+    torch.set_num_threads(1)
+    scenario, folder = sys.argv[1], Path(sys.argv[2])
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo")
+    torch.save(globals()[scenario](folder, rank), folder / f"{scenario}-{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+# ----------------------------------------------------------------------------------------------------- the one process
+
+
+def launch(scenario: str, folder: Path) -> list[dict]:
+    """Runs a scenario in two processes and returns what each of them wrote."""
+    package_root = str(Path(diff_transformer.__file__).parents[1])
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([package_root, *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD_SIZE}"]
+    process = subprocess.Popen(
+        [*command, __file__, scenario, str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=env,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=TIMEOUT)
+    finally:
+        if process.poll() is None:
+            process.terminate()  # torchrun then ends its workers
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=40)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    assert process.returncode == 0, f"the {scenario} processes failed:\n{output[-6000:]}"
+    return [torch.load(folder / f"{scenario}-{rank}.pt", weights_only=True) for rank in range(WORLD_SIZE)]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Tiny products are slower, not faster, on several threads; and the two processes use one each."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """With documents of many lengths."""
+    documents = [torch.randint(0, VOCAB_SIZE, (length,)).tolist() for length in (25, 3, 18, 30, 2, 11, 22, 9)]
+    torch.save([{"input_ids": ids} for ids in documents], tmp_path / "documents.pt")
+    return tmp_path
+
+
+def assert_all_close(actual: dict, expected: dict, what: str, rtol: float = 1e-3, atol: float = 1e-5) -> None:
+    """Tensor by tensor; `atol` is relative to the largest entry of each."""
+    assert actual.keys() == expected.keys(), f"{what}: other names"
+    for name, tensor in expected.items():
+        scale = tensor.abs().max().item()
+        assert scale > 0, f"{what}: the expected {name} is all zero, which compares nothing"
+        torch.testing.assert_close(
+            actual[name], tensor, rtol=rtol, atol=atol * scale, msg=lambda m, name=name: f"{what} of {name}: {m}"
+        )
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return AutoModelForCausalLM.from_pretrained(path).state_dict()
+
+
+def test_ddp_gives_the_gradients_of_the_joint_batch(folder, tiny_config):
+    DiffTransformerForCausalLM(tiny_config(vocab_size=VOCAB_SIZE)).save_pretrained(folder / "model")
+    expected = train(folder, "single", per_device_train_batch_size=4)
+    results = launch("ddp", folder)
+    assert results[0]["losses"] == pytest.approx(expected["losses"], rel=1e-5)  # only rank 0 logs
+    for rank, actual in enumerate(results):
+        for step in range(2):
+            what = f"gradient on rank {rank} in step {step}"
+            assert_all_close(actual["gradients"][step], expected["gradients"][step], what)
+    assert_all_close(weights(folder / "ddp" / "final"), weights(folder / "single" / "final"), "weight")
+
+
+def test_fsdp2_trains_saves_and_resumes_like_one_process(folder, tiny_config):
+    documents = [row["input_ids"] for row in torch.load(folder / "documents.pt")]
+    expected, final = {}, {}
+    for name, kwargs in FSDP_MODELS.items():
+        model = DiffTransformerForCausalLM(tiny_config(vocab_size=VOCAB_SIZE, **kwargs))
+        model.save_pretrained(folder / name)
+        optimizer = adamw(model)
+        expected[name] = [optimize(model, optimizer, documents) for _ in range(2)]
+        final[name] = model.state_dict()
+
+    results = launch("fsdp", folder)  # the comparison after the resume is in there
+    for name, steps in expected.items():
+        for i, step in enumerate(steps):
+            loss = sum(result[name][i]["loss"] for result in results)
+            assert loss == pytest.approx(step["loss"], rel=1e-5), f"{name}, step {i}"
+            for result in results:
+                assert_all_close(result[name][i]["gradients"], step["gradients"], f"{name}, step {i}: gradient")
+        assert_all_close(weights(folder / f"{name}-saved"), final[name], f"{name}: saved weight")
+
+
+def test_tensor_parallelism_gives_the_logits_and_gradients_of_one_process(tmp_path, tiny_config):
+    torch.save(torch.randint(0, VOCAB_SIZE, (2, 32)), tmp_path / "input_ids.pt")
+    expected = {}
+    for name, (kwargs, attn_implementation) in TP_MODELS.items():
+        config = tiny_config(vocab_size=VOCAB_SIZE, **kwargs)
+        model = DiffTransformerForCausalLM._from_config(config, attn_implementation=attn_implementation)
+        with torch.no_grad():
+            for parameter_name, parameter in model.named_parameters():
+                if parameter_name.endswith("bias"):
+                    parameter.normal_(std=0.2)
+        model.save_pretrained(tmp_path / name)
+        input_ids = torch.load(tmp_path / "input_ids.pt")
+        expected[name] = loss_and_gradients(model, input_ids)
+        expected[name]["tokens"] = model.eval().generate(input_ids[:, :5], max_new_tokens=8, do_sample=False)
+
+    for rank, results in enumerate(launch("tensor_parallel", tmp_path)):
+        for name, actual in results.items():
+            what = f"{name}, rank {rank}: "
+            assert actual["local_shape"] == (32, 64), f"{what}the heads are not split"
+            assert_all_close({"logits": actual["logits"]}, {"logits": expected[name]["logits"]}, what)
+            assert actual["loss"] == pytest.approx(expected[name]["loss"], rel=1e-5)
+            assert_all_close(actual["gradients"], expected[name]["gradients"], f"{what}gradient")
+            assert torch.equal(actual["tokens"], expected[name]["tokens"]), f"{what}generated tokens"
+    for name in TP_MODELS:
+        saved = weights(tmp_path / f"{name}-saved")
+        for key, tensor in weights(tmp_path / name).items():
+            assert torch.equal(saved[key], tensor), f"{name}: {key} was saved wrongly from its shards"

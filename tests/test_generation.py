@@ -1,0 +1,540 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""`generate` in all its modes: every road to a token ends at the token that a full forward pass gives.
+
+Not here: the offloaded caches (`cache_implementation="offloaded"` and `"offloaded_static"`), which wait for CUDA
+streams inside transformers and fail on the CPU for every model; contrastive search, which transformers moved to a
+repository on the Hub.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    AutoModelForCausalLM,
+    CompileConfig,
+    ContinuousBatchingConfig,
+    DynamicCache,
+    GenerationConfig,
+    PreTrainedModel,
+    StaticCache,
+    pipeline,
+)
+
+from diff_transformer import cl100k_tokenizer
+from diff_transformer.attention_diff import eager_attention_forward, flash_diff_attention_forward
+
+IMPLEMENTATIONS = ["default", "eager", "sdpa"]  # by default: flash_diff
+NEW_TOKENS = 16
+VOCAB_SIZE = 199
+# A backend's rounding moves these models' logits, of the size of 1, by about 1e-6
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
+
+
+@pytest.fixture
+def make_model(tiny_config):
+    """A function that makes models with the same weights for the same configuration."""
+
+    def make(attn_implementation: str = "default", seed: int = 0, **kwargs) -> PreTrainedModel:
+        torch.manual_seed(seed)
+        config = tiny_config(**{"pad_token_id": 0, **kwargs})
+        chosen = {} if attn_implementation == "default" else {"attn_implementation": attn_implementation}
+        return AutoModelForCausalLM.from_config(config, **chosen).eval()
+
+    return make
+
+
+def random_ids(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(1, VOCAB_SIZE, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def greedy(model: PreTrainedModel, input_ids: torch.Tensor | None = None, **kwargs) -> torch.Tensor:
+    """The new tokens (batch, NEW_TOKENS) of a greedy `generate`."""
+    arguments = {"max_new_tokens": NEW_TOKENS, "do_sample": False, **kwargs}
+    output = model.generate(input_ids, **arguments)
+    return output if input_ids is None else output[:, input_ids.shape[1] :]
+
+
+@torch.no_grad()
+def argmax_by_full_forward(model: PreTrainedModel, input_ids: torch.Tensor) -> torch.Tensor:
+    """What `greedy` must give: the whole sequence goes through the model for every token, without any cache."""
+    ids = input_ids
+    for _ in range(NEW_TOKENS):
+        logits = model(ids, use_cache=False).logits
+        ids = torch.cat((ids, logits[:, -1:].argmax(-1)), dim=1)
+    return ids[:, input_ids.shape[1] :]
+
+
+def assert_same_tokens(got: torch.Tensor, expected: torch.Tensor, message: str) -> None:
+    assert got.tolist() == expected.tolist(), message
+
+
+def test_the_tiny_models_tokens_can_show_a_mistake(make_model):
+    model = make_model()
+    prompt = random_ids(1, 11)
+    tokens = greedy(model, prompt)
+    assert len(set(tokens.flatten().tolist())) > NEW_TOKENS // 2, "a model that repeats itself would hide mistakes"
+    for position in (0, 5):
+        changed = prompt.clone()
+        changed[0, position] += 1
+        assert greedy(model, changed).tolist() != tokens.tolist(), f"token {position} of the prompt has no influence"
+
+
+@pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
+def test_every_cache_gives_the_tokens_of_a_full_forward(make_model, attn_implementation):
+    model = make_model(attn_implementation)
+    prompt = random_ids(2, 11)
+    expected = argmax_by_full_forward(make_model("eager"), prompt)
+    assert_same_tokens(greedy(model, prompt), expected, "generate with its default cache")
+    assert model.config._attn_implementation == attn_implementation.replace("default", "flash_diff")
+    assert_same_tokens(argmax_by_full_forward(model, prompt), expected, "full forward passes differ from eager")
+    assert_same_tokens(greedy(model, prompt, use_cache=False), expected, "generate without a cache")
+    dynamic = DynamicCache(config=model.config)
+    assert_same_tokens(greedy(model, prompt, past_key_values=dynamic), expected, "DynamicCache")
+    assert dynamic.get_seq_length() == 11 + NEW_TOKENS - 1
+    assert_same_tokens(greedy(model, prompt, cache_implementation="static"), expected, 'cache_implementation="static"')
+    static = StaticCache(config=model.config, max_cache_len=64)  # longer than needed: its end stays unwritten
+    assert_same_tokens(greedy(model, prompt, past_key_values=static), expected, "StaticCache")
+
+
+@pytest.mark.parametrize("attn_implementation", [*IMPLEMENTATIONS, "flash_diff"])
+@pytest.mark.parametrize("cache_implementation", ["dynamic", "static"])
+@pytest.mark.parametrize("length", [1, 11])
+def test_the_first_thing_a_new_model_does(make_model, attn_implementation, cache_implementation, length):
+    """A model without an implementation of its own settles for flash_diff while it runs for the first time."""
+    prompt = random_ids(1, length)
+    tokens = greedy(make_model(attn_implementation), prompt, cache_implementation=cache_implementation)
+    assert_same_tokens(tokens, argmax_by_full_forward(make_model("eager"), prompt), "the first tokens of a model")
+
+
+@pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
+def test_unwritten_slots_of_a_static_cache_are_not_read(make_model, attn_implementation):
+    model = make_model(attn_implementation)
+    prompt = random_ids(1, 5)
+    expected = greedy(make_model("eager"), prompt)
+    cache = StaticCache(config=model.config, max_cache_len=40)
+    cache.early_initialization(
+        batch_size=1,
+        num_heads=model.config.num_key_value_heads,
+        head_dim=model.config.head_dim,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    for layer in cache.layers:
+        # Not NaN: sdpa itself multiplies masked values by 0. A slot that is read would win every softmax
+        layer.keys.fill_(1e4)
+        layer.values.fill_(1e4)
+    assert_same_tokens(greedy(model, prompt, past_key_values=cache), expected, "an empty slot was read")
+
+
+# flash_diff through the whole compiler; the others, whose attention is transformers' own, without code generation
+@pytest.mark.parametrize(
+    ("attn_implementation", "backend"), [("default", "inductor"), ("eager", "aot_eager"), ("sdpa", "aot_eager")]
+)
+def test_compiled_decoding_with_a_static_cache(make_model, attn_implementation, backend):
+    model = make_model(attn_implementation, num_hidden_layers=1)
+    prompt = random_ids(1, 7)
+    expected = greedy(make_model("eager", num_hidden_layers=1), prompt)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compile_config = CompileConfig(fullgraph=True, dynamic=False, backend=backend, mode=None)
+    compile_config._compile_all_devices = True  # transformers compiles by itself on accelerators only
+    tokens = greedy(model, prompt, cache_implementation="static", compile_config=compile_config)
+    assert_same_tokens(tokens, expected, "compiled decoding")
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert graphs == 1, "decoding should be one graph, compiled once for all its tokens"
+
+
+@pytest.mark.parametrize("residual_length", [128, 4])
+def test_quantized_cache(make_model, residual_length):
+    pytest.importorskip("optimum.quanto", reason="the quantized cache needs the optional package optimum-quanto")
+    # quanto packs groups of 32 numbers along the tokens: prompt lengths and widths that they divide
+    prompt = random_ids(1, 32)
+    cache_config = {"backend": "quanto", "nbits": 4, "q_group_size": 32, "residual_length": residual_length}
+    tokens = {
+        name: greedy(make_model(name), prompt, cache_implementation="quantized", cache_config=dict(cache_config))
+        for name in IMPLEMENTATIONS
+    }
+    assert_same_tokens(tokens["default"], tokens["eager"], "flash_diff and eager on the same quantized cache")
+    assert_same_tokens(tokens["sdpa"], tokens["eager"], "sdpa and eager on the same quantized cache")
+    exact = greedy(make_model(), prompt)
+    # The prompt goes into the cache quantized in either case, but is attended to before that
+    assert tokens["eager"][0, 0] == exact[0, 0], "the first token does not come from the cache"
+    assert tokens["eager"].tolist() != exact.tolist(), "4 bits should show: was the cache quantized at all?"
+
+
+def test_sampling_draws_from_the_same_distribution_on_every_backend(make_model):
+    prompt = random_ids(2, 11)
+    models = {name: make_model(name) for name in IMPLEMENTATIONS}
+
+    def sample(model: PreTrainedModel, seed: int):
+        torch.manual_seed(seed)
+        return model.generate(
+            prompt,
+            max_new_tokens=NEW_TOKENS,
+            do_sample=True,
+            temperature=0.8,
+            top_k=50,
+            top_p=0.95,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+
+    drawn = sample(models["default"], seed=1)
+    assert_same_tokens(sample(models["default"], seed=1).sequences, drawn.sequences, "the same seed")
+    assert sample(models["default"], seed=2).sequences.tolist() != drawn.sequences.tolist(), "another seed"
+    logits = torch.stack(drawn.logits, dim=1)
+    for name, model in models.items():
+        with torch.no_grad():
+            expected = model(drawn.sequences[:, :-1], logits_to_keep=NEW_TOKENS).logits
+        message = f"the distributions that flash_diff's tokens were drawn from are not those of {name}"
+        torch.testing.assert_close(logits, expected, **TOLERANCE, msg=lambda m, message=message: f"{message}\n{m}")
+
+
+@pytest.mark.parametrize("cache_implementation", ["dynamic", "static"])
+def test_beam_search(make_model, cache_implementation):
+    prompt = left_padded([random_ids(11), random_ids(6, seed=1)])
+    outputs = {
+        name: make_model(name).generate(
+            **prompt,
+            max_new_tokens=NEW_TOKENS,
+            num_beams=4,
+            num_return_sequences=4,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_scores=True,
+            cache_implementation=cache_implementation,
+        )
+        for name in ("default", "eager")
+    }
+    best, reference = outputs["default"], outputs["eager"]
+    assert_same_tokens(best.sequences, reference.sequences, "beams of flash_diff and eager")
+    torch.testing.assert_close(best.sequences_scores, reference.sequences_scores, **TOLERANCE)
+    assert best.beam_indices.unique().numel() > 3, "without a change of beams the cache was never reordered"
+    # A beam's score is the mean log-probability of its tokens, which a forward without cache can tell
+    model, length = make_model("eager"), prompt["input_ids"].shape[1]
+    mask = nn.functional.pad(prompt["attention_mask"].repeat_interleave(4, dim=0), (0, NEW_TOKENS), value=1)
+    with torch.no_grad():
+        logits = model(best.sequences, attention_mask=mask, position_ids=positions(mask), use_cache=False).logits
+    log_probs = logits.log_softmax(-1)[:, length - 1 : -1].gather(-1, best.sequences[:, length:, None])
+    torch.testing.assert_close(best.sequences_scores, log_probs.mean((1, 2)), **TOLERANCE)
+
+
+@pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("assistant", ["another model", "the model itself"])
+def test_assisted_decoding(make_model, attn_implementation, assistant):
+    model = make_model(attn_implementation)
+    if assistant == "another model":
+        helper = make_model(attn_implementation, seed=1, num_hidden_layers=1)
+    else:
+        helper = make_model(attn_implementation)
+    helper.generation_config.num_assistant_tokens = 5
+    helper.generation_config.assistant_confidence_threshold = 0.0  # propose all 5: random models are never confident
+    prompt = random_ids(1, 11)
+    expected = greedy(model, prompt)
+    with counted_forwards(model) as count:
+        tokens = greedy(model, prompt, assistant_model=helper)
+    assert_same_tokens(tokens, expected, "assisted decoding must not change the tokens")
+    if assistant == "the model itself":
+        assert count[0] < NEW_TOKENS // 2, "the assistant's tokens, all right, should be accepted several at a time"
+
+
+@pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
+def test_prompt_lookup_decoding(make_model, attn_implementation):
+    model = make_model(attn_implementation)
+    first = random_ids(1, 8)
+    # A prompt that holds its own continuation: some look-ups are accepted, some refused
+    prompt = torch.cat((first, greedy(model, first), first), dim=1)
+    expected = greedy(model, prompt)
+    with counted_forwards(model) as count:
+        tokens = greedy(model, prompt, prompt_lookup_num_tokens=3)
+    assert_same_tokens(tokens, expected, "prompt look-up must not change the tokens")
+    assert count[0] <= NEW_TOKENS
+
+
+@contextlib.contextmanager
+def counted_forwards(model: nn.Module) -> Iterator[list[int]]:
+    count = [0]
+
+    def hook(*_):
+        count[0] += 1
+
+    handle = model.register_forward_hook(hook)
+    try:
+        yield count
+    finally:
+        handle.remove()
+
+
+def left_padded(rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    width = max(map(len, rows))
+    ids = torch.stack([nn.functional.pad(row, (width - len(row), 0)) for row in rows])
+    mask = torch.stack([nn.functional.pad(torch.ones_like(row), (width - len(row), 0)) for row in rows])
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def positions(attention_mask: torch.Tensor) -> torch.Tensor:
+    return (attention_mask.cumsum(-1) - 1).clamp(min=0)
+
+
+@pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("lengths", [(3, 14, 9), (3, 40, 25)])  # short prompts and long ones take different kernels
+def test_a_left_padded_row_gives_its_own_tokens(make_model, attn_implementation, lengths):
+    model = make_model(attn_implementation)
+    rows = [random_ids(length, seed=i) for i, length in enumerate(lengths)]
+    alone = torch.cat([greedy(make_model("eager"), row[None]) for row in rows])
+    batch = left_padded(rows)
+    for kwargs in ({}, {"use_cache": False}, {"cache_implementation": "static"}, {"prefill_chunk_size": 6}):
+        assert_same_tokens(greedy(model, **batch, **kwargs), alone, f"a batch with padding and {kwargs}")
+
+
+@pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("cache_class", [DynamicCache, StaticCache])
+def test_a_second_turn_continues_the_cache_of_the_first(make_model, attn_implementation, cache_class):
+    model = make_model(attn_implementation)
+    cache = {
+        DynamicCache: lambda: DynamicCache(config=model.config),
+        StaticCache: lambda: StaticCache(config=model.config, max_cache_len=128),
+    }[cache_class]()
+    history = random_ids(1, 9)
+    for turn, new in enumerate((0, 5, 30)):  # a few new tokens and many take different kernels
+        history = torch.cat((history, random_ids(1, new, seed=turn)), dim=1)
+        expected = greedy(model, history, use_cache=False)
+        with counted_tokens(model) as tokens:
+            got = greedy(model, history, past_key_values=cache)
+        assert_same_tokens(got, expected, f"turn {turn} on the cache of the turns before")
+        if turn > 0:
+            assert tokens[0] == new + 1, "only what the cache lacks should go through the model"
+        history = torch.cat((history, got), dim=1)
+
+
+@contextlib.contextmanager
+def counted_tokens(model: nn.Module) -> Iterator[list[int]]:
+    """The number of tokens of every forward pass."""
+    counts: list[int] = []
+    embedding = model.get_input_embeddings()
+    handle = embedding.register_forward_hook(lambda module, args, output: counts.append(args[0].shape[1]))
+    try:
+        yield counts
+    finally:
+        handle.remove()
+
+
+def test_logits_to_keep(make_model):
+    model = make_model()
+    ids = random_ids(2, 12)
+    with torch.no_grad():
+        logits = model(ids).logits
+        assert logits.shape == (2, 12, VOCAB_SIZE)
+        torch.testing.assert_close(model(ids, logits_to_keep=1).logits, logits[:, -1:])
+        torch.testing.assert_close(model(ids, logits_to_keep=5).logits, logits[:, -5:])
+        chosen = torch.tensor([0, 3, 11])
+        torch.testing.assert_close(model(ids, logits_to_keep=chosen).logits, logits[:, chosen])
+    widths = []
+    model.lm_head.register_forward_hook(lambda module, args, output: widths.append(output.shape[1]))
+    greedy(model, ids)
+    assert widths == [1] * NEW_TOKENS, "generate should make logits for one token at a time, in the prompt too"
+
+
+@pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("cache_implementation", ["dynamic", "static"])
+@pytest.mark.parametrize("chunk_size", [1, 6, 20])
+def test_chunked_prefill(make_model, attn_implementation, cache_implementation, chunk_size):
+    model = make_model(attn_implementation)
+    prompt = random_ids(1, 50)
+    with counted_tokens(model) as counts:
+        tokens = greedy(model, prompt, prefill_chunk_size=chunk_size, cache_implementation=cache_implementation)
+    assert_same_tokens(tokens, greedy(model, prompt), f"a prompt in chunks of {chunk_size}")
+    assert max(counts) == chunk_size, "the prompt was not read in chunks"
+
+
+@pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
+def test_inputs_embeds_instead_of_input_ids(make_model, attn_implementation):
+    model = make_model(attn_implementation)
+    batch = left_padded([random_ids(11), random_ids(5, seed=1)])
+    embeds = model.get_input_embeddings()(batch["input_ids"]).detach()
+    tokens = greedy(model, inputs_embeds=embeds, attention_mask=batch["attention_mask"])
+    assert_same_tokens(tokens, greedy(model, **batch), "generation from embeddings")
+
+
+def test_text_generation_pipeline(make_model):
+    tokenizer = cl100k_tokenizer(vocab_size=300, padding_side="left")
+    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    model = make_model(vocab_size=len(tokenizer), **ids)
+    generator = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    settings = {"max_new_tokens": 8, "do_sample": False}
+
+    def by_hand(text: str) -> str:
+        inputs = tokenizer(text, return_tensors="pt")
+        output = model.generate(**inputs, **settings)
+        return tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+
+    texts = ["def mean(values):", "The number 12345 is", "a"]
+    expected = [by_hand(text) for text in texts]
+    assert len(set(expected)) == 3
+    for batch_size in (1, 3):  # 3: the texts are padded on the left
+        answers = generator(texts, **settings, batch_size=batch_size, return_full_text=False)
+        assert [answer[0]["generated_text"] for answer in answers] == expected, f"batch_size={batch_size}"
+    chat = [{"role": "user", "content": "Hi"}]
+    answer = generator(chat, **settings)[0]["generated_text"]
+    rendered = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    assert answer == [*chat, {"role": "assistant", "content": by_hand(rendered)}]
+
+
+# Continuous batching -------------------------------------------------------------------------------------------------
+
+
+def batching_config(**kwargs) -> ContinuousBatchingConfig:
+    """A paged cache as small as the models: by default it takes most of the free memory."""
+    fields = {field.name for field in dataclasses.fields(ContinuousBatchingConfig)}
+    page_size = "page_size" if "page_size" in fields else "block_size"  # its name before transformers 5.18
+    return ContinuousBatchingConfig(**{page_size: 8, "num_blocks": 64, "max_batch_tokens": 24, **kwargs})
+
+
+def generation_config(**kwargs) -> GenerationConfig:
+    defaults = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
+    return GenerationConfig(**{**defaults, **kwargs})
+
+
+def batch_tokens(model: PreTrainedModel, prompts: list[list[int]], config=None, **kwargs) -> list[list[int]]:
+    outputs = model.generate_batch(
+        prompts,
+        generation_config=config or generation_config(),
+        continuous_batching_config=batching_config(),
+        **kwargs,
+    )
+    assert [output.error for output in outputs.values()] == [None] * len(prompts)
+    return [list(output.generated_tokens) for output in outputs.values()]
+
+
+@pytest.mark.parametrize("attn_implementation", [*IMPLEMENTATIONS, "flash_diff"])
+def test_generate_batch_gives_the_tokens_of_generate(make_model, attn_implementation):
+    model, reference = make_model(attn_implementation), make_model("eager")
+    # Several pages a request, a prompt longer than a step's tokens, and a prefix shared by two requests
+    prompts = [random_ids(length, seed=length).tolist() for length in (5, 17, 1, 40)]
+    prompts.append(prompts[1][:12] + [7, 8, 9])
+    expected = [greedy(reference, torch.tensor([prompt]))[0].tolist() for prompt in prompts]
+    assert batch_tokens(model, prompts) == expected, "continuous batching changed the tokens"
+    assert greedy(model, torch.tensor([prompts[0]]))[0].tolist() == expected[0], "generate after continuous batching"
+    implementation = attn_implementation.replace("default", "flash_diff")
+    assert model.config._attn_implementation == implementation, "the attention implementation was not restored"
+    eos_token_id = expected[0][5]
+    stopped = [tokens[: tokens.index(eos_token_id) + 1] if eos_token_id in tokens else tokens for tokens in expected]
+    config = generation_config(eos_token_id=eos_token_id)
+    assert batch_tokens(model, prompts, config) == stopped, "requests should end at eos, each for itself"
+    assert model.config._attn_implementation == implementation, "the attention implementation was not restored"
+
+
+def test_generate_batch_with_a_persistent_manager(make_model):
+    model = make_model("flash_diff")
+    prompts = [random_ids(length, seed=length).tolist() for length in (5, 9)]
+    expected = [greedy(model, torch.tensor([prompt]))[0].tolist() for prompt in prompts]
+    for _ in range(2):
+        assert batch_tokens(model, prompts, persistent_manager=True) == expected
+        assert model.config._attn_implementation == "flash_diff", "the attention implementation was not restored"
+    model.destroy_cached_continuous_batching_manager()
+    assert model.config._attn_implementation == "flash_diff"
+
+
+def test_a_manager_of_ones_own_restores_the_implementation_when_it_stops(make_model):
+    model = make_model()
+    manager = model.init_continuous_batching(generation_config(), continuous_batching_config=batching_config())
+    manager.start()
+    manager.add_request([1, 2, 3], max_new_tokens=2)
+    assert manager.get_result(timeout=60).error is None
+    assert model.config._attn_implementation != "flash_diff"
+    manager.stop(block=True)
+    assert model.config._attn_implementation == "flash_diff"
+
+
+@pytest.mark.parametrize("attn_implementation", ["default", "flash_diff"])
+@pytest.mark.parametrize("failure", ["setting up", "warming up", "running"])
+def test_the_implementation_is_restored_when_continuous_batching_raises(make_model, attn_implementation, failure):
+    model = make_model(attn_implementation)
+    config = generation_config()
+    if failure == "setting up":
+        with pytest.raises(AttributeError):
+            model.init_continuous_batching(config, continuous_batching_config="not a configuration")
+    elif failure == "warming up":
+        too_large = batching_config(num_blocks=2**40)
+        with pytest.raises(MemoryError):
+            model.generate_batch([[1, 2, 3]], generation_config=config, continuous_batching_config=too_large)
+    else:
+        manager = model.continuous_batching_context_manager(config, continuous_batching_config=batching_config())
+        with pytest.raises(RuntimeError, match="the user's own"), manager:
+            raise RuntimeError("the user's own")
+    with torch.no_grad():
+        model(random_ids(1, 3))
+    assert model.config._attn_implementation == "flash_diff", "the model is left on the attention of paged caches"
+
+
+# Memory of one decoding step -----------------------------------------------------------------------------------------
+
+
+class LargestNewTensor(TorchDispatchMode):
+    """Records the bytes of the largest storage that appears below it and is not one of `known`."""
+
+    def __init__(self, *known: torch.Tensor) -> None:
+        super().__init__()
+        self.known = {tensor.untyped_storage().data_ptr() for tensor in known}
+        self.num_bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in self.known:
+                self.num_bytes = max(self.num_bytes, tensor.untyped_storage().nbytes())
+        return result
+
+
+def cached_key_value(layout: str, batch: int, length: int, dtype: torch.dtype):
+    """A key and a value as a cache gives them, the attention mask that goes with them, and the buffers behind them."""
+    shape = (batch, 2, length, 64)
+    if layout in ("dynamic", "padded"):
+        key, value = (torch.randn(shape, dtype=dtype) for _ in range(2))
+        mask = None
+        if layout == "padded":
+            mask = torch.ones(batch, length, dtype=torch.bool)
+            mask[-1, :7] = False
+        return key, value, mask, (key, value)
+    buffers = [torch.randn(batch, 2, 2 * length, 64, dtype=dtype) for _ in range(2)]
+    if layout == "cropped":  # what assisted decoding leaves behind: the start of a longer dynamic cache
+        key, value = (buffer[:, :, :length] for buffer in buffers)
+        return key, value, None, buffers
+    mask = torch.zeros(batch, 1, 1, 2 * length, dtype=torch.bool)
+    mask[..., :length] = True
+    return *buffers, mask, buffers
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", ["dynamic", "padded", "cropped", "static"])
+@pytest.mark.parametrize("q_len", [1, 4])
+def test_a_decoding_step_copies_no_cache(make_model, dtype, layout, q_len):
+    module = make_model(head_dim=64).model.layers[0].self_attn
+    key, value, mask, buffers = cached_key_value(layout, batch=2, length=2048, dtype=dtype)
+    if layout == "static" and q_len > 1:
+        mask = mask.repeat(1, 1, q_len, 1)
+        for i in range(q_len):
+            mask[..., i, 2048 - q_len + 1 + i :] = False
+    query = torch.randn(2, 4, q_len, 64, dtype=dtype)
+    arguments = (module, query, key, value, mask, torch.tensor(0.3), module.scaling)
+    with torch.no_grad(), LargestNewTensor(*buffers) as recorder:
+        output, _ = flash_diff_attention_forward(*arguments)
+    one_cache = 2 * 2 * 2048 * 64 * value.element_size()
+    assert recorder.num_bytes < one_cache, "decoding made a tensor as large as the cached values"
+
+    if layout == "padded":
+        mask = mask[:, None, None, :].repeat(1, 1, q_len, 1)
+    if layout != "static" and q_len > 1:
+        causal = torch.ones(q_len, 2048, dtype=torch.bool).tril(2048 - q_len)
+        mask = causal[None, None] if mask is None else mask & causal
+    arguments = (module, query, key, value, mask, torch.tensor(0.3), module.scaling)
+    with torch.no_grad(), LargestNewTensor(*buffers) as recorder:
+        expected, _ = eager_attention_forward(*arguments)
+    assert recorder.num_bytes >= one_cache, "the oracle repeats the keys: a recorder that misses this sees nothing"
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-3}
+    torch.testing.assert_close(output, expected, **tolerance)

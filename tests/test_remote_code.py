@@ -1,0 +1,547 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""The files that `save_pretrained` puts beside the weights, on a machine that has never heard of this package.
+
+Two fresh processes talk to a stand-in Hub. The *author* has the package: it saves and pushes models, and loads the
+pushed code as a second copy of its own. The *stranger* has neither the package nor triton, its standard input is
+closed, and it loads folders and repositories with `trust_remote_code=True`. Both are this file, run as a script: the
+functions marked `@check` run there, one test reports each.
+"""
+
+import ast
+import importlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    pipeline,
+)
+from transformers.dynamic_module_utils import get_class_from_dynamic_module, get_imports
+from transformers.masking_utils import AttentionMaskInterface
+
+REPO = "tester/diff"
+HUB_FILES = {"attention_diff.py", "configuration_diff.py", "flash_diff_cpu.py", "modeling_diff.py"}
+AUTO_CLASSES = {
+    "DiffTransformerForCausalLM": AutoModelForCausalLM,
+    "DiffTransformerForQuestionAnswering": AutoModelForQuestionAnswering,
+    "DiffTransformerForSequenceClassification": AutoModelForSequenceClassification,
+    "DiffTransformerForTokenClassification": AutoModelForTokenClassification,
+    "DiffTransformerModel": AutoModel,
+}
+TEXT = "def mean(values):\n    return sum(values) / 12345"
+CHAT = [{"role": "user", "content": "Hi"}]
+PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13, 14, 15, 16], [17]]
+INPUT_IDS = torch.arange(5, 45).view(2, 20)
+# The first row is padded on the left, so that the masks of either copy are put to the test
+PADDED = {
+    "input_ids": INPUT_IDS,
+    "attention_mask": torch.ones(2, 20, dtype=torch.long).index_fill(0, torch.tensor(0), 1),
+}
+PADDED["attention_mask"][0, :6] = 0
+
+WRONG_KERNEL = """
+_attend_rightly = _attend
+
+
+def _attend(*args):
+    return torch.zeros_like(_attend_rightly(*args))
+"""
+
+CHECKS: dict[str, dict[str, Callable[[Path], None]]] = {"author": {}, "stranger": {}}
+
+
+def check(role: str) -> Callable:
+    """Marks a function that runs in the process of `role`, on the folder that the author writes, and has a test."""
+
+    def register(function: Callable[[Path], None]) -> Callable[[Path], None]:
+        CHECKS[role][function.__name__] = function
+        return function
+
+    return register
+
+
+def main(role: str, root: Path, report: Path) -> None:
+    """Run the checks of a role one after the other; the report maps each to its traceback, or to null."""
+    if role == "stranger":
+        sys.modules["diff_transformer"] = sys.modules["triton"] = None  # type: ignore[assignment]
+    else:
+        write_models(root)
+    outcomes: dict[str, str | None] = {}
+    for name, function in CHECKS[role].items():
+        try:
+            function(root)
+            outcomes[name] = None
+        except Exception:
+            outcomes[name] = traceback.format_exc()
+    report.write_text(json.dumps(outcomes))
+
+
+# What both processes compute -----------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def outputs_of(model) -> list[torch.Tensor]:
+    """The tensors that the model returns, without and with padding."""
+    outputs = [model(INPUT_IDS, use_cache=False), model(**PADDED, use_cache=False)]
+    outputs[1] = {name: tensor[PADDED["attention_mask"].sum(1) == 20] for name, tensor in outputs[1].items()}
+    return [tensor for output in outputs for tensor in output.values()]
+
+
+def gradients_of(model) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    model(**PADDED, labels=INPUT_IDS).loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def generated_by(model) -> list[list[int]]:
+    prompts = [torch.tensor([prompt]) for prompt in PROMPTS]
+    return [model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :].tolist() for ids in prompts]
+
+
+def batch_generated_by(model) -> list[list[int]]:
+    outputs = model.generate_batch(
+        PROMPTS,
+        generation_config=GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=-1, pad_token_id=0),
+        # Small: by default a paged cache takes most of the free memory
+        continuous_batching_config=ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=64),
+    )
+    return [list(output.generated_tokens) for output in outputs.values()]
+
+
+def assert_bit_equal(got: Any, expected: Any, message: str) -> None:
+    torch.testing.assert_close(got, expected, rtol=0, atol=0, msg=lambda details: f"{message}\n{details}")
+
+
+def assert_is_remote(model) -> None:
+    for cls in (type(model), type(model.config)):
+        assert cls.__module__.startswith("transformers_modules."), f"{cls} is not the code of the folder"
+
+
+def python_files(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("*.py")}
+
+
+@cache
+def expected_values(root: Path) -> dict[str, Any]:
+    return torch.load(root / "expected.pt", weights_only=True)
+
+
+# The author ----------------------------------------------------------------------------------------------------------
+
+
+def write_models(root: Path) -> None:
+    """A folder for every model class, the causal model also on the Hub, and what they all compute."""
+    from huggingface_hub import HfApi
+
+    import diff_transformer
+
+    def upload(path: str, content: str) -> str:
+        return HfApi().upload_file(repo_id=REPO, path_in_repo=path, path_or_fileobj=content.encode()).oid
+
+    tokenizer = diff_transformer.cl100k_tokenizer(vocab_size=300)
+    expected: dict[str, Any] = {"outputs": {}}
+    for name in AUTO_CLASSES:
+        torch.manual_seed(0)
+        config = diff_transformer.DiffTransformerConfig(
+            vocab_size=320,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=128,
+            initializer_range=0.2,
+            eos_token_id=None,
+            pad_token_id=tokenizer.pad_token_id,
+            num_labels=2,
+        )
+        model = getattr(diff_transformer, name)(config).eval()
+        model.save_pretrained(root / name)
+        expected["outputs"][name] = outputs_of(model)
+        if name == "DiffTransformerForCausalLM":
+            tokenizer.save_pretrained(root / name)
+            expected["gradients"] = gradients_of(model)
+            expected["generated"] = generated_by(model)
+            expected["config"] = config.to_dict()
+            expected["text_ids"] = tokenizer(TEXT)["input_ids"]
+            expected["chat"] = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+            answer = pipeline("text-generation", model=model, tokenizer=tokenizer)
+            expected["answer"] = answer(TEXT, max_new_tokens=8, do_sample=False)[0]["generated_text"]
+            model.push_to_hub(REPO)
+            modeling, kernel = ((root / name / file).read_text() for file in ("modeling_diff.py", "flash_diff_cpu.py"))
+            expected["revisions"] = [
+                tokenizer.push_to_hub(REPO).oid,
+                upload("modeling_diff.py", modeling + "\nREVISION = 2\n"),
+                upload("flash_diff_cpu.py", kernel + WRONG_KERNEL),
+            ]
+            upload("flash_diff_cpu.py", kernel)
+    torch.save(expected, root / "expected.pt")
+
+
+@cache
+def installed_copy(root: Path):
+    from diff_transformer import DiffTransformerForCausalLM
+
+    return DiffTransformerForCausalLM.from_pretrained(root / "DiffTransformerForCausalLM").eval()
+
+
+@cache
+def remote_copy():
+    """The pushed code, although the package is imported: the Auto classes would prefer that."""
+    model_class = get_class_from_dynamic_module("modeling_diff.DiffTransformerForCausalLM", REPO)
+    return model_class.from_pretrained(REPO).eval()
+
+
+@check("author")
+def an_imported_package_wins_over_remote_code(root: Path) -> None:
+    from diff_transformer import DiffTransformerForCausalLM
+
+    for source in (REPO, root / "DiffTransformerForCausalLM"):
+        model = AutoModelForCausalLM.from_pretrained(source, trust_remote_code=True)
+        assert type(model) is DiffTransformerForCausalLM
+
+
+@check("author")
+def two_copies_in_one_process_compute_the_same(root: Path) -> None:
+    expected = expected_values(root)
+    assert_is_remote(remote_copy())
+    for name, model in (
+        ("installed", installed_copy(root)),
+        ("remote", remote_copy()),
+        ("installed", installed_copy(root)),
+    ):
+        outputs = expected["outputs"]["DiffTransformerForCausalLM"]
+        assert_bit_equal(outputs_of(model), outputs, f"logits of the {name} copy")
+        assert_bit_equal(gradients_of(model), expected["gradients"], f"gradients of the {name} copy")
+        assert generated_by(model) == expected["generated"], f"tokens of the {name} copy"
+        assert batch_generated_by(model) == expected["generated"], f"continuous batching of the {name} copy"
+        assert model.config._attn_implementation == "flash_diff"
+
+
+@check("author")
+def two_copies_in_one_process_are_strangers_to_each_other(root: Path) -> None:
+    assert_do_not_know_each_other(installed_copy(root), remote_copy())
+    # What transformers looks up by name in one global table must serve either copy
+    mask_function = AttentionMaskInterface()["flash_diff"]
+    assert mask_function.__module__.endswith(".attention_diff")
+
+
+def assert_do_not_know_each_other(one, other) -> None:
+    for first, second in ((one, other), (other, one)):
+        theirs = tuple({type(module) for module in second.modules() if "diff" in type(module).__module__})
+        assert len(theirs) > 5
+        known = [type(module) for module in first.modules() if isinstance(module, theirs)]
+        assert not known, f"modules of one copy pass for the other copy's: {known}"
+        assert not isinstance(first.config, type(second.config))
+        attention = [sys.modules[type(m).__module__.replace("modeling_", "attention_")] for m in (first, second)]
+        functions = [set(module.DIFFERENTIAL_ATTENTION_FUNCTIONS) for module in attention]
+        assert not functions[0] & functions[1], "the copies share attention functions"
+
+
+@check("author")
+def two_copies_in_one_process_compile(root: Path) -> None:
+    expected = expected_values(root)
+    for name, model in (("installed", installed_copy(root)), ("remote", remote_copy())):
+        torch._dynamo.reset()
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        with torch.no_grad():
+            logits = compiled(INPUT_IDS, use_cache=False).logits
+        reference = expected["outputs"]["DiffTransformerForCausalLM"][0]
+        torch.testing.assert_close(logits, reference, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n} copy\n{m}")
+        model.zero_grad()
+        compiled(**PADDED, labels=INPUT_IDS).loss.backward()
+        gradients = {parameter: value.grad for parameter, value in model.named_parameters()}
+        torch.testing.assert_close(gradients, expected["gradients"], rtol=1e-3, atol=1e-4)
+
+
+# The stranger --------------------------------------------------------------------------------------------------------
+
+
+@check("stranger")
+def package_and_triton_are_absent(root: Path) -> None:
+    for name in ("diff_transformer", "triton"):
+        assert importlib.util.find_spec(name) is None
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue
+        raise AssertionError(f"{name} can be imported: the checks of this process would mean nothing")
+
+
+@check("stranger")
+def a_folder_loads_as_the_class_it_was_saved_from(root: Path) -> None:
+    failures = {}
+    for name, auto_class in AUTO_CLASSES.items():
+        try:
+            model = auto_class.from_pretrained(root / name, trust_remote_code=True).eval()
+            assert type(model).__name__ == name
+            assert_is_remote(model)
+            assert_bit_equal(outputs_of(model), expected_values(root)["outputs"][name], name)
+            assert model.config._attn_implementation == "flash_diff"
+        except (AssertionError, ImportError, ValueError) as error:
+            failures[auto_class.__name__] = str(error).splitlines()[0]
+    assert not failures, failures
+
+
+@check("stranger")
+def a_causal_model_loads_as_every_class(root: Path) -> None:
+    """As for a model inside transformers: fine-tuning a classifier starts from the causal model's folder."""
+    causal = local_model(root)
+    failures = {}
+    for name, auto_class in AUTO_CLASSES.items():
+        try:
+            model = auto_class.from_pretrained(root / "DiffTransformerForCausalLM", trust_remote_code=True)
+            assert type(model).__name__ == name
+            base = getattr(model, "model", model)
+            assert_bit_equal(base.state_dict(), causal.model.state_dict(), name)
+        except (AssertionError, ImportError, ValueError) as error:
+            failures[auto_class.__name__] = str(error).splitlines()[0]
+    assert not failures, failures
+
+
+@check("stranger")
+def a_classifier_is_built_from_a_configuration(root: Path) -> None:
+    """Without any Auto class: what the constructors need must lie in the folder."""
+    for name in AUTO_CLASSES:
+        model_class = get_class_from_dynamic_module(f"modeling_diff.{name}", root / name)
+        model = model_class(model_class.config_class.from_pretrained(root / name))
+        assert_is_remote(model)
+
+
+@cache
+def local_model(root: Path):
+    return AutoModelForCausalLM.from_pretrained(root / "DiffTransformerForCausalLM", trust_remote_code=True).eval()
+
+
+@check("stranger")
+def a_configuration_loads(root: Path) -> None:
+    config = AutoConfig.from_pretrained(root / "DiffTransformerForCausalLM", trust_remote_code=True)
+    assert type(config).__module__.startswith("transformers_modules.")
+    ours, theirs = config.to_dict(), expected_values(root)["config"]
+    different = {key: (ours[key], theirs.get(key)) for key in ours if ours[key] != theirs.get(key)}
+    del different["_name_or_path"]
+    assert not different, different
+    model = AutoModelForCausalLM.from_config(config, trust_remote_code=True)
+    assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in local_model(root).parameters())
+
+
+@check("stranger")
+def a_tokenizer_beside_the_model_loads(root: Path) -> None:
+    for source in (root / "DiffTransformerForCausalLM", REPO):
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=True)
+        assert tokenizer(TEXT)["input_ids"] == expected_values(root)["text_ids"]
+        chat = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+        assert chat == expected_values(root)["chat"]
+
+
+@check("stranger")
+def the_gradients_are_those_of_the_package(root: Path) -> None:
+    assert_bit_equal(gradients_of(local_model(root)), expected_values(root)["gradients"], "gradients")
+
+
+@check("stranger")
+def generation_works(root: Path) -> None:
+    model, expected = local_model(root), expected_values(root)["generated"]
+    assert generated_by(model) == expected
+    assert batch_generated_by(model) == expected
+    assert model.config._attn_implementation == "flash_diff", "not restored after continuous batching"
+
+
+@check("stranger")
+def a_pipeline_works(root: Path) -> None:
+    generator = pipeline("text-generation", str(root / "DiffTransformerForCausalLM"), trust_remote_code=True)
+    assert_is_remote(generator.model)
+    answer = generator(TEXT, max_new_tokens=8, do_sample=False)[0]["generated_text"]
+    assert answer == expected_values(root)["answer"]
+
+
+@check("stranger")
+def a_model_saved_again_loads_again(root: Path) -> None:
+    for source in (root / "DiffTransformerForCausalLM", REPO):
+        model = AutoModelForCausalLM.from_pretrained(source, trust_remote_code=True).eval()
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            assert python_files(Path(folder)) == HUB_FILES
+            auto_map = json.loads((Path(folder) / "config.json").read_text())["auto_map"]
+            assert auto_map["AutoModelForCausalLM"] == "modeling_diff.DiffTransformerForCausalLM"
+            assert not [ref for ref in auto_map.values() if "--" in ref], f"points to another repository: {auto_map}"
+            again = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+            outputs = expected_values(root)["outputs"]["DiffTransformerForCausalLM"]
+            assert_bit_equal(outputs_of(again), outputs, f"saved again from {source}")
+
+
+@check("stranger")
+def peft_knows_the_target_modules(root: Path) -> None:
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    model = AutoModelForCausalLM.from_pretrained(root / "DiffTransformerForCausalLM", trust_remote_code=True).eval()
+    adapted = get_peft_model(model, LoraConfig(init_lora_weights=False))
+    assert adapted.peft_config["default"].target_modules == {"q_proj", "v_proj"}
+    outputs = outputs_of(adapted)
+    with tempfile.TemporaryDirectory() as folder:
+        adapted.save_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(root / "DiffTransformerForCausalLM", trust_remote_code=True)
+        again = PeftModel.from_pretrained(model, folder).eval()
+    assert_bit_equal(outputs_of(again), outputs, "the adapter, saved and loaded")
+    assert not torch.equal(outputs[0], outputs_of(local_model(root))[0]), "the adapter does nothing"
+
+
+@check("stranger")
+def two_revisions_of_a_repository_live_side_by_side(root: Path) -> None:
+    expected = expected_values(root)
+    models = [
+        AutoModelForCausalLM.from_pretrained(REPO, revision=revision, trust_remote_code=True).eval()
+        for revision in expected["revisions"][:2]
+    ]
+    for model, has_mark in (*zip(models, (False, True), strict=True), (models[0], False)):
+        assert hasattr(sys.modules[type(model).__module__], "REVISION") == has_mark, "the code of another revision"
+        assert_bit_equal(outputs_of(model), expected["outputs"]["DiffTransformerForCausalLM"], "logits")
+        assert_bit_equal(gradients_of(model), expected["gradients"], "gradients")
+        assert generated_by(model) == expected["generated"]
+    assert_do_not_know_each_other(*models)
+    assert_do_not_know_each_other(models[0], local_model(root))
+
+
+@check("stranger")
+def a_revision_keeps_its_kernel_in_the_company_of_others(root: Path) -> None:
+    """With and without torch.compile, whose operators are registered by name for the whole process."""
+    right, wrong = (
+        AutoModelForCausalLM.from_pretrained(REPO, revision=revision, trust_remote_code=True).eval()
+        for revision in (expected_values(root)["revisions"][i] for i in (1, 2))
+    )
+    reference = expected_values(root)["outputs"]["DiffTransformerForCausalLM"][0]
+    for model in (right, wrong, right):
+        torch._dynamo.reset()
+        for forward in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
+            with torch.no_grad():
+                logits = forward(INPUT_IDS, use_cache=False).logits
+            assert torch.allclose(logits, reference, rtol=1e-4, atol=1e-4) == (model is right), "another one's kernel"
+
+
+@check("stranger")
+def the_package_can_be_imported_after_remote_code(root: Path) -> None:
+    """Last, because it ends the absence of the package."""
+    remote = local_model(root)
+    del sys.modules["diff_transformer"]
+    import diff_transformer
+
+    installed = AutoModelForCausalLM.from_pretrained(root / "DiffTransformerForCausalLM").eval()
+    assert type(installed) is diff_transformer.DiffTransformerForCausalLM
+    outputs = expected_values(root)["outputs"]["DiffTransformerForCausalLM"]
+    for name, model in (("remote", remote), ("installed", installed)):
+        assert_bit_equal(outputs_of(model), outputs, f"{name} copy")
+    assert_do_not_know_each_other(installed, remote)
+
+
+# The tests -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory) -> Iterator[dict[str, Any]]:
+    from hub_server import client_environment, fetched_files, serve  # not on the path of the two processes
+
+    folder = tmp_path_factory.mktemp("remote_code")
+    root = folder / "saved"
+    root.mkdir()
+    result: dict[str, Any] = {"root": root}
+    with serve(folder / "hub") as url:
+        for role in CHECKS:
+            report = folder / f"{role}.json"
+            isolated = ["-I"] if role == "stranger" else []  # -I: neither the folder of this file nor PYTHONPATH
+            command = [sys.executable, *isolated, __file__, role, str(root), str(report)]
+            environment = client_environment(url, folder / f"{role}'s home")
+            environment |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+            environment["PYTHONPATH"] = str(package_folder().parent)  # the author's package is the one under test
+            done = subprocess.run(
+                command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
+            )
+            assert done.returncode == 0, f"the {role} failed:\n{done.stdout}\n{done.stderr}"
+            result[role] = json.loads(report.read_text())
+            result[f"{role}'s output"] = done.stdout + done.stderr
+            result[f"files after the {role}"] = fetched_files(folder / "hub", REPO)
+    yield result
+
+
+def package_folder() -> Path:
+    import diff_transformer
+
+    return Path(diff_transformer.__file__).parent
+
+
+def relative_imports(path: Path) -> list[ast.ImportFrom]:
+    return [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ImportFrom) and n.level > 0]
+
+
+def test_the_hub_files_are_the_modeling_file_and_its_siblings():
+    todo, found = ["modeling_diff.py"], set()
+    while todo:
+        name = todo.pop()
+        found.add(name)
+        for node in relative_imports(package_folder() / name):
+            assert node.level == 1 and node.module and "." not in node.module, (
+                f"{name}:{node.lineno} imports {ast.unparse(node)!r}: remote code knows flat siblings only"
+            )
+            todo += {f"{node.module}.py"} - found
+    assert found == HUB_FILES
+
+
+@pytest.mark.parametrize("name", sorted(HUB_FILES))
+def test_a_hub_file_needs_torch_and_transformers_only(name):
+    needed = {module for module in get_imports(package_folder() / name) if module not in sys.stdlib_module_names}
+    assert needed <= {"torch", "transformers", "huggingface_hub"}, (
+        "a load from the Hub refuses every other import, unless it stands in a try block"
+    )
+
+
+@pytest.mark.parametrize("name", AUTO_CLASSES)
+def test_a_saved_folder_holds_the_hub_files(reports, name):
+    folder = reports["root"] / name
+    assert python_files(folder) == HUB_FILES
+    for file in HUB_FILES:
+        assert (folder / file).read_bytes() == (package_folder() / file).read_bytes(), f"{file} is not the package's"
+    auto_map = json.loads((folder / "config.json").read_text())["auto_map"]
+    assert auto_map["AutoConfig"] == "configuration_diff.DiffTransformerConfig"
+    assert auto_map[AUTO_CLASSES[name].__name__] == f"modeling_diff.{name}"
+
+
+@pytest.mark.parametrize("name", CHECKS["author"])
+def test_with_the_package(reports, name):
+    assert reports["author"][name] is None, reports["author"][name]
+
+
+@pytest.mark.parametrize("name", CHECKS["stranger"])
+def test_without_the_package(reports, name):
+    assert reports["stranger"][name] is None, reports["stranger"][name]
+
+
+def test_every_hub_file_came_from_the_hub(reports):
+    assert reports["files after the stranger"] >= {*HUB_FILES, "config.json", "model.safetensors", "tokenizer.json"}
+
+
+def test_nobody_was_asked_whether_to_trust_the_code(reports):
+    assert "Do you wish to run the custom code?" not in reports["stranger's output"]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
+    sys.stdout.flush()
+    os._exit(0)

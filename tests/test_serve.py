@@ -1,0 +1,129 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""`transformers serve` with a saved model, asked by the real `openai` client over loopback.
+
+The server has no option that imports a package, so the package passes its command line on:
+
+    python -m diff_transformer serve FOLDER
+
+`transformers serve --trust-remote-code` cannot serve any model that lives outside of transformers: it looks the class
+up in transformers itself, whatever the folder's `auto_map` says.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from openai import OpenAI
+
+import diff_transformer
+from diff_transformer import DiffTransformerForCausalLM, cl100k_tokenizer
+
+OPTIONS = {
+    "plain": [],
+    # Few and small: by default a paged cache takes most of the free memory
+    "continuous batching": ["--continuous-batching", "--cb-num-blocks", "8", "--cb-max-batch-tokens", "256"],
+}
+CHATS = [
+    [{"role": "user", "content": "Hi"}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}],
+    [
+        {"role": "user", "content": "Name a colour."},
+        {"role": "assistant", "content": "Red"},
+        {"role": "user", "content": "Another"},
+    ],
+]
+PROMPT = "def mean(values):"
+NEW_TOKENS = 8
+
+
+@pytest.fixture
+def saved(tiny_config, tmp_path) -> tuple[Path, dict[str, Any]]:
+    """A folder with a model and a tokenizer, and the texts that it must answer with."""
+    tokenizer = cl100k_tokenizer(vocab_size=300)
+    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    model = DiffTransformerForCausalLM(tiny_config(vocab_size=len(tokenizer), **ids)).eval()
+    # Answers of plain letters, none early: a stream holds back characters whose bytes are not complete
+    others = [i for i in range(len(tokenizer)) if not re.fullmatch(r"[ -~]+", tokenizer.decode([i])) or i >= 300]
+    with torch.no_grad():
+        model.lm_head.weight[others] = 0.0
+    folder = tmp_path / "model"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+    def answer(text: str) -> tuple[str, int]:
+        inputs = tokenizer(text, return_tensors="pt")
+        length = inputs["input_ids"].shape[1]
+        output = model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)
+        return tokenizer.decode(output[0, length:], skip_special_tokens=True), length
+
+    rendered = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in CHATS]
+    expected = {"chats": [answer(text) for text in rendered], "completion": answer(PROMPT)}
+    assert len({text for text, _ in expected["chats"]}) == len(CHATS)
+    return folder, expected
+
+
+@contextmanager
+def served(folder: Path, log: Path, options: list[str]) -> Iterator[str]:
+    """Runs the server on a port of the system's choice until the end of the block; yields its URL."""
+    command = [sys.executable, "-m", "diff_transformer", "serve", str(folder), "--device", "cpu"]
+    command += ["--host", "127.0.0.1", "--port", "0", *options]
+    environment = {**os.environ, "PYTHONPATH": str(Path(diff_transformer.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    streams = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(command, env=environment, cwd=log.parent, stdout=output, **streams) as server,
+    ):
+        try:
+            deadline = time.monotonic() + 120
+            while (url := re.search(r"running on (http://127\.0\.0\.1:\d+)", log.read_text())) is None:
+                assert server.poll() is None, f"the server ended before it was ready:\n{log.read_text()}"
+                assert time.monotonic() < deadline, f"the server is not ready after two minutes:\n{log.read_text()}"
+                time.sleep(0.1)
+            yield url[1]
+        finally:
+            server.terminate()
+            try:
+                server.wait(20)
+            except subprocess.TimeoutExpired:
+                server.kill()
+
+
+@pytest.mark.parametrize("mode", OPTIONS)
+def test_transformers_serve_answers_an_openai_client(saved, tmp_path, monkeypatch, mode):
+    folder, expected = saved
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    settings = {"model": str(folder), "max_tokens": NEW_TOKENS, "temperature": 0}
+    with (
+        served(folder, tmp_path / "server.log", OPTIONS[mode]) as url,
+        OpenAI(base_url=f"{url}/v1", api_key="none", timeout=60, max_retries=0) as client,
+    ):
+
+        def chat(messages: list[dict[str, str]]) -> tuple[str, int]:
+            reply = client.chat.completions.create(messages=messages, **settings)
+            assert reply.choices[0].finish_reason == "length"
+            assert reply.usage.completion_tokens == NEW_TOKENS
+            return reply.choices[0].message.content, reply.usage.prompt_tokens
+
+        assert [chat(messages) for messages in CHATS] == expected["chats"], "chat completion"
+        with ThreadPoolExecutor(len(CHATS)) as pool:
+            assert list(pool.map(chat, CHATS)) == expected["chats"], "chat completions at the same time"
+        for messages, (text, _) in zip(CHATS, expected["chats"], strict=True):
+            stream = client.chat.completions.create(messages=messages, stream=True, **settings)
+            pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+            assert "".join(pieces) == text, "streamed chat completion"
+            assert sum(map(bool, pieces)) > 1, "the answer came in one piece"
+
+        reply = client.completions.create(prompt=PROMPT, **settings)
+        assert (reply.choices[0].text, reply.usage.prompt_tokens) == expected["completion"], "completion"
+        stream = client.completions.create(prompt=PROMPT, stream=True, **settings)
+        text = "".join(chunk.choices[0].text for chunk in stream if chunk.choices)
+        assert text == expected["completion"][0], "streamed completion"

@@ -1,0 +1,357 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Training with transformers' `Trainer`, and documents packed in a row."""
+
+from dataclasses import fields
+from itertools import pairwise
+
+import pytest
+import torch
+import torch._functorch.config
+from torch._dynamo.utils import counters
+from transformers import DataCollatorWithFlattening, Trainer, TrainerCallback, TrainingArguments, default_data_collator
+
+from diff_transformer import DiffTransformerForCausalLM, cl100k_tokenizer
+
+TEXT = """\
+Four score and seven years ago our fathers brought forth on this continent, a new nation, conceived in Liberty, and
+dedicated to the proposition that all men are created equal. Now we are engaged in a great civil war, testing whether
+that nation, or any nation so conceived and so dedicated, can long endure. We are met on a great battle-field of that
+war. We have come to dedicate a portion of that field, as a final resting place for those who here gave their lives
+that that nation might live. It is altogether fitting and proper that we should do this.
+"""
+VOCAB_SIZE = 320
+LENGTH = 32
+IMPLEMENTATIONS = ["flash_diff", "sdpa", "eager"]
+# Named `gradient_checkpointing` before transformers 5.23
+CHECKPOINTING = "activation_checkpointing"
+if CHECKPOINTING not in {field.name for field in fields(TrainingArguments)}:
+    CHECKPOINTING = "gradient_checkpointing"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Tiny products are slower, not faster, on several threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict]:
+    tokenizer = cl100k_tokenizer(vocab_size=VOCAB_SIZE - 8)
+    ids = tokenizer(TEXT)["input_ids"]
+    assert len(tokenizer) == VOCAB_SIZE
+    return [{"input_ids": ids[i : i + LENGTH], "labels": ids[i : i + LENGTH]} for i in range(0, 8 * LENGTH, LENGTH)]
+
+
+@pytest.fixture
+def make_model(tiny_config):
+    def make(seed: int = 0, attn_implementation: str = "flash_diff", **kwargs) -> DiffTransformerForCausalLM:
+        torch.manual_seed(seed)
+        config = tiny_config(**{"vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 48, **kwargs})
+        return DiffTransformerForCausalLM._from_config(config, attn_implementation=attn_implementation)
+
+    return make
+
+
+class GradientRecorder(TrainerCallback):
+    """Keeps the gradients of every optimizer step."""
+
+    def __init__(self):
+        self.steps: list[dict[str, torch.Tensor]] = []
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        self.steps.append(gradients(model))
+
+
+def gradients(model) -> dict[str, torch.Tensor]:
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def losses(trainer: Trainer, key: str = "loss") -> list[float]:
+    return [float(entry[key]) for entry in trainer.state.log_history if key in entry]
+
+
+@pytest.fixture
+def make_trainer(tmp_path, rows):
+    def make(
+        model, *, train_dataset=rows, eval_dataset=None, data_collator=default_data_collator, callbacks=None, **kwargs
+    ) -> Trainer:
+        defaults = {
+            "output_dir": str(tmp_path / "output"),
+            "max_steps": 6,
+            "per_device_train_batch_size": 4,
+            "learning_rate": 1e-3,
+            "lr_scheduler_type": "constant",
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "report_to": [],
+            "use_cpu": True,
+            "disable_tqdm": True,
+        }
+        return Trainer(
+            model=model,
+            args=TrainingArguments(**{**defaults, **kwargs}),
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            data_collator=data_collator,
+            callbacks=callbacks,
+        )
+
+    return make
+
+
+def assert_all_close(actual: dict, expected: dict, rtol: float, what: str, atol_factor: float = 1e-6) -> None:
+    """Tensor by tensor; `atol` follows the largest entry of each, so that small gradients count as much as large."""
+    assert actual.keys() == expected.keys(), f"{what}: other parameters got a gradient"
+    for name, tensor in expected.items():
+        assert tensor.abs().max() > 0, f"{what}: the expected {name} is all zero, which compares nothing"
+        atol = atol_factor * tensor.abs().max().item()
+        torch.testing.assert_close(
+            actual[name], tensor, rtol=rtol, atol=atol, msg=lambda m, name=name: f"{what} of {name}: {m}"
+        )
+
+
+# ------------------------------------------------------------------------------------------------------- Trainer
+
+
+def test_trainer_lowers_the_loss_and_evaluation_does_not_disturb_it(make_model, make_trainer, rows):
+    kwargs = {"max_steps": 24, "learning_rate": 1e-2, "per_device_eval_batch_size": 3}
+    plain = make_trainer(make_model(initializer_range=0.05), **kwargs)
+    plain.train()
+    evaluated = make_trainer(
+        make_model(initializer_range=0.05), eval_dataset=rows[:7], eval_strategy="steps", eval_steps=8, **kwargs
+    )
+    evaluated.train()
+
+    train_losses, eval_losses = losses(evaluated), losses(evaluated, "eval_loss")
+    assert train_losses == losses(plain), "evaluation inside training changed the training losses"
+    assert sum(train_losses[-4:]) / 4 < sum(train_losses[:4]) / 4 - 2.0, f"the loss did not fall: {train_losses}"
+    assert len(eval_losses) == 3
+    assert all(after < before - 0.2 for before, after in pairwise(eval_losses)), f"did not fall: {eval_losses}"
+
+    batch = default_data_collator(rows[:7])
+    evaluated.model.eval()
+    with torch.no_grad():
+        expected = evaluated.model(**batch).loss.item()
+    # 3 + 3 + 1 rows of equal length: the mean over the rows is the mean over the tokens
+    assert eval_losses[-1] == pytest.approx(expected, rel=1e-5), "eval_loss is not the model's own loss"
+
+
+@pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
+def test_bf16_autocast_trains_like_float32(attn_implementation, make_model, make_trainer):
+    results = {}
+    for bf16 in (False, True):
+        recorder = GradientRecorder()
+        model = make_model(attn_implementation=attn_implementation)
+        trainer = make_trainer(model, bf16=bf16, callbacks=[recorder], max_steps=4, max_grad_norm=0.0)
+        trainer.train()
+        assert all(p.dtype == torch.float32 for p in model.parameters()), "autocast changed the weights' type"
+        results[bf16] = losses(trainer), recorder.steps[0]
+
+    (expected_losses, expected), (actual_losses, actual) = results[False], results[True]
+    assert actual_losses != expected_losses, "bf16=True computed in float32: the test shows nothing"
+    assert actual_losses == pytest.approx(expected_losses, rel=2e-3)
+    # The floor is for the lambda vectors: their gradient is one sum over all tokens and heads, in which most cancels
+    floor = 0.01 * torch.stack([gradient.norm() for gradient in expected.values()]).norm()
+    for name, gradient in expected.items():
+        error = (actual[name] - gradient).norm() / torch.maximum(gradient.norm(), floor)
+        assert error < 0.1, f"the gradient of {name} is off by {error:.3f} in relative norm under autocast"
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
+def test_activation_checkpointing_changes_no_bit(
+    attn_implementation, use_reentrant, make_model, make_trainer, rows, monkeypatch
+):
+    """With packed rows, whose documents must reach the second forward too."""
+    calls = []
+    attention_class = type(make_model().model.layers[0].self_attn)
+    attention_forward = attention_class.forward
+    monkeypatch.setattr(
+        attention_class, "forward", lambda self, *a, **k: calls.append(self) or attention_forward(self, *a, **k)
+    )
+    results, num_calls = [], []
+    for checkpointing in (False, True):
+        calls.clear()
+        recorder = GradientRecorder()
+        trainer = make_trainer(
+            make_model(attn_implementation=attn_implementation),
+            callbacks=[recorder],
+            data_collator=DataCollatorWithFlattening(return_flash_attn_kwargs=True),
+            max_steps=2,
+            **{CHECKPOINTING: checkpointing, f"{CHECKPOINTING}_kwargs": {"use_reentrant": use_reentrant}},
+        )
+        trainer.train()
+        results.append((losses(trainer), recorder.steps))
+        num_calls.append(len(calls))
+
+    assert num_calls[1] == 2 * num_calls[0], f"{num_calls} calls of the attention: nothing was checkpointed"
+    assert results[0][0] == results[1][0], "checkpointing changed the losses"
+    for step, (expected, actual) in enumerate(zip(results[0][1], results[1][1], strict=True)):
+        for name in expected:
+            assert torch.equal(expected[name], actual[name]), f"step {step}: checkpointing changed {name}'s gradient"
+
+
+def test_gradient_accumulation_equals_the_large_batch(make_model, make_trainer, rows):
+    """Also where the small batches hold different numbers of labels (`num_items_in_batch`)."""
+    uneven = []
+    for i, row in enumerate(rows):
+        prompt = 3 * i + 1
+        uneven.append({**row, "labels": [-100] * prompt + row["labels"][prompt:]})
+    results = []
+    for batch_size, accumulation in ((4, 1), (1, 4), (2, 2)):
+        recorder = GradientRecorder()
+        trainer = make_trainer(
+            make_model(),
+            train_dataset=uneven,
+            callbacks=[recorder],
+            per_device_train_batch_size=batch_size,
+            gradient_accumulation_steps=accumulation,
+            max_grad_norm=0.0,
+            max_steps=2,
+        )
+        trainer.train()
+        results.append((losses(trainer), recorder.steps))
+
+    for other_losses, other_steps in results[1:]:
+        assert other_losses == pytest.approx(results[0][0], rel=1e-5)
+        for step in range(2):
+            assert_all_close(other_steps[step], results[0][1][step], rtol=1e-3, what="accumulated gradient")
+
+
+def test_resume_from_checkpoint_is_bit_equal(make_model, make_trainer, tmp_path):
+    """The interrupted run stops after a checkpoint in the middle of an epoch."""
+    straight = make_trainer(make_model(), max_steps=5, weight_decay=0.1, lr_scheduler_type="linear")
+    straight.train()
+
+    class StopAfterThree(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_training_stop = state.global_step >= 3
+
+    kwargs = {"max_steps": 5, "weight_decay": 0.1, "lr_scheduler_type": "linear"}
+    interrupted = make_trainer(
+        make_model(), save_strategy="steps", save_steps=3, callbacks=[StopAfterThree()], **kwargs
+    )
+    interrupted.train()
+    assert interrupted.state.global_step == 3
+
+    # Weights of another seed: everything must come from the checkpoint
+    resumed = make_trainer(make_model(seed=1), **kwargs)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "output" / "checkpoint-3"))
+
+    assert losses(resumed) == losses(straight), "the losses after the resume differ"
+    expected = straight.model.state_dict()
+    for name, tensor in resumed.model.state_dict().items():
+        assert torch.equal(tensor, expected[name]), f"{name} differs after the resume"
+
+
+@pytest.mark.parametrize("packed_by", [None, "position_ids", "cu_seq_lens"])
+def test_torch_compile_gives_the_eager_losses(packed_by, make_model, make_trainer, monkeypatch):
+    # TrainingArguments sets it for good; the end of the test takes it back
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "no")
+    torch.compiler.reset()
+    counters.clear()
+    kwargs = {"max_steps": 4, "max_grad_norm": 0.0}
+    if packed_by is not None:
+        kwargs["data_collator"] = DataCollatorWithFlattening(return_flash_attn_kwargs=packed_by == "cu_seq_lens")
+    results = []
+    for compiled in (False, True):
+        recorder = GradientRecorder()
+        model = make_model(num_hidden_layers=1)  # compiling takes a time by the layer
+        trainer = make_trainer(model, torch_compile=compiled, callbacks=[recorder], **kwargs)
+        # torch would not see on disk that the gradient formula of a custom operator has changed since
+        with torch._functorch.config.patch(enable_autograd_cache=False):
+            trainer.train()
+        results.append((losses(trainer), recorder.steps))
+    torch.compiler.reset()
+
+    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"], f"not one graph: {counters}"
+    (expected_losses, expected_steps), (actual_losses, actual_steps) = results
+    assert actual_losses == pytest.approx(expected_losses, rel=1e-4)
+    actual = {name.removeprefix("_orig_mod."): gradient for name, gradient in actual_steps[0].items()}
+    assert_all_close(actual, expected_steps[0], rtol=1e-3, what="gradient under torch.compile", atol_factor=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------------- packing
+
+# Two rows of 48 tokens; the one-token document has no label of its own
+ROWS = ((20, 1, 17, 10), (31, 17))
+DOCUMENTS = [length for row in ROWS for length in row]
+
+
+@pytest.fixture
+def documents() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(0, VOCAB_SIZE, (length,), generator=generator) for length in DOCUMENTS]
+
+
+def pack(documents: list[torch.Tensor], announced_by: str, two_rows: bool) -> dict:
+    """What `DataCollatorWithFlattening` makes of the documents, in one row or folded into the two of ROWS."""
+    batch = DataCollatorWithFlattening(
+        return_position_ids=announced_by != "cu_seq_lens",
+        return_flash_attn_kwargs=announced_by != "position_ids",
+        return_seq_idx=announced_by == "both",
+    )([{"input_ids": ids} for ids in documents])
+    if two_rows:
+        batch = {k: v.view(len(ROWS), -1) if getattr(v, "ndim", 0) == 2 else v for k, v in batch.items()}
+    return batch
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("two_rows", [False, True], ids=["one_row", "two_rows"])
+@pytest.mark.parametrize("announced_by", ["position_ids", "cu_seq_lens", "both"])
+@pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
+def test_packed_documents_equal_separate_ones(
+    attn_implementation, announced_by, two_rows, mode, make_model, documents
+):
+    model = make_model(attn_implementation=attn_implementation).train(mode == "train")
+    assert model.config.use_cache, "the default of an eval forward is what is tested"
+    num_labels = sum(length - 1 for length in DOCUMENTS)
+    logits, expected_loss = [], 0.0
+    for ids in documents:
+        output = model(ids[None], labels=ids[None], num_items_in_batch=num_labels)
+        logits.append(output.logits[0].detach())
+        if len(ids) > 1:
+            expected_loss += output.loss.item()
+            output.loss.backward()
+    expected = gradients(model)
+    model.zero_grad()
+
+    output = model(**pack(documents, announced_by, two_rows))
+    output.loss.backward()
+    torch.testing.assert_close(
+        output.logits.flatten(0, 1), torch.cat(logits), rtol=1e-4, atol=1e-4, msg=lambda m: f"packed logits: {m}"
+    )
+    assert output.loss.item() == pytest.approx(expected_loss, rel=1e-5), "packing changed the loss"
+    assert_all_close(gradients(model), expected, rtol=1e-3, what="gradient of packed documents", atol_factor=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("announced_by", ["position_ids", "cu_seq_lens"])
+@pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
+def test_packed_documents_do_not_see_each_other(attn_implementation, announced_by, mode, make_model, documents):
+    """Exactly: another token in one document changes no bit of the others, and sends them no gradient."""
+    model = make_model(attn_implementation=attn_implementation).train(mode == "train")
+    batch = pack(documents, announced_by, two_rows=True)
+    input_ids = batch.pop("input_ids")
+    batch.pop("labels")
+    ends = torch.tensor(DOCUMENTS).cumsum(0).tolist()
+    for start, end in zip([0, *ends], ends, strict=False):
+        inside = torch.zeros(input_ids.numel(), dtype=torch.bool)
+        inside[start:end] = True
+        changed = input_ids.flatten().clone()
+        changed[start] = (changed[start] + 1) % VOCAB_SIZE
+        with torch.no_grad():
+            before = model(input_ids, **batch).logits.flatten(0, 1)
+            after = model(changed.view_as(input_ids), **batch).logits.flatten(0, 1)
+        assert torch.equal(before[~inside], after[~inside]), f"tokens {start}:{end} changed another document"
+        assert (before[inside] != after[inside]).any(-1).all(), "the changed token did not reach its own document"
+
+        embeddings = model.get_input_embeddings()(input_ids).detach().requires_grad_()
+        logits = model(inputs_embeds=embeddings, **batch).logits.flatten(0, 1)
+        (logits[inside] ** 2).sum().backward()
+        gradient = embeddings.grad.flatten(0, 1)
+        assert not gradient[~inside].any(), f"the loss of tokens {start}:{end} has a gradient in another document"
+        assert gradient[start].any()

@@ -1,0 +1,337 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Training with TRL's `SFTTrainer`, and LoRA adapters of PEFT."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
+from transformers import (
+    AutoModelForCausalLM,
+    DataCollatorWithFlattening,
+    PreTrainedTokenizerBase,
+    Trainer,
+    TrainingArguments,
+)
+from trl import SFTConfig, SFTTrainer
+
+from diff_transformer import DiffTransformerForCausalLM, cl100k_tokenizer
+
+SENTENCES = """\
+Call me Ishmael.
+Some years ago, never mind how long precisely, having little or no money in my purse, I thought I would sail about.
+It is a way I have of driving off the spleen.
+Whenever I find myself growing grim about the mouth; whenever it is a damp, drizzly November in my soul, I go to sea.
+This is my substitute for pistol and ball.
+There is nothing surprising in this.
+If they but knew it, almost all men in their degree cherish very nearly the same feelings towards the ocean with me.
+There now is your insular city of the Manhattoes, belted round by wharves as Indian isles by coral reefs.
+Right and left, the streets take you waterward.
+Look at the crowds of water-gazers there.
+""".splitlines()
+QUESTIONS = {"The capital of France?": " Paris.", "Two and two?": " Four, of course.", "A colour?": " Blue, or red."}
+# peft 0.21 asks for a property that transformers 5.23 renamed
+peft_asks_by_the_old_name = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning:transformers.modeling_utils"
+)
+IMPLEMENTATIONS = ["flash_diff", "sdpa", "eager"]
+# Named `gradient_checkpointing` before transformers 5.23
+CHECKPOINTING = "activation_checkpointing"
+if CHECKPOINTING not in {field.name for field in fields(TrainingArguments)}:
+    CHECKPOINTING = "gradient_checkpointing"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Tiny products are slower, not faster, on several threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return cl100k_tokenizer(vocab_size=512)
+
+
+@pytest.fixture
+def make_model(tiny_config, tokenizer):
+    def make(attn_implementation: str = "flash_diff", **kwargs) -> DiffTransformerForCausalLM:
+        torch.manual_seed(0)
+        sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 48, "initializer_range": 0.1}
+        config = tiny_config(**{**sizes, "eos_token_id": tokenizer.eos_token_id, **kwargs})
+        return DiffTransformerForCausalLM._from_config(config, attn_implementation=attn_implementation)
+
+    return make
+
+
+@pytest.fixture
+def make_sft_trainer(tmp_path, tokenizer):
+    def make(model, rows: list[dict], processing_class=tokenizer, peft_config=None, eval_rows=None, **kwargs):
+        defaults = {
+            "output_dir": str(tmp_path / "sft"),
+            "max_steps": 20,
+            "learning_rate": 1e-2,
+            "per_device_train_batch_size": 4,
+            "max_length": 64,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "report_to": [],
+            "use_cpu": True,
+            "bf16": False,
+            "disable_tqdm": True,
+            CHECKPOINTING: True,
+        }
+        return SFTTrainer(
+            model=model,
+            args=SFTConfig(**{**defaults, **kwargs}),
+            train_dataset=Dataset.from_list(rows),
+            eval_dataset=None if eval_rows is None else Dataset.from_list(eval_rows),
+            processing_class=processing_class,
+            peft_config=peft_config,
+        )
+
+    return make
+
+
+def losses(trainer: Trainer, key: str = "loss") -> list[float]:
+    return [float(entry[key]) for entry in trainer.state.log_history if key in entry]
+
+
+def assert_falls(values: list[float], by: float) -> None:
+    quarter = max(1, len(values) // 4)
+    first, last = sum(values[:quarter]) / quarter, sum(values[-quarter:]) / quarter
+    assert last < first - by, f"the loss fell from {first:.3f} to {last:.3f} only: {values}"
+
+
+def documents_of(batch: dict) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Ids and labels of the documents in a batch of TRL's collator, found without its offsets."""
+    ids, labels = batch["input_ids"], batch["labels"]
+    if "attention_mask" in batch:
+        kept = batch["attention_mask"].bool()
+        return [(row[keep], label[keep]) for row, label, keep in zip(ids, labels, kept, strict=True)]
+    starts = (batch["position_ids"][0] == 0).nonzero().flatten().tolist()
+    ends = [*starts[1:], ids.shape[1]]
+    return [(ids[0, start:end], labels[0, start:end]) for start, end in zip(starts, ends, strict=True)]
+
+
+# ----------------------------------------------------------------------------------------------------------- TRL
+
+LAYOUTS = {
+    "padded": {},
+    "padding_free": {"padding_free": True, "max_length": None},
+    "bfd_packing": {"packing": True, "packing_strategy": "bfd", "max_length": 128, "per_device_train_batch_size": 2},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
+def test_sft_loss_is_the_models_own(attn_implementation, layout, make_model, make_sft_trainer):
+    """The chunked fused LM head, over documents padded, flattened or packed, against the model's own loss and
+    gradients on each document alone."""
+    rows = [{"text": sentence} for sentence in SENTENCES]
+    trainer = make_sft_trainer(make_model(attn_implementation=attn_implementation), rows, **LAYOUTS[layout])
+    batch = next(iter(trainer.get_train_dataloader()))
+    documents = documents_of(batch)
+    assert len(documents) >= 4 and len({len(ids) for ids, _ in documents}) > 2
+    assert ("cu_seq_lens_q" in batch) == (layout != "padded")
+    trainer.model.train()
+    loss = trainer.compute_loss(trainer.model, dict(batch))
+    loss.backward()
+
+    model = make_model(attn_implementation=attn_implementation)
+    num_labels = sum(int((labels[1:] != -100).sum()) for _, labels in documents)
+    expected = 0.0
+    for ids, labels in documents:
+        own_loss = model(ids[None], labels=labels[None], num_items_in_batch=num_labels).loss
+        own_loss.backward()
+        expected += own_loss.item()
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    gradients = {name: parameter.grad for name, parameter in trainer.model.named_parameters()}
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(
+            gradients[name],
+            parameter.grad,
+            rtol=1e-3,
+            atol=1e-5 * parameter.grad.abs().max().item(),
+            msg=lambda m, name=name: f"gradient of {name}: {m}",
+        )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sft_lowers_the_loss(layout, make_model, make_sft_trainer):
+    rows = [{"text": sentence} for sentence in SENTENCES]
+    trainer = make_sft_trainer(
+        make_model(), rows, eval_rows=rows[:5], eval_strategy="steps", eval_steps=10, **LAYOUTS[layout]
+    )
+    trainer.train()
+    assert_falls(losses(trainer), by=1.5)
+    assert_falls(losses(trainer, "eval_loss"), by=0.5)
+
+
+def test_sft_of_a_saved_folder_on_prompt_and_completion(make_model, make_sft_trainer, tokenizer, tmp_path):
+    """Model and tokenizer come from a folder; only the completions are learnt, and then generated."""
+    folder = str(tmp_path / "model")
+    make_model().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    rows = [{"prompt": prompt, "completion": completion} for prompt, completion in QUESTIONS.items()]
+    trainer = make_sft_trainer(folder, rows, processing_class=None, padding_free=True, max_length=None, max_steps=40)
+    assert isinstance(trainer.model, DiffTransformerForCausalLM)
+    learnt = {
+        tokenizer.decode([label for label in labels if label != -100]) for labels in trainer.train_dataset["labels"]
+    }
+    assert learnt == {completion + tokenizer.eos_token for completion in QUESTIONS.values()}
+    trainer.train()
+    assert_falls(losses(trainer), by=3.0)
+    assert trainer.model.config._attn_implementation == "flash_diff", "the training ran on another attention"
+
+    model = trainer.model.eval()
+    for prompt, completion in QUESTIONS.items():
+        inputs = tokenizer(prompt, return_tensors="pt")
+        output = model.generate(**inputs, max_new_tokens=12, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+        assert tokenizer.decode(output) == completion + tokenizer.eos_token, "generation after the training"
+
+
+def test_sft_assistant_only_loss_through_the_chat_template(make_model, make_sft_trainer, tokenizer):
+    rows = [
+        {
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": question},
+                {"role": "assistant", "content": answer.strip()},
+                {"role": "user", "content": "Are you sure?"},
+                {"role": "assistant", "content": "Yes."},
+            ]
+        }
+        for question, answer in QUESTIONS.items()
+    ]
+    trainer = make_sft_trainer(
+        make_model(),
+        rows,
+        assistant_only_loss=True,
+        packing=True,
+        max_length=256,
+        per_device_train_batch_size=1,
+    )
+    assert trainer.chat_template is None, "TRL replaced the tokenizer's own template"
+    (labels,) = trainer.train_dataset["labels"]  # everything in one packed row
+    learnt = tokenizer.decode([label for label in labels if label != -100])
+    answers = sorted(f"{answer.strip()}<|im_end|>Yes.<|im_end|>" for answer in QUESTIONS.values())
+    assert sorted(learnt.replace("Yes.<|im_end|>", "Yes.<|im_end|>\n").splitlines()) == answers
+    trainer.train()
+    assert_falls(losses(trainer), by=2.0)
+
+
+@peft_asks_by_the_old_name
+def test_sft_trains_a_lora_adapter(make_model, make_sft_trainer):
+    model = make_model()
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    trainer = make_sft_trainer(
+        model,
+        [{"text": sentence} for sentence in SENTENCES],
+        peft_config=LoraConfig(task_type="CAUSAL_LM", r=8, target_modules="all-linear"),
+        packing=True,
+        learning_rate=3e-2,
+    )
+    trainer.train()
+    assert_falls(losses(trainer), by=0.3)
+    after = trainer.model.unload().state_dict()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items()), "the base model changed"
+
+
+# ---------------------------------------------------------------------------------------------------------- PEFT
+
+
+@pytest.fixture
+def adapted(make_model, tmp_path, tokenizer):
+    """A function: a base model saved to `base`, an adapter trained for some steps on packed rows, and the weights
+    from before the training."""
+
+    def train(**lora) -> tuple[PeftModel, dict[str, torch.Tensor]]:
+        make_model().save_pretrained(tmp_path / "base")
+        base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+        model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=16, **lora))
+        before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        args = TrainingArguments(
+            output_dir=str(tmp_path / "lora"),
+            max_steps=6,
+            per_device_train_batch_size=4,
+            learning_rate=3e-2,
+            save_strategy="no",
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+        )
+        rows = [{"input_ids": tokenizer(sentence)["input_ids"]} for sentence in SENTENCES]
+        Trainer(model=model, args=args, train_dataset=rows, data_collator=DataCollatorWithFlattening()).train()
+        return model.eval(), before
+
+    return train
+
+
+def changed(model, before: dict[str, torch.Tensor]) -> set[str]:
+    return {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+
+
+@peft_asks_by_the_old_name
+def test_lora_without_target_modules_adapts_queries_and_values(adapted):
+    model, before = adapted()
+    layers = "base_model.model.model.layers"
+    expected = {
+        f"{layers}.{i}.self_attn.{projection}.lora_{ab}.default.weight"
+        for i in range(2)
+        for projection in ("q_proj", "v_proj")
+        for ab in "AB"
+    }
+    assert set(model.targeted_module_names) == {
+        f"model.layers.{i}.self_attn.{projection}" for i in range(2) for projection in ("q_proj", "v_proj")
+    }
+    assert changed(model, before) == expected, "training must change the adapters, all of them, and nothing else"
+
+
+@peft_asks_by_the_old_name
+def test_lora_on_all_linear_layers_leaves_lambda_and_the_norms(adapted):
+    model, before = adapted(target_modules="all-linear")
+    touched = changed(model, before)
+    assert touched == {name for name in before if "lora_" in name}
+    targets = {name.rpartition(".")[2] for name in model.targeted_module_names}
+    assert targets == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    for name, parameter in model.named_parameters():
+        if "lambda_" in name or "subln" in name:
+            assert parameter.grad is None and not parameter.requires_grad, f"{name} is trained"
+
+
+@peft_asks_by_the_old_name
+@pytest.mark.parametrize("target_modules", [None, "all-linear"])
+def test_lora_saves_loads_and_merges(target_modules, adapted, tmp_path, tokenizer):
+    model, _ = adapted(**({} if target_modules is None else {"target_modules": target_modules}))
+    inputs = tokenizer([SENTENCES[0], SENTENCES[1]], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        with model.disable_adapter():
+            of_the_base = model(**inputs).logits
+    assert (expected - of_the_base).abs().max() > 0.1, "the adapter does nothing: the test shows nothing"
+    model.save_pretrained(tmp_path / "adapter")
+
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    loaded = {
+        "PeftModel": PeftModel.from_pretrained(base, tmp_path / "adapter"),
+        "AutoPeftModelForCausalLM": AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter"),
+    }
+    for name, other in loaded.items():
+        with torch.no_grad():
+            assert torch.equal(other.eval()(**inputs).logits, expected), f"{name} loaded another model"
+
+    merged = loaded["AutoPeftModelForCausalLM"].merge_and_unload()
+    assert type(merged) is DiffTransformerForCausalLM
+    merged.save_pretrained(tmp_path / "merged")
+    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    for name, other in {"merged": merged, "merged, saved and loaded": reloaded}.items():
+        with torch.no_grad():
+            torch.testing.assert_close(
+                other(**inputs).logits, expected, rtol=0, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}"
+            )
+    fused = merged.model.layers[0].self_attn
+    assert torch.equal(fused.lambda_q1, base.model.layers[0].self_attn.lambda_q1), "merging touched lambda"
