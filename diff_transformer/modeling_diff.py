@@ -258,8 +258,8 @@ class DiffTransformerDecoderLayer(GradientCheckpointingLayer):
     ) -> torch.Tensor:
         residual = hidden_states
         hidden_states = self.input_layernorm(hidden_states)
-        # hidden_states by position: transformers 5.17 sums the gradients of lambda over tensor-parallel ranks in a hook
-        # that sees positional inputs only
+        # hidden_states by position: transformers 5.17 sums the gradients of lambda over tensor-parallel ranks in hooks
+        # that see positional inputs only
         hidden_states, _ = self.self_attn(
             hidden_states,
             attention_mask=attention_mask,
