@@ -1,0 +1,95 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""The demo's two pictures: the loss curve, and the two softmax maps of a head beside their difference."""
+
+import re
+
+import matplotlib
+import torch
+from matplotlib.figure import Figure
+
+from diff_transformer.modeling_diff import apply_rotary_pos_emb
+
+matplotlib.use("Agg")
+
+
+def draw_loss(history: list[dict], unigram_entropy: float, path) -> None:
+    """`history` is the log of transformers' Trainer."""
+    figure = Figure(figsize=(7, 4), dpi=110, layout="constrained")
+    axes = figure.subplots()
+    for key, label, style in (
+        ("loss", "training batches", {"color": "#9ecae1", "linewidth": 1}),
+        ("eval_loss", "validation", {"color": "#08519c", "marker": "o", "markersize": 4, "linewidth": 2}),
+    ):
+        points = [(entry["step"], entry[key]) for entry in history if key in entry]
+        axes.plot(*zip(*points, strict=True), label=label, **style)
+    step, loss = points[-1]
+    axes.annotate(f"{loss:.2f}", (step, loss), (0, -14), textcoords="offset points", ha="right", color="#08519c")
+    axes.axhline(unigram_entropy, color="#636363", linestyle="--", label="unigram entropy of the validation tokens")
+    axes.set(title="Differential Transformer on the Python standard library", xlabel="optimizer step")
+    axes.set(ylabel="cross-entropy (nats per token)", xlim=(0, step * 1.02))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.savefig(path, format="png")
+
+
+@torch.no_grad()
+def attention_maps(model, input_ids: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor, float]]:
+    """For every layer both softmax maps, (heads, tokens, tokens) each, and lambda.
+
+    From the module's own projections (Eq. 1, arXiv:2410.05258); their difference must be the map that the model
+    returns, for which it has to run with `attn_implementation="eager"`. input_ids: (1, tokens).
+    """
+    seen, handles = {}, []
+    for name, module in model.named_modules():
+        if name.endswith(("q_proj", "k_proj")):
+            handles.append(module.register_forward_hook(lambda _, __, out, name=name: seen.update({name: out})))
+    returned = model(input_ids=input_ids, output_attentions=True).attentions
+    for handle in handles:
+        handle.remove()
+
+    tokens, maps = input_ids.shape[1], []
+    cos, sin = model.model.rotary_emb(seen["model.layers.0.self_attn.q_proj"], torch.arange(tokens)[None])
+    future = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+    for i, layer in enumerate(model.model.layers):
+        attention = layer.self_attn
+        q, k = (  # (2 heads, tokens, d): q1, q2 of every head in turn
+            seen[f"model.layers.{i}.self_attn.{name}"][0].view(tokens, -1, attention.diff_head_dim).transpose(0, 1)
+            for name in ("q_proj", "k_proj")
+        )
+        q, k = apply_rotary_pos_emb(q, k, cos[0], sin[0], unsqueeze_dim=0)
+        scores = (q @ k.transpose(1, 2) * attention.scaling).masked_fill(future, -torch.inf)
+        map1, map2 = scores.softmax(-1).unflatten(0, (-1, 2)).unbind(1)
+        torch.testing.assert_close(map1 - attention.get_lambda() * map2, returned[i][0])
+        maps.append((map1, map2, attention.get_lambda().item()))
+    return maps
+
+
+def draw_maps(model, tokenizer, prompt: str, path) -> str:
+    """Draws the head whose second map takes most away from its first; returns what it shows."""
+    input_ids = tokenizer(prompt, return_tensors="pt").input_ids
+    tokens = [tokenizer.decode(i).replace("\n", "↵") for i in input_ids[0]]
+    tokens = [re.sub(" {3,}", lambda m: f"·×{len(m[0])}", token).replace(" ", "·") for token in tokens]
+    best = (-1.0,)
+    for layer, (map1, map2, weight) in enumerate(attention_maps(model, input_ids)):
+        # of the mass of softmax 1, row sums of 1, except for the first row, which can only see itself
+        cancelled = torch.minimum(map1, weight * map2)[:, 1:].sum(-1).mean(-1)
+        head = int(cancelled.argmax())
+        best = max(best, (cancelled[head].item(), layer, head, weight, map1[head], map2[head]), key=lambda b: b[0])
+    share, layer, head, weight, map1, map2 = best
+    difference = map1 - weight * map2
+
+    figure = Figure(figsize=(13, 5), dpi=100, layout="constrained")
+    panels = (("softmax 1", map1), ("softmax 2", map2), (f"softmax 1 − {weight:.2f} × softmax 2", difference))
+    top = torch.stack((map1, map2))[:, 1:].quantile(0.99).item()
+    future = torch.ones_like(map1, dtype=torch.bool).triu(1)
+    for axes, (title, values) in zip(figure.subplots(1, 3, sharey=True), panels, strict=True):
+        image = axes.imshow(values.masked_fill(future, torch.nan), cmap="RdBu_r", vmin=-top, vmax=top)
+        axes.set(title=title, xlabel="key token", facecolor="#e8e8e8")
+        axes.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=8, family="monospace")
+        axes.set_yticks(range(len(tokens)), tokens, fontsize=8, family="monospace")
+    figure.axes[0].set_ylabel("query token")
+    figure.colorbar(image, ax=figure.axes, label="attention weight", extend="both", shrink=0.8)
+    what = f"layer {layer + 1}, head {head + 1}, lambda = {weight:.3f}, {share:.0%} of softmax 1 cancelled"
+    figure.suptitle(f"Differential attention in the head that cancels most: {what}")
+    figure.savefig(path, format="png")
+    return what

@@ -1,0 +1,270 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Trains a small Differential Transformer on the Python standard library: offline, on two CPU cores, in five minutes.
+
+Sources -> tokens -> budget -> Trainer -> model folder -> completion by a fresh process (complete.py) -> attention
+maps and loss curve (pictures.py) -> summary.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: everything is on this machine already
+
+import numpy as np  # noqa: E402  (after the environment)
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from pictures import draw_loss, draw_maps  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoModelForCausalLM,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
+
+from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, cl100k_tokenizer  # noqa: E402
+
+HERE = Path(__file__).resolve().parent
+MARK = ".diff_transformer_demo"  # a folder with this file in it is ours to overwrite
+NOT_DATA = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
+NOT_CODE = {"encodings", "pydoc_data"}  # generated tables that are near copies of one another, and prose
+PROMPT = "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"
+
+# Narrow, shallow, many small steps: what a few minutes of two cores are best spent on (most of the arithmetic is the
+# output layer). initializer_range is near hidden_size**-0.5; the usual 0.02 is made for wide models.
+FULL = {
+    "model": {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 2, "initializer_range": 0.06},
+    "data": {"length": 256, "batch": 4, "files": None, "validation_rows": 128},
+    "optimizer": {"lr": 3e-3, "steps": 2000},
+}
+SMOKE = {
+    "model": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.15},
+    "data": {"length": 128, "batch": 4, "files": 100, "validation_rows": 16},
+    "optimizer": {"lr": 1e-2, "steps": 40},
+}
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    text = "most minutes of training (%(default)s); a slow machine takes fewer steps and still ends at learning rate 0"
+    parser.add_argument("--minutes", type=float, default=4.5, help=text)
+    text = f"most optimizer steps ({FULL['optimizer']['steps']}); seed and number of steps determine the result"
+    parser.add_argument("--steps", type=int, help=text)
+    parser.add_argument("--seed", type=int, default=0, help="of weights and data order (%(default)s)")
+    parser.add_argument("--prompt", default=PROMPT, help="Python to complete, and to draw the attention maps on")
+    text = "folder whose .py files are the data, 1 in 20 of them held out (the standard library, %(default)s)"
+    parser.add_argument("--source", type=Path, default=Path(sysconfig.get_paths()["stdlib"]), help=text)
+    text = "folder for model, pictures and log, which replace an earlier run's (%(default)s)"
+    parser.add_argument("--out", type=Path, default=HERE / "out", help=text)
+    text = "the same path in seconds, for tests: a tiny model that learns next to nothing"
+    parser.add_argument("--smoke", action="store_true", help=text)
+    args = parser.parse_args()
+    if args.minutes <= 0 or (args.steps is not None and args.steps < 1):
+        parser.error("--minutes and --steps must be positive")
+    return args
+
+
+def load_data(root: Path, limit: int | None, tokenizer, length: int) -> list[torch.Tensor]:
+    """Training and validation rows, (rows, length) each: files in the order of their paths, an end-of-text token after
+    each, as one stream cut into rows."""
+    paths = sorted(path.relative_to(root) for path in root.rglob("*.py"))
+    texts = {"training": [], "validation": []}
+    for path in [path for path in paths if not (NOT_DATA | NOT_CODE) & set(path.parts)][:limit]:
+        # chosen by a hash, so that a file stays on its side whatever other files come or go
+        held_out = hashlib.sha256(path.as_posix().encode()).digest()[0] < 256 / 20
+        try:
+            text = (root / path).read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            sys.exit(f"{root / path} cannot be read ({error.strerror}). Make it readable, or name another --source.")
+        texts["validation" if held_out else "training"].append(text)
+    rows = []
+    for split, documents in texts.items():
+        encodings = tokenizer.backend_tokenizer.encode_batch_fast(documents)
+        stream = np.array([i for encoding in encodings for i in (*encoding.ids, tokenizer.eos_token_id)], dtype=int)
+        if len(stream) < length:
+            sys.exit(
+                f"{root} gives {len(stream)} tokens of Python for {split} and {length} are needed ({len(documents)} "
+                "files, test folders left out). Some systems ship Python without its sources: name a folder with "
+                "some hundred .py files as --source."
+            )
+        rows.append(torch.from_numpy(stream[: len(stream) // length * length].reshape(-1, length)))
+    return rows
+
+
+class Clock(TrainerCallback):
+    """Decays the learning rate, and ends the training, by the steps or by the time, whichever is further on.
+
+    The time counts only when training falls behind: a run that needs all its minutes for its steps goes by steps from
+    start to end, so its result does not depend on how the minutes were spread over the steps.
+    """
+
+    def __init__(self, steps: int, minutes: float):
+        self.steps, self.seconds, self.start = steps, 60 * minutes, None
+
+    def elapsed(self) -> float:
+        return 0.0 if self.start is None else (time.monotonic() - self.start) / self.seconds
+
+    def learning_rate(self, step: int) -> float:
+        """Relative to its peak: warm-up over the first 5 % of the steps, and a linear decay to zero."""
+        decay = 1.0 - max(step / self.steps, (self.elapsed() - 0.2) / 0.8)
+        return min(1.0, (step + 1) / (0.05 * self.steps)) * max(0.0, decay)
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.start = time.monotonic()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop |= self.elapsed() >= 1.0
+
+
+class Bar(ProgressCallback):
+    """Trainer's progress bar, with the loss on it instead of a line for every entry of the log."""
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if self.training_bar is not None and "loss" in logs:
+            self.training_bar.set_postfix(loss=logs["loss"])
+
+    def on_prediction_step(self, args, state, control, **kwargs):
+        pass
+
+
+def replace(path: Path, write) -> None:
+    """Lets `write` make a file or folder under a temporary name, then renames it: `path` is never half-written."""
+    temporary = path.with_name(f"new_{path.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    write(temporary)
+    if path.is_dir():
+        shutil.rmtree(path)
+    os.replace(temporary, path)
+
+
+def main() -> None:
+    args, begin = parse_args(), time.monotonic()
+    size = SMOKE if args.smoke else FULL
+    data, lr, max_steps = size["data"], size["optimizer"]["lr"], args.steps or size["optimizer"]["steps"]
+    out = args.out.resolve()
+    if out.exists() and not (out.is_dir() and ((out / MARK).exists() or not any(out.iterdir()))):
+        sys.exit(f"{out} exists and was not made by this demo, so it stays as it is. Name another folder with --out.")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / MARK).touch()
+
+    # 1. Data. The first 8,192 ranks of cl100k_base make the softmax 12 times cheaper than all of them
+    tokenizer = cl100k_tokenizer(vocab_size=8192)
+    train, validation = load_data(args.source, data["files"], tokenizer, data["length"])
+    kept = torch.linspace(0, len(validation) - 1, min(len(validation), data["validation_rows"])).long()
+    validation = validation[kept]
+    share = validation.flatten().bincount() / validation.numel()
+    unigram_entropy = -torch.special.xlogy(share, share).sum().item()  # the best loss of a model without context
+
+    # 2. Model. What `size` does not name is the paper's
+    set_seed(args.seed)
+    config = DiffTransformerConfig(
+        **size["model"],
+        vocab_size=len(tokenizer) + -len(tokenizer) % 64,
+        max_position_embeddings=data["length"],
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = DiffTransformerForCausalLM(config)
+    is_matrix = {p: p.ndim == 2 and p is not model.lm_head.weight for p in model.parameters()}
+    decayed, plain = ([p for p in is_matrix if is_matrix[p] == wanted] for wanted in (True, False))
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95))
+
+    # 3. Budget, from the time of a few steps without their update
+    seconds, sample = [], train[: data["batch"]]
+    for _ in range(7):
+        start = time.monotonic()
+        model(input_ids=sample, labels=sample).loss.backward()
+        model.zero_grad()
+        seconds.append(time.monotonic() - start)
+    minutes_per_step = sorted(seconds)[3] / 60 * 1.15  # the update and the evaluations take the rest
+    steps = min(max_steps, max(20, int(args.minutes / minutes_per_step)))
+    batch_tokens = sample.numel()
+    tokens = steps * batch_tokens
+    print(
+        f"Data        {train.numel():,} tokens of Python from {args.source}, {validation.numel():,} held out\n"
+        f"Model       {model.num_parameters():,} parameters: {config.num_hidden_layers} layers, {config.hidden_size} "
+        f"wide, with {config.num_attention_heads} differential heads each\n"
+        f"Budget      {steps:,} steps, {tokens:,} tokens ({tokens / train.numel():.2f} of the data), about "
+        f"{steps * minutes_per_step:.1f} minutes on {torch.get_num_threads()} threads; at most {args.minutes:g}",
+        flush=True,
+    )
+    if steps < max_steps:
+        print(f"            (too slow or too busy a machine for all {max_steps:,} steps: the loss ends higher)")
+
+    # 4. Training
+    clock = Clock(steps, args.minutes)
+    arguments = TrainingArguments(
+        output_dir=str(out),
+        max_steps=steps,
+        per_device_train_batch_size=data["batch"],
+        per_device_eval_batch_size=8,
+        eval_strategy="steps",
+        eval_steps=max(1, steps // 8),
+        eval_on_start=True,
+        logging_steps=max(1, steps // 200),
+        save_strategy="no",
+        report_to="none",
+        seed=args.seed,
+        use_cpu=True,
+    )
+    trainer = Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=[{"input_ids": row, "labels": row} for row in train],
+        eval_dataset=[{"input_ids": row, "labels": row} for row in validation],
+        optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, clock.learning_rate)),
+        callbacks=[clock],
+    )
+    trainer.remove_callback(ProgressCallback)
+    trainer.add_callback(Bar)
+    trainer.train()
+    minutes = clock.elapsed() * args.minutes
+    loss = trainer.evaluate()["eval_loss"]
+
+    # 5. Results
+    replace(out / "model", lambda folder: (tokenizer.save_pretrained(folder), model.save_pretrained(folder)))
+    command = [sys.executable, str(HERE / "complete.py"), str(out / "model"), args.prompt]
+    utf8 = {**os.environ, "PYTHONUTF8": "1"}
+    completion = subprocess.run(command, check=True, env=utf8, stdout=subprocess.PIPE, encoding="utf-8").stdout
+    print(f"\n--- prompt\n{args.prompt}\n--- completion, by a process that loaded the saved model\n{completion}\n---")
+
+    transformers.utils.logging.disable_progress_bar()  # of loading weights
+    reloaded = AutoModelForCausalLM.from_pretrained(out / "model", attn_implementation="eager")
+    heads = []
+    replace(out / "loss.png", lambda path: draw_loss(trainer.state.log_history, unigram_entropy, path))
+    replace(out / "maps.png", lambda path: heads.append(draw_maps(reloaded, tokenizer, args.prompt, path)))
+    result = {
+        "validation_loss": loss,
+        "unigram_entropy": unigram_entropy,
+        "steps": trainer.state.global_step,
+        "training_minutes": minutes,
+        "completion": completion,
+        "command": sys.argv,
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "history": trainer.state.log_history,
+    }
+    replace(out / "log.json", lambda path: path.write_text(json.dumps(result, indent=1)))
+    print(
+        f"Validation  {loss:.2f} nats a token, {unigram_entropy - loss:.2f} under the unigram entropy of the same "
+        f"tokens, {unigram_entropy:.2f}\n"
+        f"Training    {trainer.state.global_step:,} steps, {trainer.state.global_step * batch_tokens:,} tokens, "
+        f"{minutes:.1f} minutes; everything {(time.monotonic() - begin) / 60:.1f} minutes\n"
+        f"Model       {out / 'model'}\n"
+        f"Pictures    {out / 'loss.png'}\n            {out / 'maps.png'}: {heads[0]}\n"
+        f"Log         {out / 'log.json'}"
+    )
+
+
+if __name__ == "__main__":
+    main()

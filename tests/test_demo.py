@@ -1,0 +1,186 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""demo/run.py: the smoke path through real processes, and the parts that a short run does not reach."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from diff_transformer import DiffTransformerForCausalLM
+
+DEMO = Path(__file__).parents[1] / "demo"
+
+
+def python(*args, cwd) -> subprocess.CompletedProcess:
+    # one thread: the arithmetic is tiny, and threads that wait for one another are slow on a busy machine
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *map(str, args)]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, encoding="utf-8", timeout=900)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two smoke runs into one folder: the folder, their outputs and their logs."""
+    folder = tmp_path_factory.mktemp("demo")
+    out, outputs, logs = folder / "out", [], []
+    for _ in range(2):
+        done = python(DEMO / "run.py", "--smoke", "--out", out, cwd=folder)
+        assert done.returncode == 0, f"the smoke run failed:\n{done.stderr[-4000:]}"
+        outputs.append(done.stdout)
+        logs.append(json.loads((out / "log.json").read_text()))
+    return out, outputs, logs
+
+
+def test_run_leaves_nothing_but_its_results(runs):
+    out, _, _ = runs
+    found = {path.name for path in out.iterdir()}
+    assert found == {".diff_transformer_demo", "model", "loss.png", "maps.png", "log.json"}
+    assert {path.name for path in out.parent.iterdir()} == {"out"}, "the demo wrote outside its folder"
+
+
+def test_run_lowers_the_validation_loss(runs):
+    _, _, (log, _) = runs
+    losses = [entry["eval_loss"] for entry in log["history"] if "eval_loss" in entry]
+    assert log["validation_loss"] == losses[-1] < losses[0] - 1.0
+    assert 4.0 < log["unigram_entropy"] < 7.0
+
+
+def test_run_decays_the_learning_rate_to_zero(runs):
+    _, _, (log, _) = runs
+    rates = [entry["learning_rate"] for entry in log["history"] if "learning_rate" in entry]
+    assert rates[-1] < 0.05 * max(rates)
+
+
+def test_run_twice_gives_the_same_result(runs):
+    _, _, (first, second) = runs
+    assert first["validation_loss"] == second["validation_loss"]
+    assert first["completion"] == second["completion"]
+
+
+def test_run_prints_budget_and_summary(runs):
+    out, outputs, (log, _) = runs
+    for output in outputs:
+        for line in (
+            "Data  ",
+            "Model  ",
+            "Budget  ",
+            "--- prompt",
+            "Validation  ",
+            "Training  ",
+            "Pictures  ",
+            "Log  ",
+        ):
+            assert line in output, f"no line {line!r} in the output"
+        for path in ("model", "loss.png", "maps.png", "log.json"):
+            assert str(out / path) in output
+        assert output.index("Budget") < output.index("--- completion") < output.index("Validation")
+        assert log["completion"].strip() in output
+        assert "lambda = " in output
+
+
+def test_run_saves_a_complete_model(runs):
+    out, _, _ = runs
+    found = {path.name for path in (out / "model").iterdir()}
+    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= found
+    model, tokenizer = (
+        DiffTransformerForCausalLM.from_pretrained(out / "model"),
+        AutoTokenizer.from_pretrained(out / "model"),
+    )
+    assert tokenizer.eos_token_id == model.config.eos_token_id == model.generation_config.eos_token_id
+    assert len(tokenizer) <= model.config.vocab_size
+
+
+def test_complete_needs_nothing_but_the_folder(runs, tmp_path):
+    out, _, (_, log) = runs
+    moved = tmp_path / "moved"
+    (out / "model").rename(moved)
+    try:
+        prompt = "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"
+        done = python(DEMO / "complete.py", moved, prompt, cwd=tmp_path)
+    finally:
+        moved.rename(out / "model")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout == log["completion"]
+
+
+@pytest.mark.parametrize("name", ["loss.png", "maps.png"])
+def test_pictures_show_something(runs, name):
+    image = pytest.importorskip("matplotlib.image")
+    out, _, _ = runs
+    pixels = image.imread(out / name)
+    assert (out / name).stat().st_size < 150_000
+    assert pixels.shape[0] >= 400 and pixels.shape[1] >= 700
+    assert len(np.unique((pixels[..., :3] * 255).astype(int).reshape(-1, 3), axis=0)) > 50, "an empty picture"
+
+
+@pytest.fixture
+def demo(monkeypatch):
+    """The scripts as modules of this process."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("accelerate")
+    monkeypatch.syspath_prepend(DEMO)
+    for name in ("run", "pictures"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import run
+
+    yield run
+    for name in ("run", "pictures"):
+        del sys.modules[name]
+
+
+def test_run_refuses_a_folder_that_is_not_its_own(demo, monkeypatch, tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    monkeypatch.setattr(sys, "argv", ["run.py", "--smoke", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="was not made by this demo"):
+        demo.main()
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_run_says_which_file_it_cannot_read(demo, monkeypatch, tmp_path):
+    (tmp_path / "folder.py").mkdir()  # not readable as a file, even for root
+    monkeypatch.setattr(sys, "argv", ["run.py", "--source", str(tmp_path), "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit, match="folder.py cannot be read .* --source"):
+        demo.main()
+
+
+def test_run_says_when_there_are_no_sources(demo, monkeypatch, tmp_path):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_a.py").write_text("pass")
+    monkeypatch.setattr(sys, "argv", ["run.py", "--source", str(tmp_path), "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit, match="gives 0 tokens of Python for training .* --source"):
+        demo.main()
+
+
+@pytest.mark.parametrize("seconds_per_step", [0.1, 1.0, 2.0, 5.0])
+def test_clock_ends_in_time_with_a_complete_decay(demo, monkeypatch, seconds_per_step):
+    now = [1000.0]
+    monkeypatch.setattr(demo.time, "monotonic", lambda: now[0])
+    control, clock = type("Control", (), {"should_training_stop": False})(), demo.Clock(steps=600, minutes=10)
+    clock.on_train_begin(None, None, control)
+    rates = []
+    while len(rates) < 600 and not control.should_training_stop:
+        rates.append(clock.learning_rate(len(rates)))
+        now[0] += seconds_per_step
+        clock.on_step_end(None, None, control)
+    assert now[0] - 1000.0 <= 600 + seconds_per_step
+    assert rates[-1] < 0.02, "training ended before the learning rate had decayed"
+    if seconds_per_step <= 1.0:
+        assert rates == [min(1.0, (step + 1) / 30) * (1.0 - step / 600) for step in range(600)], "the clock interfered"
+
+
+def test_attention_maps_are_those_of_the_model(demo, tiny_config):
+    import pictures
+
+    model = DiffTransformerForCausalLM(tiny_config(num_key_value_heads=4, attn_implementation="eager")).eval()
+    maps = pictures.attention_maps(model, torch.randint(0, 199, (1, 9)))  # checks the difference by itself
+    assert len(maps) == 2
+    for map1, map2, _ in maps:
+        assert map1.shape == map2.shape == (4, 9, 9)
+        torch.testing.assert_close(map1.sum(-1), torch.ones(4, 9))
+        assert (map1 - map2).abs().max() > 0.05, "both maps are the same"
