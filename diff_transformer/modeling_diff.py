@@ -618,7 +618,8 @@ class DiffTransformerForTokenClassification(GenericForTokenClassification, DiffT
         DiffTransformerPreTrainedModel.__init__(self, config)
         self.num_labels = config.num_labels
         self.model = DiffTransformerModel(config)
-        self.dropout = nn.Dropout(getattr(config, "classifier_dropout", 0.1))
+        dropout = getattr(config, "classifier_dropout", None)
+        self.dropout = nn.Dropout(0.1 if dropout is None else dropout)
         self.score = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
