@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: everything is on this machine already
+# Threads that spin while they wait for one another come to a standstill as soon as another program wants a core
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np  # noqa: E402  (after the environment)
 import torch  # noqa: E402
