@@ -156,7 +156,10 @@ def main() -> None:
     total = sum(3 * (n + 1) for by_task in rounds.values() for n in by_task.values())
     with tqdm(total=total, unit="run") as progress:
         rows = [row for dtype in args.dtypes for row in measure(getattr(torch, dtype), rounds[dtype], progress)]
-    command = f"python -m benchmarks.model_cpu --rounds {args.rounds} --bf16-rounds {args.bf16_rounds}"
+    dtypes = " ".join(args.dtypes)
+    command = f"python -m benchmarks.model_cpu --dtypes {dtypes} --rounds {args.rounds}"
+    if "bfloat16" in args.dtypes:
+        command += f" --bf16-rounds {args.bf16_rounds}"
     markdown = as_markdown(rows, command)
     print(markdown)
     if args.out:
