@@ -125,12 +125,12 @@ def demo(monkeypatch):
     pytest.importorskip("matplotlib")
     pytest.importorskip("accelerate")
     monkeypatch.syspath_prepend(DEMO)
-    for name in ("run", "pictures"):
+    for name in ("run", "muon", "pictures"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     import run
 
     yield run
-    for name in ("run", "pictures"):
+    for name in ("run", "muon", "pictures"):
         del sys.modules[name]
 
 
@@ -184,3 +184,31 @@ def test_attention_maps_are_those_of_the_model(demo, tiny_config):
         assert map1.shape == map2.shape == (4, 9, 9)
         torch.testing.assert_close(map1.sum(-1), torch.ones(4, 9))
         assert (map1 - map2).abs().max() > 0.05, "both maps are the same"
+
+
+def test_muon_agrees_with_torch(demo):
+    from muon import MuonAdamW
+
+    if not hasattr(torch.optim, "Muon"):
+        pytest.skip("this torch has no Muon")
+    torch.manual_seed(0)
+    start = {name: torch.randn(48, 16) for name in ("tall", "tall2")}
+    start |= {"wide": torch.randn(16, 64), "vector": torch.randn(16)}
+    ours, theirs = ({name: p.clone().requires_grad_() for name, p in start.items()} for _ in range(2))
+    matrices = ("tall", "tall2", "wide")
+    settings = {"lr": 0.02, "momentum": 0.95, "weight_decay": 0.1}
+    optimizers = [
+        MuonAdamW([{"params": [ours[m] for m in matrices], **settings}, {"params": [ours["vector"]]}], lr=1e-3),
+        torch.optim.Muon([theirs[m] for m in matrices], **settings),
+        torch.optim.AdamW([theirs["vector"]], lr=1e-3),
+    ]
+    for _ in range(4):
+        for name, p in start.items():
+            ours[name].grad = torch.randn_like(p)
+            theirs[name].grad = ours[name].grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(ours["vector"], theirs["vector"], rtol=0, atol=0)
+    for name in matrices:
+        moved, difference = theirs[name] - start[name], ours[name] - theirs[name]
+        assert difference.norm() < 0.03 * moved.norm(), "further apart than torch's products in bfloat16 explain"
