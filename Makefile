@@ -6,7 +6,7 @@ WORKERS ?= 2
 # What pytest is asked to run; `make test TESTS="tests/test_generation.py -k beam"`
 TESTS ?= tests
 
-.PHONY: demo test test-oldest style bench clean
+.PHONY: demo test test-kernels test-gpu test-oldest style bench clean
 .DEFAULT_GOAL := test
 
 # glibc would return the large buffers to the system after every step: a quarter of the time
@@ -15,6 +15,13 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
+
+# The Triton kernels: in Triton's interpreter on a CPU, and on a GPU
+test-kernels: $(VENV)/.installed
+	TRITON_INTERPRET=1 $(VENV)/bin/python -m pytest -n $(WORKERS) tests/test_flash_diff.py
+
+test-gpu: $(VENV)/.installed
+	$(VENV)/bin/python -m pytest tests/test_flash_diff.py tests/test_flash_diff_compile.py
 
 # The same tests on the oldest transformers that setup.py admits
 test-oldest: $(OLDEST_VENV)/.installed

@@ -8,12 +8,13 @@ ROOT = Path(__file__).parent
 VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "diff_transformer/__init__.py").read_text(), re.MULTILINE)[1]
 
 EXTRAS = {
-    "triton": ["triton>=3.2"],  # fused kernels on CUDA
+    "triton": ["triton>=3.6; sys_platform == 'linux'"],  # the fused kernels, on CUDA
     "train": ["accelerate>=1.1", "datasets>=3.0", "peft>=0.14", "trl>=1.0", "tensorboard", "tiktoken>=0.9"],
     "eval": ["matplotlib>=3.8"],
     "hub": ["huggingface_hub>=1.0"],
 }
 EXTRAS["dev"] = [
+    *EXTRAS["triton"],
     *EXTRAS["train"],
     *EXTRAS["eval"],
     "fastapi",  # with the next three: `transformers serve`, tried by a test

@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from .configuration_diff import PAPER_SIZES, DiffTransformerConfig
+from .flash_diff import flash_diff_attention, flash_diff_attention_varlen, flash_diff_attention_with_kvcache
 from .modeling_diff import (
     DiffTransformerForCausalLM,
     DiffTransformerForQuestionAnswering,
@@ -56,4 +57,7 @@ __all__ = [
     "DiffTransformerModel",
     "DiffTransformerPreTrainedModel",
     "cl100k_tokenizer",
+    "flash_diff_attention",
+    "flash_diff_attention_varlen",
+    "flash_diff_attention_with_kvcache",
 ]

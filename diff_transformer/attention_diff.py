@@ -24,6 +24,13 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.utils import logging
 from transformers.utils.import_utils import is_tracing
 
+from .flash_diff import (
+    can_decode,
+    flash_diff_attention,
+    flash_diff_attention_varlen,
+    flash_diff_attention_with_kvcache,
+    is_available,
+)
 from .flash_diff_cpu import flash_diff_attention_cpu
 
 logger = logging.get_logger(__name__)
@@ -127,11 +134,15 @@ def flash_diff_attention_forward(
     dropout: float = 0.0,
     is_causal: bool | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
+    max_length_q: int | None = None,
+    head_norm: dict | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
     """`attn_implementation="flash_diff"`: fused differential attention (shapes as in the oracle).
 
-    On the CPU the row-blocked kernel of `flash_diff_cpu`, elsewhere the packed call of torch's SDPA.
+    On CUDA the Triton kernels of `flash_diff`, on the CPU the row-blocked kernel of `flash_diff_cpu`. What the Triton
+    kernels do not read (`runs_fused`) goes through the packed call of torch's SDPA. `head_norm`, the arguments
+    `norm_weight`, `norm_eps` and `out_scale`, is for the Triton kernels only.
     """
     _refuse_dropout(module, dropout)
     if kwargs.get("output_attentions", False):
@@ -140,22 +151,71 @@ def flash_diff_attention_forward(
             'model with attn_implementation="eager" to get the differential maps.'
         )
     is_causal = bool(module.is_causal) if is_causal is None else is_causal
-    if query.device.type != "cpu":
-        return packed_attention(
-            sdpa_attention_forward,
-            module,
-            query,
-            key,
-            value,
-            attention_mask,
-            lambda_full,
-            scaling,
-            is_causal=is_causal,
+    if runs_fused(query, attention_mask):
+        options = {"softmax_scale": scaling, **(head_norm or {})}
+        return _fused_attention(
+            query, key, value, lambda_full, attention_mask, is_causal, cu_seq_lens_q, max_length_q, **options
+        ), None
+    if query.device.type == "cpu":
+        attn_output = flash_diff_attention_cpu(
+            query, key, value, lambda_full, attention_mask, cu_seq_lens_q, scale=scaling, is_causal=is_causal
         )
-    attn_output = flash_diff_attention_cpu(
-        query, key, value, lambda_full, attention_mask, cu_seq_lens_q, scale=scaling, is_causal=is_causal
+        return attn_output, None
+    if not is_available(query.device):
+        raise ValueError(
+            'attn_implementation="flash_diff" runs on the CPU, and on CUDA with triton 3.6 or later (`pip install '
+            f"triton`), but the model is on {query.device}"
+            f"{' and there is no such triton' if query.device.type == 'cuda' else ''}. "
+            'model.set_attn_implementation("sdpa") computes the same.'
+        )
+    if attention_mask is not None and attention_mask.ndim == 2:
+        attention_mask = _full_mask(attention_mask, query.shape[2], is_causal)
+    return packed_attention(
+        sdpa_attention_forward, module, query, key, value, attention_mask, lambda_full, scaling, is_causal=is_causal
     )
-    return attn_output, None
+
+
+def default_attention(device: torch.device) -> str:
+    """What a model runs on when nothing was asked for: "flash_diff" wherever it can run."""
+    return FLASH_DIFF if device.type == "cpu" or is_available(device) else "sdpa"
+
+
+def runs_fused(query: torch.Tensor, attention_mask: torch.Tensor | None) -> bool:
+    """Whether "flash_diff" is the Triton kernels here: where they run, for every type but float64 and every mask but
+    additive ones and one for each head."""
+    if not is_available(query.device) or query.dtype == torch.float64 or query.shape[-1] > 256:
+        return False
+    return attention_mask is None or (
+        attention_mask.dtype == torch.bool and (attention_mask.ndim == 2 or attention_mask.shape[1] == 1)
+    )
+
+
+def _fused_attention(
+    query, key, value, lambda_full, attention_mask, is_causal, cu_seq_lens, max_length, **options
+) -> torch.Tensor:
+    batch, num_heads, q_len, _ = query.shape
+    dtype = value.dtype  # under autocast the rotary embedding leaves queries and keys in float32
+    q, k, v = query.to(dtype).transpose(1, 2), key.to(dtype).transpose(1, 2), value.transpose(1, 2)
+    if cu_seq_lens is not None:
+        lengths = (cu_seq_lens, cu_seq_lens, max_length or q_len, max_length or q_len)
+        q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+        out = flash_diff_attention_varlen(q, k, v, lambda_full, *lengths, causal=is_causal, **options)
+        return out.unflatten(0, (batch, q_len))
+    options |= {"causal": is_causal, "mask": attention_mask}
+    if attention_mask is not None and attention_mask.ndim == 4:  # says everything
+        options |= {"causal": False, "mask": attention_mask[:, 0].expand(batch, -1, -1)}
+    if not torch.is_grad_enabled() and can_decode(q_len, num_heads // key.shape[1]):
+        return flash_diff_attention_with_kvcache(q, k, v, lambda_full, **options)
+    return flash_diff_attention(q, k, v, lambda_full, **options)
+
+
+def _full_mask(padding: torch.Tensor, q_len: int, is_causal: bool) -> torch.Tensor:
+    """The boolean (B, 1, T, S) mask of a (B, S) padding mask."""
+    kv_len = padding.shape[1]
+    seen = torch.ones(q_len, kv_len, dtype=torch.bool, device=padding.device)
+    if is_causal:
+        seen = seen.tril(kv_len - q_len)
+    return seen & padding[:, None, None, :]
 
 
 def _refuse_dropout(module: nn.Module, dropout: float) -> None:
@@ -190,17 +250,20 @@ def flash_diff_mask(
 ) -> torch.Tensor | None:
     """The mask that "flash_diff" wants: as little as says it all.
 
-    On the CPU `None` for causal attention, the (B, S) padding mask if there is padding, and transformers' boolean
-    (B, 1, T, S) mask for every other pattern and for a static cache. Elsewhere what SDPA wants.
+    `None` for causal attention, the (B, S) padding mask if there is padding, and transformers' boolean (B, 1, T, S)
+    mask for every other pattern and for a static cache. Where no kernel of ours runs, what SDPA wants.
     """
-    on_cpu = torch.device(device).type == "cpu"
+    device = torch.device(device)
+    ours = device.type == "cpu" or is_available(device)
     ends_at_last_key = isinstance(q_offset, int) and kv_offset == 0 and q_offset + q_length == kv_length
-    if on_cpu and ends_at_last_key and mask_function is causal_mask_function:
+    if ours and ends_at_last_key and mask_function is causal_mask_function:
         if attention_mask is None:
             return None
         if attention_mask.shape[-1] == kv_length:
-            return None if not is_tracing(attention_mask) and attention_mask.all() else attention_mask
-    if on_cpu:
+            # On an accelerator the look at the values would wait for the device
+            is_visible = device.type == "cpu" and not is_tracing(attention_mask)
+            return None if is_visible and attention_mask.all() else attention_mask
+    if ours:
         kwargs["allow_is_causal_skip"] = False  # no mask would mean causal attention that ends at the last key
     return sdpa_mask(
         batch_size=batch_size,
@@ -236,24 +299,28 @@ def position_ids_from_cu_seq_lens(cu_seq_lens: torch.Tensor, batch_size: int, q_
     return (tokens - starts).view(batch_size, q_length)
 
 
-def flash_diff_cu_seq_lens(position_ids: torch.Tensor | None) -> torch.Tensor | None:
-    """The inverse: offsets of the documents in `position_ids` (B, T), for the kernel.
+def flash_diff_cu_seq_lens(position_ids: torch.Tensor | None) -> tuple[torch.Tensor | None, int | None]:
+    """The inverse, for the kernels: offsets of the documents in `position_ids` (B, T), and the length of the longest.
 
-    `None` if no row holds a second document, and where the kernel needs a mask instead (not on the CPU, or traced).
+    `None` if no row holds a second document, and where a mask is needed instead (no kernel of ours, or traced).
     """
-    if position_ids is None or position_ids.device.type != "cpu" or is_tracing(position_ids):
-        return None
+    if position_ids is None or is_tracing(position_ids):
+        return None, None
+    if position_ids.device.type != "cpu" and not is_available(position_ids.device):
+        return None, None
     is_start = torch.diff(position_ids, prepend=position_ids[:, :1] - 2, dim=-1) != 1
     starts = is_start.flatten().nonzero().flatten()
     if len(starts) == len(position_ids):
-        return None
-    return torch.cat((starts, starts.new_tensor([position_ids.numel()])))
+        return None, None
+    offsets = torch.cat((starts, starts.new_tensor([position_ids.numel()])))
+    return offsets, int(offsets.diff().max())
 
 
 __all__ = [
     "ALL_ATTENTION_FUNCTIONS",
     "DIFFERENTIAL_ATTENTION_FUNCTIONS",
     "FLASH_DIFF",
+    "default_attention",
     "differential_lambda",
     "eager_attention_forward",
     "flash_diff_attention_forward",
@@ -261,4 +328,5 @@ __all__ = [
     "flash_diff_mask",
     "packed_attention",
     "position_ids_from_cu_seq_lens",
+    "runs_fused",
 ]

@@ -36,11 +36,14 @@ from .attention_diff import (
     ALL_ATTENTION_FUNCTIONS,
     DIFFERENTIAL_ATTENTION_FUNCTIONS,
     FLASH_DIFF,
+    default_attention,
     differential_lambda,
     eager_attention_forward,
+    flash_diff_attention_forward,
     flash_diff_cu_seq_lens,
     packed_attention,
     position_ids_from_cu_seq_lens,
+    runs_fused,
 )
 from .configuration_diff import DiffTransformerConfig
 
@@ -217,6 +220,7 @@ class DiffTransformerAttention(nn.Module):
         )
         if attention_interface not in DIFFERENTIAL_ATTENTION_FUNCTIONS:
             attention_interface = partial(packed_attention, attention_interface)
+        head_norm = self._fused_head_norm(attention_interface, query_states, attention_mask)
 
         attn_output, attn_weights = attention_interface(
             self,
@@ -227,12 +231,34 @@ class DiffTransformerAttention(nn.Module):
             lambda_full=self.get_lambda(),
             dropout=0.0 if not self.training else self.attention_dropout,
             scaling=self.scaling,
+            **({"head_norm": head_norm} if head_norm else {}),
             **kwargs,
         )  # (B, T, H, 2d)
 
-        attn_output = self.subln(attn_output) * (1 - self.lambda_init)
+        if not head_norm:
+            attn_output = self.subln(attn_output) * (1 - self.lambda_init)
         attn_output = attn_output.reshape(*input_shape, -1).to(hidden_states.dtype)
         return self.o_proj(attn_output), attn_weights
+
+    def _fused_head_norm(self, attention_interface, query_states, attention_mask) -> dict | None:
+        """The head norm and its factor as arguments of the kernel that computes them too, `None` if they come after.
+
+        A norm with hooks (tensor parallelism, somebody's probe) or of another class (PEFT) must be called.
+        """
+        is_plain = type(self.subln) is DiffTransformerRMSNorm and not (
+            self.subln._forward_hooks or self.subln._forward_pre_hooks
+        )
+        if (
+            attention_interface is not flash_diff_attention_forward
+            or not is_plain
+            or not runs_fused(query_states, attention_mask)
+        ):
+            return None
+        return {
+            "norm_weight": self.subln.weight,
+            "norm_eps": self.subln.variance_epsilon,
+            "out_scale": 1 - self.lambda_init,
+        }
 
 
 class DiffTransformerDecoderLayer(GradientCheckpointingLayer):
@@ -385,7 +411,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         self._check_lengths(inputs_embeds, attention_mask, past_seen_tokens)
 
         if isinstance(self.config._attn_implementation, _ImplementationByDefault) and kwargs.get("cache") is None:
-            self.config._attn_implementation = FLASH_DIFF
+            self.config._attn_implementation = default_attention(inputs_embeds.device)
 
         packed_position_ids = self._packed_position_ids(
             inputs_embeds, attention_mask, position_ids, past_key_values, **kwargs
@@ -397,7 +423,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             position_ids = position_ids.unsqueeze(0)
 
         if self.config._attn_implementation == FLASH_DIFF:
-            kwargs["cu_seq_lens_q"] = flash_diff_cu_seq_lens(packed_position_ids)
+            kwargs["cu_seq_lens_q"], kwargs["max_length_q"] = flash_diff_cu_seq_lens(packed_position_ids)
         if self.config._attn_implementation == FLASH_DIFF and kwargs["cu_seq_lens_q"] is not None:
             causal_mask = None  # the documents say it all
         else:

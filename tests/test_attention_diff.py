@@ -2,83 +2,24 @@
 """The attention module against the authors' code, against finite differences, and every backend against the oracle."""
 
 import itertools
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
+from golden import GOLDEN_NAMES, Golden, relative_error, run_attention
 from torch import nn
 
-from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerModel
+from diff_transformer import DiffTransformerForCausalLM, DiffTransformerModel, flash_diff
 from diff_transformer.attention_diff import differential_lambda
-from diff_transformer.modeling_diff import DiffTransformerAttention, DiffTransformerRotaryEmbedding
+from diff_transformer.modeling_diff import DiffTransformerAttention
 
-FIXTURES = Path(__file__).parent / "fixtures"
 CPU_TRAINING_BACKENDS = ["flash_diff", "eager", "sdpa"]
-
-
-def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    return ((got - expected).abs().max() / expected.abs().max()).item()
 
 
 # ---------------------------------------------------------------------- the authors' own code
 
 
-def interleaved_to_half(weight: torch.Tensor, d: int) -> torch.Tensor:
-    """Rows of a projection whose heads rotate neighbouring pairs, reordered for heads that rotate halves."""
-    order = torch.cat((torch.arange(0, d, 2), torch.arange(1, d, 2)))
-    return weight.unflatten(0, (-1, d))[:, order].flatten(0, 1)
-
-
-class Golden:
-    """Weights, input, output and gradients of the authors' flash reference module (float32, CPU)."""
-
-    def __init__(self, name: str):
-        with safe_open(FIXTURES / f"unilm_flashdiff_{name}.safetensors", "pt") as file:
-            meta = file.metadata()
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-        self.layer_idx = int(meta["depth"])
-        self.config = DiffTransformerConfig(
-            hidden_size=int(meta["embed_dim"]),
-            num_attention_heads=int(meta["num_heads"]),
-            num_key_value_heads=int(meta["num_kv_heads"]),
-            rms_norm_eps=float(meta["subln_eps"]),
-            rope_parameters={"rope_type": "default", "rope_theta": float(meta["rope_theta"])},
-        )
-        self.input, self.output = tensors["input"], tensors["output"]
-        self.output_grad, self.input_grad = tensors["output_grad"], tensors["input_grad"]
-        self.weights = self._ours(tensors, "weights.")
-        self.grads = self._ours(tensors, "grads.")
-
-    def _ours(self, tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-        ours = {}
-        for key, tensor in tensors.items():
-            if key.startswith(prefix):
-                name = key.removeprefix(prefix).replace("out_proj", "o_proj")
-                if name in ("q_proj.weight", "k_proj.weight"):
-                    tensor = interleaved_to_half(tensor, self.config.diff_head_dim)
-                ours[name] = tensor
-        return ours
-
-
-def run_attention(config, layer_idx, weights, inputs, implementation, output_grad=None):
-    config._attn_implementation = implementation
-    attention = DiffTransformerAttention(config, layer_idx).to(inputs.dtype)
-    attention.load_state_dict(weights)
-    position_ids = torch.arange(inputs.shape[1])[None]
-    position_embeddings = DiffTransformerRotaryEmbedding(config)(inputs, position_ids)
-    mask = None
-    if implementation == "eager":
-        mask = torch.ones(inputs.shape[1], inputs.shape[1], dtype=torch.bool).tril()[None, None]
-    inputs = inputs.detach().requires_grad_()
-    output, weights_map = attention(inputs, position_embeddings, attention_mask=mask)
-    if output_grad is not None:
-        output.backward(output_grad)
-    return output.detach(), inputs.grad, {k: p.grad for k, p in attention.named_parameters()}, weights_map
-
-
 @pytest.mark.parametrize("implementation", CPU_TRAINING_BACKENDS)
-@pytest.mark.parametrize("name", ["mha", "gqa"])
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
 def test_matches_the_authors_code(name, implementation):
     golden = Golden(name)
     output, input_grad, grads, _ = run_attention(
@@ -331,6 +272,20 @@ def test_flash_diff_says_that_it_has_no_maps(tiny_config, caplog):
 
 
 # ---------------------------------------------------------------------- dropout
+
+
+def test_flash_diff_says_where_it_runs(tiny_config, monkeypatch):
+    ids = torch.zeros(1, 4, dtype=torch.long, device="meta")
+    model = DiffTransformerForCausalLM._from_config(tiny_config(), attn_implementation="flash_diff").to("meta")
+    with pytest.raises(ValueError, match="on CUDA with triton 3.6"):
+        model(input_ids=ids)
+    model = DiffTransformerForCausalLM(tiny_config()).to("meta")  # by default what runs there
+    assert model(input_ids=ids).logits.shape == (1, 4, model.config.vocab_size)
+
+    qkv = [torch.zeros(1, 4, 2, 32, device="meta")] * 3
+    monkeypatch.setattr(flash_diff, "triton", None)
+    with pytest.raises(ImportError, match="pip install triton"):
+        flash_diff.flash_diff_attention(*qkv, torch.tensor(0.5))
 
 
 def test_dropout_drops_the_differential_map(tiny_config):

@@ -29,8 +29,8 @@ def demo_model(tiny_config, tmp_path):
     return tmp_path
 
 
-def run(code: str, cwd: Path) -> str:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+def run(code: str, cwd: Path, **environment: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **environment}
     result = subprocess.run([sys.executable, "-c", code], cwd=cwd, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return result.stdout
@@ -43,11 +43,23 @@ def test_readme_generates(demo_model):
 
 
 def test_usage_page(demo_model):
-    load, maps, build = python_blocks("docs/usage.md")
+    load, maps, _, build = python_blocks("docs/usage.md")
     inputs = 'inputs = tokenizer("import os", return_tensors="pt")\n'
     run(load + inputs + maps + "assert len(maps) == len(lambdas) == 2\n", demo_model)
     # the paper's size is only described, not allocated
     run("import torch\nwith torch.device('meta'):\n" + re.sub("^", "    ", build, flags=re.MULTILINE), demo_model)
+
+
+def test_usage_of_the_kernels(tmp_path):
+    pytest.importorskip("triton", reason="the kernels are written in Triton")
+    (kernels,) = (block for block in python_blocks("docs/usage.md") if "flash_diff_attention(" in block)
+    tensors = """
+import torch
+
+q, k, v, lambda_init = torch.randn(1, 5, 2, 32), torch.randn(1, 5, 1, 32), torch.randn(1, 5, 1, 32), 0.2
+lambda_full, weight = torch.tensor(0.5), torch.ones(32)
+"""
+    run(tensors + kernels + "assert out.shape == q.shape\n", tmp_path, TRITON_INTERPRET="1")
 
 
 def test_links_and_files_exist():

@@ -21,6 +21,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__" and sys.argv[1] == "stranger":  # before torch, which remembers whether it found triton
+    sys.modules["diff_transformer"] = sys.modules["triton"] = None  # type: ignore[assignment]
+
 import pytest
 import torch
 from transformers import (
@@ -39,7 +42,17 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module, get
 from transformers.masking_utils import AttentionMaskInterface
 
 REPO = "tester/diff"
-HUB_FILES = {"attention_diff.py", "configuration_diff.py", "flash_diff_cpu.py", "modeling_diff.py"}
+HUB_FILES = {
+    "attention_diff.py",
+    "configuration_diff.py",
+    "flash_diff.py",
+    "flash_diff_backward.py",
+    "flash_diff_blocks.py",
+    "flash_diff_cpu.py",
+    "flash_diff_decode.py",
+    "flash_diff_forward.py",
+    "modeling_diff.py",
+}
 AUTO_CLASSES = {
     "DiffTransformerForCausalLM": AutoModelForCausalLM,
     "DiffTransformerForQuestionAnswering": AutoModelForQuestionAnswering,
@@ -81,9 +94,7 @@ def check(role: str) -> Callable:
 
 def main(role: str, root: Path, report: Path) -> None:
     """Run the checks of a role one after the other; the report maps each to its traceback, or to null."""
-    if role == "stranger":
-        sys.modules["diff_transformer"] = sys.modules["triton"] = None  # type: ignore[assignment]
-    else:
+    if role == "author":
         write_models(root)
     outcomes: dict[str, str | None] = {}
     for name, function in CHECKS[role].items():

@@ -1,0 +1,435 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Flash differential attention on CUDA, in the style of flash-attn's functions.
+
+`(softmax(q1 k1^T s) - lambda softmax(q2 k2^T s)) v` (Eq. 1, arXiv:2410.05258) in fused Triton kernels: both maps in
+one pass over K and V (flash_diff_forward), a deterministic backward that shares V, dO, dP and dV
+(flash_diff_backward), and decoding that reads a cache once (flash_diff_decode). docs/how_it_works.md has the
+mathematics.
+
+Legend for shapes: B batch, T query tokens, S key tokens, H query heads, K key/value heads, 2d the width of a head.
+"""
+
+import re
+from typing import NamedTuple
+
+import torch
+
+from .flash_diff_backward import dkdv_kernel, dq_kernel, prepare_kernel
+from .flash_diff_blocks import blocks
+from .flash_diff_decode import combine_kernel, split_kernel
+from .flash_diff_forward import forward_kernel, triton
+
+DECODE_TOKENS = 16  # up to so many query tokens a cache is read in splits
+_DECODE_ROWS = 32  # (query tokens x heads of a group) that a split holds at most
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_PREPARE_ROWS = 16
+
+
+def is_available(device: torch.device) -> bool:
+    """Whether the kernels run on tensors of this device: CUDA with triton, or any under TRITON_INTERPRET=1."""
+    return triton is not None and (device.type == "cuda" or not isinstance(forward_kernel, triton.JITFunction))
+
+
+class _Call(NamedTuple):
+    """Everything but the tensors that have gradients: dense q (B, T, H, 2d), or a packed one (1, tokens, H, 2d) with
+    cu_seqlens."""
+
+    cu_seqlens_q: torch.Tensor | None
+    cu_seqlens_k: torch.Tensor | None
+    mask: torch.Tensor | None  # boolean, (B, S) or (B, T, S)
+    max_q: int
+    max_k: int
+    scale: float
+    causal: bool
+    eps: float
+    out_scale: float
+
+    def batch(self, q: torch.Tensor) -> int:
+        return q.shape[0] if self.cu_seqlens_q is None else len(self.cu_seqlens_q) - 1
+
+    def strides(self, x: torch.Tensor) -> tuple[int, int, int]:
+        """(sequence, token, head); packed sequences are told apart by their offsets instead."""
+        return (0 if self.cu_seqlens_q is not None else x.stride(0), x.stride(1), x.stride(2))
+
+    def mask_strides(self) -> tuple[int, int, int]:
+        """(sequence, row, key)"""
+        if self.mask is None:
+            return 0, 0, 0
+        return (self.mask.stride(0), 0 if self.mask.ndim == 2 else self.mask.stride(1), self.mask.stride(-1))
+
+    def constants(self, q: torch.Tensor, k: torch.Tensor) -> dict:
+        d = q.shape[-1] // 2
+        return {
+            "GROUPS": q.shape[2] // k.shape[2],
+            "D": d,
+            "BLOCK_D": max(16, triton.next_power_of_2(d)),
+            "CAUSAL": self.causal,
+            "MASK": None if self.mask is None else "keys" if self.mask.ndim == 2 else "full",
+            "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
+        }
+
+
+def _options(kernel: str, q: torch.Tensor) -> dict[str, int]:
+    capability = torch.cuda.get_device_capability(q.device) if q.device.type == "cuda" else (8, 6)
+    return blocks(kernel, capability, q.dtype, q.shape[-1] // 2)._asdict()
+
+
+def _empty_like(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)  # contiguous, whatever the strides of x
+
+
+def _forward(q, k, v, lambda_full, norm_weight, save: bool, call: _Call):
+    """out, and what the backward needs (empty tensors if not `save`): the heads before their norm, the output of the
+    second map, both (2, H, tokens) base-2 log-sums of exponentials."""
+    batch, num_stats = call.batch(q), q.shape[0] * q.shape[1]
+    out = _empty_like(q)
+    diff = _empty_like(q) if save and norm_weight is not None else q.new_empty(0)
+    out2 = _empty_like(q) if save else q.new_empty(0)
+    lse = torch.empty(2 if save else 0, q.shape[2], num_stats, dtype=torch.float32, device=q.device)
+    options = _options("forward", q)
+    grid = (triton.cdiv(call.max_q, options["BLOCK_M"]), q.shape[2], batch)
+    forward_kernel[grid](
+        q, k, v, lambda_full, norm_weight, out, diff, out2, lse, call.cu_seqlens_q, call.cu_seqlens_k, None, call.mask,
+        *call.strides(q), *call.strides(k), *call.strides(v), *call.strides(out), *call.mask_strides(),
+        q.shape[1], k.shape[1], num_stats, call.scale, call.eps, call.out_scale,
+        **call.constants(q, k), SAVE=save, **options,
+    )  # fmt: skip
+    return out, diff, out2, lse
+
+
+def _backward(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, call: _Call):
+    """Gradients of q, k, v, lambda and the norm's weight (an empty tensor without one)."""
+    batch, num_stats, (num_heads, width) = call.batch(q), lse.shape[2], q.shape[2:]
+    constants = call.constants(q, k)
+    grad_out = grad_out if grad_out.stride(-1) == 1 else grad_out.contiguous()
+    lengths = (call.cu_seqlens_q, call.cu_seqlens_k, None)
+    rows, deltas = _PREPARE_ROWS, torch.zeros_like(lse)
+    grid = (triton.cdiv(call.max_q, rows), num_heads, batch)
+    grad_diff, grad_weight = grad_out, None
+    if norm_weight is not None:
+        grad_diff = _empty_like(q)
+        grad_weight = torch.empty(grid[0] * num_heads * batch, width, dtype=torch.float32, device=q.device)
+    prepare_kernel[grid](
+        grad_out, diff, out2, norm_weight, lambda_full, grad_diff, deltas, grad_weight, *lengths,
+        *call.strides(grad_out), *call.strides(diff), q.shape[1], k.shape[1], num_stats, call.eps, call.out_scale,
+        D=constants["D"], BLOCK_D=constants["BLOCK_D"], BLOCK_M=rows, num_warps=4,
+    )  # fmt: skip
+    tensors = (q, k, v, lambda_full, grad_diff, lse, deltas)
+    strides = (*call.strides(q), *call.strides(k), *call.strides(v), *call.strides(grad_diff))
+    numbers = (q.shape[1], k.shape[1], num_stats, call.scale)
+
+    grad_q, options = _empty_like(q), _options("dq", q)
+    dq_kernel[(triton.cdiv(call.max_q, options["BLOCK_M"]), num_heads, batch)](
+        *tensors, grad_q, *lengths, call.mask, *strides, *call.strides(grad_q), *call.mask_strides(), *numbers,
+        **constants, **options,
+    )  # fmt: skip
+    grad_k, grad_v, options = _empty_like(k), _empty_like(v), _options("dkdv", q)
+    dkdv_kernel[(triton.cdiv(call.max_k, options["BLOCK_N"]), k.shape[2], batch)](
+        *tensors, grad_k, grad_v, *lengths, call.mask, *strides, *call.strides(grad_k), *call.mask_strides(), *numbers,
+        **constants, **options,
+    )  # fmt: skip
+    grad_weight = q.new_empty(0) if grad_weight is None else grad_weight.sum(0).to(norm_weight.dtype)
+    return grad_q, grad_k, grad_v, -deltas[1].sum(), grad_weight
+
+
+def _decode(q, k, v, lambda_full, norm_weight, key_length, call: _Call) -> torch.Tensor:
+    batch, q_len, _, width = q.shape
+    num_kv_heads, device = k.shape[2], q.device
+    constants = call.constants(q, k)
+    num_rows = constants["GROUPS"] * q_len
+    options = _options("split16" if num_rows <= 16 else "split32", q)
+    # Fill the device twice over; from the shapes alone, so that a CUDA graph stays valid while the cache fills
+    wanted = 2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+    splits = max(1, min(wanted // (batch * num_kv_heads), triton.cdiv(k.shape[1], options["BLOCK_N"])))
+    parts = torch.empty(batch, num_kv_heads, splits, 2, num_rows, width, dtype=torch.float32, device=device)
+    stats = torch.empty(batch, num_kv_heads, splits, 2, 2, num_rows, dtype=torch.float32, device=device)
+    split_kernel[(splits, num_kv_heads, batch)](
+        q, k, v, parts, stats, key_length, call.mask,
+        *call.strides(q), *call.strides(k), *call.strides(v), *call.mask_strides(), q_len, k.shape[1], call.scale,
+        **constants, **options,
+    )  # fmt: skip
+    out = _empty_like(q)
+    combine_kernel[(num_rows, num_kv_heads, batch)](
+        parts, stats, lambda_full, norm_weight, out, *call.strides(out), q_len, splits, call.eps, call.out_scale,
+        GROUPS=constants["GROUPS"], D=constants["D"], BLOCK_D=constants["BLOCK_D"], num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+# Operators, opaque to torch.compile and safe in CUDA graphs. Their namespace is this module's own package: one process
+# may hold several copies of this file (the installed package and a model's remote code).
+_NAMESPACE = re.sub(r"\W", "_", __name__.rpartition(".")[0] or __name__)
+_CALL = (
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? mask, SymInt max_q, SymInt max_k, float scale, bool causal, "
+    "float eps, float out_scale"
+)
+_INPUTS = "Tensor q, Tensor k, Tensor v, Tensor lambda_full, Tensor? norm_weight"
+
+
+def _forward_op(q, k, v, lambda_full, norm_weight, save, *call):
+    return _forward(q, k, v, lambda_full, norm_weight, save, _Call(*call))
+
+
+def _backward_op(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, *call):
+    return _backward(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, _Call(*call))
+
+
+def _decode_op(q, k, v, lambda_full, norm_weight, key_length, *call):
+    return _decode(q, k, v, lambda_full, norm_weight, key_length, _Call(*call))
+
+
+_forward_op = torch.library.custom_op(
+    f"{_NAMESPACE}::flash_diff",
+    _forward_op,
+    mutates_args=(),
+    schema=f"({_INPUTS}, bool save, {_CALL}) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+_backward_op = torch.library.custom_op(
+    f"{_NAMESPACE}::flash_diff_backward",
+    _backward_op,
+    mutates_args=(),
+    schema=f"(Tensor grad_out, {_INPUTS}, Tensor diff, Tensor out2, Tensor lse, {_CALL}) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+_decode_op = torch.library.custom_op(
+    f"{_NAMESPACE}::flash_diff_decode",
+    _decode_op,
+    mutates_args=(),
+    schema=f"({_INPUTS}, Tensor? key_length, {_CALL}) -> Tensor",
+)
+
+
+@_forward_op.register_fake
+def _(q, k, v, lambda_full, norm_weight, save, *call):
+    lse = q.new_empty(2 if save else 0, q.shape[2], q.shape[0] * q.shape[1], dtype=torch.float32)
+    diff = _empty_like(q) if save and norm_weight is not None else q.new_empty(0)
+    return _empty_like(q), diff, _empty_like(q) if save else q.new_empty(0), lse
+
+
+@_backward_op.register_fake
+def _(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, *call):
+    grad_weight = q.new_empty(0) if norm_weight is None else torch.empty_like(norm_weight)
+    return _empty_like(q), _empty_like(k), _empty_like(v), lambda_full.new_empty(()), grad_weight
+
+
+@_decode_op.register_fake
+def _(q, *args):
+    return _empty_like(q)
+
+
+def _setup_context(ctx, inputs, output):
+    q, k, v, lambda_full, norm_weight, _, cu_seqlens_q, cu_seqlens_k, mask, *ctx.numbers = inputs
+    out, diff, out2, lse = output
+    diff = out if norm_weight is None else diff  # without a norm the output is the difference
+    ctx.save_for_backward(q, k, v, lambda_full, norm_weight, diff, out2, lse, cu_seqlens_q, cu_seqlens_k, mask)
+    ctx.set_materialize_grads(False)
+
+
+def _op_backward(ctx, grad_out, *_):
+    if grad_out is None:
+        return (None,) * 15
+    *grads, grad_weight = _backward_op(grad_out, *ctx.saved_tensors, *ctx.numbers)
+    return (*grads, grad_weight if ctx.saved_tensors[4] is not None else None, *[None] * 10)
+
+
+_forward_op.register_autograd(_op_backward, setup_context=_setup_context)
+
+
+def _check(q, k, v, lambda_full, norm_weight, ndim: int) -> None:
+    if triton is None:
+        raise ImportError(
+            "Flash differential attention needs triton 3.6 or later, which is not installed: `pip install triton` (it "
+            'comes with torch 2.10 and later), or load the model with attn_implementation="sdpa".'
+        )
+    if not is_available(q.device):
+        raise ValueError(
+            f"Flash differential attention runs on CUDA, but the tensors are on {q.device}. Move them there, or set "
+            "TRITON_INTERPRET=1 before Python starts to run the kernels slowly in Triton's interpreter."
+        )
+    if not q.dtype == k.dtype == v.dtype or q.dtype not in _DTYPES:
+        raise ValueError(
+            f"q, k and v have the types {q.dtype}, {k.dtype} and {v.dtype}; they must be of one type: bfloat16, "
+            "float16 or float32."
+        )
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if not q.ndim == k.ndim == v.ndim == ndim or k.shape != v.shape or q.shape[-1] != k.shape[-1]:
+        wanted = "(B, T, H, 2d), (B, S, K, 2d), (B, S, K, 2d)" if ndim == 4 else "(tokens, heads, 2d)"
+        raise ValueError(f"The shapes are {shapes}; they must be {wanted}, with k and v of one shape.")
+    if q.shape[-2] % k.shape[-2] != 0 or (ndim == 4 and q.shape[0] != k.shape[0]):
+        raise ValueError(f"The shapes are {shapes}: the batches must be equal, and key heads must divide query heads.")
+    if q.shape[-1] % 2 != 0 or not 4 <= q.shape[-1] <= 256:
+        raise ValueError(
+            f"The last dimension of q is {q.shape[-1]}; it holds [q1 | q2], so it must be even and at most 256."
+        )
+    if lambda_full.numel() != 1 or lambda_full.dtype != torch.float32:
+        raise ValueError(
+            f"lambda_full is {lambda_full.dtype} of shape {tuple(lambda_full.shape)}; it must be one number in "
+            "float32."
+        )
+    if norm_weight is not None and norm_weight.shape != q.shape[-1:]:
+        raise ValueError(f"norm_weight has the shape {tuple(norm_weight.shape)}; it must be ({q.shape[-1]},).")
+
+
+def _unit_stride(x: torch.Tensor) -> torch.Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _attend(q, k, v, lambda_full, norm_weight, *call) -> torch.Tensor:
+    tensors = (q, k, v, lambda_full, norm_weight)
+    save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    q, k, v = _unit_stride(q), _unit_stride(k), _unit_stride(v)
+    return _forward_op(q, k, v, lambda_full, norm_weight, save, *call)[0]
+
+
+def flash_diff_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lambda_full: torch.Tensor,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    mask: torch.Tensor | None = None,
+    norm_weight: torch.Tensor | None = None,
+    norm_eps: float = 1e-5,
+    out_scale: float = 1.0,
+) -> torch.Tensor:
+    """Differential attention (Eq. 1, arXiv:2410.05258), with gradients for q, k, v, lambda and the norm's weight.
+
+    Equal inputs give equal bits, in the backward too.
+
+    Args:
+        q (`torch.Tensor`): (B, T, H, 2d), each head packed as [q1 | q2]; bfloat16, float16 or float32, d up to 128,
+            any strides but 1 in the last dimension (otherwise it is copied).
+        k (`torch.Tensor`): (B, S, K, 2d), packed as [k1 | k2]; K divides H (grouped-query attention).
+        v (`torch.Tensor`): (B, S, K, 2d).
+        lambda_full (`torch.Tensor`): lambda (Eq. 2), one number in float32.
+        softmax_scale (`float`, *optional*): Factor on the scores, d^-0.5 unless given.
+        causal (`bool`): Query i sees keys up to i + S - T.
+        mask (`torch.Tensor`, *optional*): Boolean, `True` where attention is allowed, on top of `causal`: (B, S) for
+            keys, or (B, T, S).
+        norm_weight (`torch.Tensor`, *optional*): (2d,). With it the output is
+            `out_scale * norm_weight * RMSNorm(difference)` (Eq. 3), computed in the same kernel.
+        norm_eps (`float`): Of the norm.
+        out_scale (`float`): 1 - lambda_init; used with `norm_weight` only.
+
+    Returns:
+        (B, T, H, 2d), in the type of q. Rows that may see no key are zero.
+    """
+    _check(q, k, v, lambda_full, norm_weight, 4)
+    if causal and k.shape[1] < q.shape[1]:
+        raise ValueError(
+            f"{q.shape[1]} queries came with {k.shape[1]} keys; causal attention aligns the last query with the last "
+            "key, so it needs at least as many keys as queries."
+        )
+    if mask is not None and (
+        mask.dtype != torch.bool or mask.shape not in ((q.shape[0], k.shape[1]), (q.shape[0], q.shape[1], k.shape[1]))
+    ):
+        raise ValueError(
+            f"mask is {mask.dtype} of shape {tuple(mask.shape)}; it must be boolean and (B, S) = "
+            f"{(q.shape[0], k.shape[1])} or (B, T, S) = {(q.shape[0], q.shape[1], k.shape[1])}."
+        )
+    scale = (q.shape[-1] // 2) ** -0.5 if softmax_scale is None else softmax_scale
+    lengths = (None, None, mask, q.shape[1], k.shape[1])
+    return _attend(q, k, v, lambda_full, norm_weight, *lengths, scale, causal, norm_eps, out_scale)
+
+
+def flash_diff_attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lambda_full: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    norm_weight: torch.Tensor | None = None,
+    norm_eps: float = 1e-5,
+    out_scale: float = 1.0,
+) -> torch.Tensor:
+    """Differential attention within each of several sequences of one packed batch.
+
+    Args:
+        q (`torch.Tensor`): (query tokens, H, 2d), as in `flash_diff_attention`.
+        k (`torch.Tensor`): (key tokens, K, 2d).
+        v (`torch.Tensor`): (key tokens, K, 2d).
+        lambda_full (`torch.Tensor`): lambda (Eq. 2), one number in float32.
+        cu_seqlens_q (`torch.Tensor`): (sequences + 1,) integer offsets of the sequences in q, from 0 to its length.
+        cu_seqlens_k (`torch.Tensor`): The same for k and v.
+        max_seqlen_q (`int`): Length of the longest sequence in q (a larger number costs time, a smaller one leaves
+            tokens out).
+        max_seqlen_k (`int`): The same for k and v.
+        softmax_scale, causal, norm_weight, norm_eps, out_scale: As in `flash_diff_attention`.
+
+    Returns:
+        (query tokens, H, 2d), in the type of q.
+    """
+    _check(q, k, v, lambda_full, norm_weight, 3)
+    if cu_seqlens_q.ndim != 1 or cu_seqlens_q.shape != cu_seqlens_k.shape or len(cu_seqlens_q) < 2:
+        raise ValueError(
+            f"cu_seqlens_q has the shape {tuple(cu_seqlens_q.shape)} and cu_seqlens_k {tuple(cu_seqlens_k.shape)}; "
+            "both must be (sequences + 1,)."
+        )
+    scale = (q.shape[-1] // 2) ** -0.5 if softmax_scale is None else softmax_scale
+    lengths = (cu_seqlens_q, cu_seqlens_k, None, max_seqlen_q, max_seqlen_k)
+    out = _attend(q[None], k[None], v[None], lambda_full, norm_weight, *lengths, scale, causal, norm_eps, out_scale)
+    return out[0]
+
+
+def flash_diff_attention_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    lambda_full: torch.Tensor,
+    cache_seqlens: torch.Tensor | None = None,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    mask: torch.Tensor | None = None,
+    norm_weight: torch.Tensor | None = None,
+    norm_eps: float = 1e-5,
+    out_scale: float = 1.0,
+) -> torch.Tensor:
+    """Differential attention of a few new tokens over a cache that holds their keys and values already; no gradients.
+
+    The cache is read once, by its strides, and split among the processors. Nothing depends on a value in device
+    memory, so the call can be captured in a CUDA graph.
+
+    Args:
+        q (`torch.Tensor`): (B, T, H, 2d), with T H / K at most 32.
+        k_cache (`torch.Tensor`): (B, S, K, 2d), any strides but 1 in the last dimension: a cache of (B, K, S, 2d) goes
+            in as `cache.transpose(1, 2)`.
+        v_cache (`torch.Tensor`): (B, S, K, 2d).
+        lambda_full (`torch.Tensor`): lambda (Eq. 2), one number in float32.
+        cache_seqlens (`torch.Tensor`, *optional*): (B,) integers, how many keys of each row are valid, those of q
+            included; S unless given.
+        mask (`torch.Tensor`, *optional*): Boolean, (B, S) or (B, T, S), as in `flash_diff_attention`.
+        softmax_scale, causal, norm_weight, norm_eps, out_scale: As in `flash_diff_attention`.
+
+    Returns:
+        (B, T, H, 2d), in the type of q.
+    """
+    _check(q, k_cache, v_cache, lambda_full, norm_weight, 4)
+    rows = q.shape[1] * q.shape[2] // k_cache.shape[2]
+    if rows > _DECODE_ROWS:
+        raise ValueError(
+            f"{q.shape[1]} tokens of {q.shape[2] // k_cache.shape[2]} heads that share a key head make {rows} rows; "
+            f"at most {_DECODE_ROWS} fit. Use flash_diff_attention for so many."
+        )
+    if cache_seqlens is not None and cache_seqlens.shape != q.shape[:1]:
+        raise ValueError(f"cache_seqlens has the shape {tuple(cache_seqlens.shape)}; it must be ({q.shape[0]},).")
+    scale = (q.shape[-1] // 2) ** -0.5 if softmax_scale is None else softmax_scale
+    call = (None, None, mask, q.shape[1], k_cache.shape[1], scale, causal, norm_eps, out_scale)
+    tensors = (_unit_stride(q), _unit_stride(k_cache), _unit_stride(v_cache))
+    return _decode_op(*tensors, lambda_full, norm_weight, cache_seqlens, *call)
+
+
+def can_decode(q_len: int, groups: int) -> bool:
+    """Whether so many tokens of so many heads that share a key head fit `flash_diff_attention_with_kvcache`."""
+    return q_len <= DECODE_TOKENS and q_len * groups <= _DECODE_ROWS
+
+
+__all__ = ["flash_diff_attention", "flash_diff_attention_varlen", "flash_diff_attention_with_kvcache"]

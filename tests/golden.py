@@ -1,0 +1,70 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""The golden files: one attention module of the authors' own code, and ours with its weights."""
+
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from diff_transformer import DiffTransformerConfig
+from diff_transformer.modeling_diff import DiffTransformerAttention, DiffTransformerRotaryEmbedding
+
+FIXTURES = Path(__file__).parent / "fixtures"
+GOLDEN_NAMES = ["mha", "gqa"]
+
+
+def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((got - expected).abs().max() / expected.abs().max()).item()
+
+
+def interleaved_to_half(weight: torch.Tensor, d: int) -> torch.Tensor:
+    """Rows of a projection whose heads rotate neighbouring pairs, reordered for heads that rotate halves."""
+    order = torch.cat((torch.arange(0, d, 2), torch.arange(1, d, 2)))
+    return weight.unflatten(0, (-1, d))[:, order].flatten(0, 1)
+
+
+class Golden:
+    """Weights, input, output and gradients of the authors' flash reference module (float32, CPU)."""
+
+    def __init__(self, name: str):
+        with safe_open(FIXTURES / f"unilm_flashdiff_{name}.safetensors", "pt") as file:
+            meta = file.metadata()
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+        self.layer_idx = int(meta["depth"])
+        self.config = DiffTransformerConfig(
+            hidden_size=int(meta["embed_dim"]),
+            num_attention_heads=int(meta["num_heads"]),
+            num_key_value_heads=int(meta["num_kv_heads"]),
+            rms_norm_eps=float(meta["subln_eps"]),
+            rope_parameters={"rope_type": "default", "rope_theta": float(meta["rope_theta"])},
+        )
+        self.input, self.output = tensors["input"], tensors["output"]
+        self.output_grad, self.input_grad = tensors["output_grad"], tensors["input_grad"]
+        self.weights = self._ours(tensors, "weights.")
+        self.grads = self._ours(tensors, "grads.")
+
+    def _ours(self, tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+        ours = {}
+        for key, tensor in tensors.items():
+            if key.startswith(prefix):
+                name = key.removeprefix(prefix).replace("out_proj", "o_proj")
+                if name in ("q_proj.weight", "k_proj.weight"):
+                    tensor = interleaved_to_half(tensor, self.config.diff_head_dim)
+                ours[name] = tensor
+        return ours
+
+
+def run_attention(config, layer_idx, weights, inputs, implementation, output_grad=None):
+    config._attn_implementation = implementation
+    attention = DiffTransformerAttention(config, layer_idx).to(inputs)
+    attention.load_state_dict(weights)
+    position_ids = torch.arange(inputs.shape[1], device=inputs.device)[None]
+    position_embeddings = DiffTransformerRotaryEmbedding(config).to(inputs.device)(inputs, position_ids)
+    mask = None
+    if implementation == "eager":
+        mask = torch.ones(inputs.shape[1], inputs.shape[1], dtype=torch.bool).tril()[None, None]
+    inputs = inputs.detach().requires_grad_()
+    output, weights_map = attention(inputs, position_embeddings, attention_mask=mask)
+    if output_grad is not None:
+        output.backward(output_grad)
+    return output.detach(), inputs.grad, {k: p.grad for k, p in attention.named_parameters()}, weights_map

@@ -1,0 +1,378 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""The Triton kernels against formulas in float64, on a GPU or in Triton's interpreter (`make test-kernels`)."""
+
+import copy
+
+import pytest
+import torch
+from golden import GOLDEN_NAMES, Golden, relative_error, run_attention
+
+from diff_transformer import (
+    DiffTransformerConfig,
+    DiffTransformerForCausalLM,
+    flash_diff,
+    flash_diff_attention,
+    flash_diff_attention_varlen,
+    flash_diff_attention_with_kvcache,
+)
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+pytestmark = pytest.mark.skipif(
+    not flash_diff.is_available(DEVICE), reason="needs CUDA with triton, or TRITON_INTERPRET=1 (make test-kernels)"
+)
+OUT_SCALE, EPS = 0.7, 1e-5
+
+
+def reference(q, k, v, lambda_full, mask, norm_weight=None):
+    """Eq. 1 and 3 as they are written; mask (B or 1, T, S), rows without a key give zero."""
+    groups, d = q.shape[2] // k.shape[2], q.shape[3] // 2
+    k, v = k.repeat_interleave(groups, 2), v.repeat_interleave(groups, 2)
+    maps = []
+    for half in (slice(0, d), slice(d, 2 * d)):
+        scores = torch.einsum("bthd,bshd->bhts", q[..., half], k[..., half]) * d**-0.5
+        scores = scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
+        scores = scores.masked_fill(~mask[:, None], -1e30)
+        maps.append(scores.softmax(-1) * mask[:, None])
+    out = torch.einsum("bhts,bshd->bthd", (maps[0] - lambda_full * maps[1]).to(v.dtype), v)
+    if norm_weight is None:
+        return out
+    wide = out.to(torch.promote_types(out.dtype, torch.float32))
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS) * norm_weight * OUT_SCALE).to(out.dtype)
+
+
+def causal_mask(q_len, kv_len):
+    return torch.ones(1, q_len, kv_len, dtype=torch.bool, device=DEVICE).tril(kv_len - q_len)
+
+
+def random_inputs(q_shape, k_shape, norm=True, dtype=torch.float32):
+    torch.manual_seed(sum(q_shape) + sum(k_shape))
+    q, k, v = (torch.randn(shape, device=DEVICE).to(dtype) for shape in (q_shape, k_shape, k_shape))
+    lambda_full = torch.tensor(0.55, device=DEVICE)
+    norm_weight = (1 + 0.2 * torch.randn(q_shape[-1], device=DEVICE)).to(dtype) if norm else None
+    return [q, k, v, lambda_full, norm_weight]
+
+
+def gradients(function, inputs, grad_out):
+    leaves = [x.detach().clone().requires_grad_() if x is not None else None for x in inputs]
+    out = function(*leaves)
+    return out, torch.autograd.grad(out, [x for x in leaves if x is not None], grad_out.to(out.dtype))
+
+
+def check(function, reference_function, inputs, dtype):
+    """float32: 3e-6 of the float64 reference; less: at most 2 (gradients 3) times the error of the same formula in
+    that type."""
+    exact_inputs = [x.double() if x is not None else None for x in inputs]
+    grad_out = torch.randn(inputs[0].shape, device=DEVICE).to(dtype)
+    expected = gradients(reference_function, exact_inputs, grad_out)
+    got = gradients(function, inputs, grad_out)
+    plain = gradients(reference_function, inputs, grad_out)
+    names = ["output", "q", "k", "v", "lambda", "norm_weight"]
+    values = zip(names, (got[0], *got[1]), (expected[0], *expected[1]), (plain[0], *plain[1]), strict=False)
+    for name, ours, exact, eager in values:
+        assert ours.dtype == eager.dtype and ours.shape == exact.shape
+        assert not ours.isnan().any(), name
+        if dtype == torch.float32:
+            tolerance = 3e-5 if name == "lambda" else 3e-6  # lambda: a sum over everything that nearly cancels
+            assert (ours.double() - exact).abs().max() <= tolerance * exact.abs().max() + 1e-6, name
+        else:
+            factor = 2 if name == "output" else 3
+            rounding = 2 * torch.finfo(dtype).eps * exact.abs().max()
+            if name == "lambda":
+                rounding = torch.finfo(dtype).eps * (grad_out.double() * expected[0]).abs().sum()
+            assert (ours.double() - exact).abs().max() <= factor * (eager.double() - exact).abs().max() + rounding, (
+                name
+            )
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(
+    ("q_len", "kv_len", "heads", "kv_heads", "d", "causal"),
+    [
+        (1, 1, 1, 1, 16, True),
+        (63, 63, 2, 1, 16, True),
+        (111, 111, 1, 1, 32, False),
+        (33, 70, 4, 2, 24, True),
+        (70, 33, 2, 2, 16, False),
+        (70, 70, 4, 1, 16, True),
+        (45, 45, 1, 1, 64, True),
+        (40, 40, 1, 1, 96, True),
+        (20, 37, 2, 1, 128, True),
+    ],
+)
+def test_forward_and_gradients(q_len, kv_len, heads, kv_heads, d, causal, norm):
+    inputs = random_inputs((2, q_len, heads, 2 * d), (2, kv_len, kv_heads, 2 * d), norm)
+    mask = causal_mask(q_len, kv_len) if causal else torch.ones_like(causal_mask(q_len, kv_len))
+
+    def ours(q, k, v, lambda_full, weight):
+        options = {"norm_weight": weight, "norm_eps": EPS, "out_scale": OUT_SCALE}
+        return flash_diff_attention(q, k, v, lambda_full, causal=causal, **options)
+
+    check(ours, lambda q, k, v, lam, w: reference(q, k, v, lam, mask, w), inputs, torch.float32)
+
+
+# Triton's interpreter multiplies the bits of bfloat16 numbers as if they were integers
+LOW_PRECISION = [torch.float16, torch.bfloat16] if ON_GPU else [torch.float16]
+
+
+@pytest.mark.parametrize("dtype", LOW_PRECISION, ids=str)
+def test_low_precision(dtype):
+    inputs = random_inputs((1, 67, 4, 64), (1, 67, 2, 64), dtype=dtype)
+    mask = causal_mask(67, 67)
+
+    def ours(q, k, v, lambda_full, weight):
+        options = {"norm_weight": weight, "norm_eps": EPS, "out_scale": OUT_SCALE}
+        return flash_diff_attention(q, k, v, lambda_full, causal=True, **options)
+
+    check(ours, lambda q, k, v, lam, w: reference(q, k, v, lam, mask, w), inputs, dtype)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_masks(full):
+    inputs = random_inputs((3, 40, 2, 32), (3, 50, 1, 32))
+    torch.manual_seed(1)
+    if full:
+        mask = torch.rand(3, 40, 50, device=DEVICE) > 0.4
+        mask[1, 7] = False  # a row that sees nothing
+        seen = mask
+    else:
+        mask = torch.rand(3, 50, device=DEVICE) > 0.4
+        mask[0, :20], mask[1, 30:] = False, False
+        seen = mask[:, None] & causal_mask(40, 50)
+
+    def ours(q, k, v, lambda_full, weight):
+        options = {"norm_weight": weight, "norm_eps": EPS, "out_scale": OUT_SCALE}
+        return flash_diff_attention(q, k, v, lambda_full, causal=not full, mask=mask, **options)
+
+    check(ours, lambda q, k, v, lam, w: reference(q, k, v, lam, seen, w), inputs, torch.float32)
+
+
+@pytest.mark.parametrize("lengths", [[0, 15], [1, 1, 70, 3], [33, 0, 64, 17]], ids=str)
+def test_varlen_isolates_sequences(lengths):
+    total = sum(lengths)
+    inputs = random_inputs((total, 4, 32), (total, 2, 32))
+    offsets = torch.tensor([0, *lengths], device=DEVICE).cumsum(0)
+    sequence = torch.repeat_interleave(torch.arange(len(lengths), device=DEVICE), offsets.diff())
+    mask = (sequence[:, None] == sequence[None]) & causal_mask(total, total)
+
+    def ours(q, k, v, lambda_full, weight):
+        options = {"norm_weight": weight, "norm_eps": EPS, "out_scale": OUT_SCALE}
+        longest = max(lengths)
+        return flash_diff_attention_varlen(
+            q, k, v, lambda_full, offsets, offsets, longest, longest, causal=True, **options
+        )
+
+    check(ours, lambda q, k, v, lam, w: reference(q[None], k[None], v[None], lam, mask, w)[0], inputs, torch.float32)
+
+
+def test_nothing_outside_of_the_tensors_is_read_or_left_unwritten(monkeypatch):
+    """Inputs are windows of NaN-filled buffers, and fresh memory is NaN."""
+    real = torch.empty
+
+    def poisoned(*args, **kwargs):
+        out = real(*args, **kwargs)
+        return out.fill_(float("nan")) if out.is_floating_point() else out
+
+    monkeypatch.setattr(flash_diff.torch, "empty", poisoned)
+    windows = []
+    for heads in (4, 2, 2):
+        buffer = torch.full((2, 45, heads + 2, 40), float("nan"), device=DEVICE)
+        buffer[:, 5:38, 1:-1, 4:36] = torch.randn(2, 33, heads, 32, device=DEVICE)
+        windows.append(buffer[:, 5:38, 1:-1, 4:36].requires_grad_())
+    q, k, v = windows
+    lambda_full, weight = torch.tensor(0.5, device=DEVICE), torch.ones(32, device=DEVICE, requires_grad=True)
+    out = flash_diff_attention(q, k, v, lambda_full, causal=True, norm_weight=weight)
+    grads = torch.autograd.grad(out, [q, k, v, weight], torch.randn_like(out))
+    with torch.no_grad():
+        decoded = flash_diff_attention_with_kvcache(q[:, -2:], k, v, lambda_full, causal=True, norm_weight=weight)
+    for tensor in (out, *grads, decoded):
+        assert tensor.isfinite().all()
+    torch.testing.assert_close(decoded, out[:, -2:])
+
+
+@pytest.mark.parametrize(("q_len", "groups"), [(1, 1), (1, 4), (3, 2), (16, 2)])
+def test_decode_reads_a_cache_in_its_own_layout(q_len, groups):
+    torch.manual_seed(0)
+    cache = torch.randn(2, 3, 2, 90, 32, device=DEVICE)[:, :, :, :81]  # (k or v, B, K, S, 2d), S not contiguous
+    k, v = (x.transpose(1, 2) for x in cache)
+    q = torch.randn(3, q_len, 2 * groups, 32, device=DEVICE)
+    lambda_full, weight = torch.tensor(0.5, device=DEVICE), torch.randn(32, device=DEVICE)
+    lengths = torch.tensor([q_len, 40, 81], dtype=torch.int32, device=DEVICE)
+    options = {"norm_weight": weight, "norm_eps": EPS, "out_scale": OUT_SCALE}
+    got = flash_diff_attention_with_kvcache(q, k, v, lambda_full, lengths, causal=True, **options)
+    for i, length in enumerate(lengths.tolist()):
+        row = slice(i, i + 1)
+        expected = reference(
+            q[row].double(), k[row, :length].double(), v[row, :length].double(), lambda_full.double(),
+            causal_mask(q_len, length), weight.double(),
+        )  # fmt: skip
+        assert relative_error(got[row].double(), expected) < 3e-6
+
+
+def test_decode_with_masks():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, n, h, 32, device=DEVICE) for n, h in ((3, 4), (70, 2), (70, 2)))
+    lambda_full = torch.tensor(0.5, device=DEVICE)
+    for mask in (torch.rand(2, 70, device=DEVICE) > 0.5, torch.rand(2, 3, 70, device=DEVICE) > 0.5):
+        got = flash_diff_attention_with_kvcache(q, k, v, lambda_full, mask=mask)
+        full = mask if mask.ndim == 3 else mask[:, None].expand(-1, 3, -1)
+        expected = reference(q.double(), k.double(), v.double(), lambda_full.double(), full)
+        assert relative_error(got.double(), expected) < 3e-6
+
+
+def test_equal_inputs_give_equal_bits():
+    inputs = random_inputs((2, 70, 4, 32), (2, 70, 2, 32), dtype=torch.float16)
+    grad_out = torch.randn(2, 70, 4, 32, device=DEVICE)
+
+    def ours(q, k, v, lambda_full, weight):
+        return flash_diff_attention(q, k, v, lambda_full, causal=True, norm_weight=weight)
+
+    (out1, grads1), (out2, grads2) = (gradients(ours, inputs, grad_out) for _ in range(2))
+    for a, b in zip((out1, *grads1), (out2, *grads2), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_deltas_obey_the_norm(monkeypatch):
+    """With the head norm D1 - lambda D2 = r^3 eps sum(g O): only the eps term is left."""
+    q, k, v, lambda_full, weight = random_inputs((1, 40, 2, 32), (1, 40, 2, 32))
+    eps = 0.3  # large, so that there is something to see
+    call = flash_diff._Call(None, None, None, 40, 40, 0.25, True, eps, OUT_SCALE)
+    _, diff, out2, lse = flash_diff._forward(q, k, v, lambda_full, weight, True, call)
+    seen = {}
+    launch = flash_diff.dq_kernel
+
+    class Spy:
+        def __getitem__(self, grid):
+            def run(*args, **kwargs):
+                seen["deltas"] = args[6].clone()
+                return launch[grid](*args, **kwargs)
+
+            return run
+
+    monkeypatch.setattr(flash_diff, "dq_kernel", Spy())
+    grad_out = torch.randn_like(q)
+    flash_diff._backward(grad_out, q, k, v, lambda_full, weight, diff, out2, lse, call)
+    delta1, delta2 = seen["deltas"].double()
+    exact, g = diff.double(), OUT_SCALE * weight.double() * grad_out.double()
+    r = torch.rsqrt(exact.pow(2).mean(-1) + eps)
+    expected = (r**3 * eps * (g * exact).sum(-1))[0].T
+    assert relative_error(delta1 - lambda_full.double() * delta2, expected) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q": torch.zeros(1, 4, 2, 32, dtype=torch.float64)}, "must be of one type"),
+        ({"q": torch.zeros(4, 2, 32)}, "they must be"),
+        ({"q": torch.zeros(1, 4, 3, 32)}, "key heads must divide"),
+        ({"q": torch.zeros(1, 9, 2, 32)}, "at least as many keys"),
+        ({"lambda_full": torch.zeros(2)}, "one number in float32"),
+        ({"mask": torch.zeros(1, 8)}, "must be boolean"),
+        ({"norm_weight": torch.zeros(16)}, "norm_weight has the shape"),
+    ],
+    ids=str,
+)
+def test_errors_say_what_came_and_what_is_needed(change, message):
+    arguments = {"q": torch.zeros(1, 4, 2, 32), "k": torch.zeros(1, 8, 2, 32), "v": torch.zeros(1, 8, 2, 32)}
+    arguments |= {"lambda_full": torch.tensor(0.5), **change}
+    arguments = {name: x.to(DEVICE) for name, x in arguments.items()}
+    with pytest.raises(ValueError, match=message):
+        flash_diff_attention(**arguments, causal=True)
+
+
+# ---------------------------------------------------------------------- the whole model on the kernels
+
+
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
+def test_golden(name, launches):
+    golden = Golden(name)
+    weights = {key: weight.to(DEVICE) for key, weight in golden.weights.items()}
+    inputs, output_grad = golden.input.to(DEVICE), golden.output_grad.to(DEVICE)
+    output, input_grad, grads, _ = run_attention(
+        golden.config, golden.layer_idx, weights, inputs, "flash_diff", output_grad
+    )
+    assert relative_error(output.cpu(), golden.output) <= 2e-6
+    assert relative_error(input_grad.cpu(), golden.input_grad) <= 2e-6
+    for key, expected in golden.grads.items():
+        assert relative_error(grads[key].cpu(), expected) <= 2e-6, key
+    assert launches == {"flash_diff_attention": 1}
+
+
+@pytest.fixture(scope="module")
+def models():
+    torch.manual_seed(0)
+    config = DiffTransformerConfig(
+        vocab_size=199, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, eos_token_id=None, initializer_range=0.1, attn_implementation="flash_diff",
+    )  # fmt: skip
+    model = DiffTransformerForCausalLM(config).eval().to(DEVICE)
+    oracle = (
+        DiffTransformerForCausalLM._from_config(copy.deepcopy(config), attn_implementation="eager").eval().to(DEVICE)
+    )
+    oracle.load_state_dict(model.state_dict())
+    return model, oracle
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Counts calls of the three functions, so that no test passes on another path."""
+    from diff_transformer import attention_diff
+
+    counts, functions = {}, vars(attention_diff).copy()
+    for name in ("flash_diff_attention", "flash_diff_attention_varlen", "flash_diff_attention_with_kvcache"):
+
+        def counting(*args, _name=name, _real=functions[name], **kwargs):
+            counts[_name] = counts.get(_name, 0) + 1
+            return _real(*args, **kwargs)
+
+        monkeypatch.setattr(attention_diff, name, counting)
+    return counts
+
+
+def test_model_with_padding(models, launches):
+    model, oracle = models
+    ids = torch.randint(0, 199, (3, 24), device=DEVICE)
+    mask = torch.ones_like(ids)
+    mask[0, :9], mask[1, -5:] = 0, 0
+    losses = []
+    for each in (model, oracle):
+        each.zero_grad()
+        logits = each(input_ids=ids, attention_mask=mask).logits
+        losses.append((logits * mask[..., None]).pow(2).mean())
+        losses[-1].backward()
+    torch.testing.assert_close(losses[0], losses[1])
+    for (name, p), expected in zip(model.named_parameters(), oracle.parameters(), strict=True):
+        assert relative_error(p.grad, expected.grad) < 2e-5, name
+    assert launches == {"flash_diff_attention": 2}
+
+
+def test_model_with_packed_documents(models, launches):
+    model, oracle = models
+    ids = torch.randint(0, 199, (2, 20), device=DEVICE)
+    positions = torch.tensor([[*range(7), *range(13)], [*range(1), *range(19)]], device=DEVICE)
+    logits, expected = (each(input_ids=ids, position_ids=positions).logits for each in (model, oracle))
+    assert relative_error(logits, expected) < 1e-5
+    assert launches == {"flash_diff_attention_varlen": 2}
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generation(models, launches, cache):
+    model, oracle = models
+    ids = torch.randint(1, 199, (2, 21), device=DEVICE)
+    mask = torch.ones_like(ids)
+    mask[0, :6] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "disable_compile": True}
+    tokens, expected = (each.generate(ids, cache_implementation=cache, **options) for each in (model, oracle))
+    assert torch.equal(tokens, expected)
+    assert launches == {"flash_diff_attention": 2, "flash_diff_attention_with_kvcache": 10}
+
+
+def test_operators_obey_torch():
+    q, k, v, lambda_full, weight = random_inputs((1, 9, 2, 32), (1, 9, 2, 32))
+    for x in (q, k, v, lambda_full, weight):
+        x.requires_grad_()
+    call = (None, None, None, 9, 9, 0.25, True, EPS, OUT_SCALE)
+    torch.library.opcheck(flash_diff._forward_op, (q, k, v, lambda_full, weight, True, *call))
+    torch.library.opcheck(flash_diff._forward_op, (q, k, v, lambda_full, None, True, *call))
+    detached = [x.detach() for x in (q, k, v, lambda_full, weight)]
+    torch.library.opcheck(flash_diff._decode_op, (*detached, None, *call))
