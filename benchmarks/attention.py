@@ -1,0 +1,353 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Differential attention on one GPU: ours against every other way to compute it, and against standard attention.
+
+    python -m benchmarks.attention --out benchmarks/results/attention_<hardware>_<date>
+
+writes `<out>.csv`, `<out>.md` and, where matplotlib is installed, `<out>.png`. The CSV is complete after every row, so
+a run that is stopped keeps what it measured.
+
+A *way* is a composition over a backend (attention_ways).
+
+Before a way is timed, its output and its gradients are checked against float32; one that fails is RED and gets no
+speed. One that cannot run is listed with its reason. The ways of a cell (task, d, length) take turns; a figure is the
+median over the rounds. Every repetition finds the L2 cache flushed, and its launches queue up behind a short sleep of
+the GPU, so that the GPU's work is timed and not Python's.
+
+Useful work is what the fused computation needs, whatever a way spends. In units of 2 N^2 d FLOPs a differential head,
+halved by causality (N: tokens of a sequence):
+
+    differential  forward 6 = 2 x q k^T (1 each) + 2 x p v (2 each)
+                  backward 10 = scores again 2, dP = dO v^T 2, dV = (P1 - lambda P2)^T dO 2, dQ1 dQ2 dK1 dK2 1 each
+    standard      forward 4, backward 10 (two heads of d)
+
+and for a decoding step the bytes of K and V, read once.
+"""
+
+import argparse
+import functools
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from benchmarks.attention_report import add_ratios, as_markdown, plot
+from benchmarks.attention_ways import TASKS, WAYS, WITH_GRADIENTS, Case, Problem, Way, make_problem
+from benchmarks.report import as_csv, first_line, hardware, rounded, versions, write
+
+UNITS = {  # of 2 N^2 d FLOPs a differential head, see above
+    "differential": {"forward": 6, "backward": 10, "both": 16, "varlen": 16},
+    "standard": {"forward": 4, "backward": 10, "both": 14, "varlen": 14},
+}
+_DEVICE_HELP = (
+    "cpu only shows that the script runs: flash_diff there with TRITON_INTERPRET=1 set, and not in bfloat16, whose "
+    "tl.dot Triton's interpreter gets wrong"
+)
+MIN_ROUNDS = 3
+
+
+# ------------------------------------------------------------------------------------------------------ correctness
+
+
+def results(task: str, way: Way, p: Problem) -> dict[str, torch.Tensor | None]:
+    """The output and, if the task has them, the gradients."""
+    if task not in WITH_GRADIENTS:
+        with torch.no_grad():
+            return {"output": way.run(p)}
+    out = way.run(p)
+    gradients = torch.autograd.grad(out, list(p.leaves.values()), p.grad_out, allow_unused=True)
+    return {"output": out.detach(), **dict(zip(p.leaves, gradients, strict=True))}
+
+
+@functools.cache
+def fault(way: Way, case: Case) -> str:
+    """What is wrong with the results of a differential way, "" if nothing.
+
+    Against float32 (float64 for a float32 case), the error of the output may be twice, of a gradient three times that
+    of the eager computation in the case's type, plus half a unit in the last place: of the largest entry; for the
+    gradient of lambda, a sum of products grad_out x out2 of either sign, of the root of their summed squares.
+    """
+    p = make_problem(case)
+    exact_dtype = torch.float64 if case.dtype == torch.float32 else torch.float32
+    exact, low, got = (
+        results(case.task, one, problem)
+        for one, problem in ((WAYS["eager"], p.to(exact_dtype)), (WAYS["eager"], p), (way, p))
+    )
+    for name, expected in exact.items():
+        if got[name] is None:
+            return f"no gradient of {name}"
+        size = expected.abs().max()
+        if name == "lambda_full":
+            size = exact["output"].norm() * p.grad_out.to(exact_dtype).norm() / p.grad_out.numel() ** 0.5
+        allowed = (2 if name == "output" else 3) * (low[name] - expected).abs().max()
+        allowed = allowed + torch.finfo(case.dtype).eps / 2 * size
+        error = (got[name] - expected).abs().max()
+        if not error <= allowed:  # NaN is at fault too
+            what = "the output" if name == "output" else f"the gradient of {name}"
+            return f"{what} is off by {error.item():.1e}, {allowed.item():.1e} are allowed"
+    return ""
+
+
+def check_case(case: Case, length: int) -> Case:
+    """The modest problem that stands for all lengths of (task, d)."""
+    task = "both" if case.task == "backward" else case.task
+    return replace(case, task=task, length=length, tokens=2 * length)
+
+
+# ----------------------------------------------------------------------------------------------------------- timing
+
+
+class Stopwatch:
+    """Milliseconds of `timed(set_up())`, without the set-up."""
+
+    def __init__(self, device: str) -> None:
+        self.on_cuda = torch.device(device).type == "cuda"
+        if self.on_cuda:
+            self.flush = torch.empty(256 << 20, dtype=torch.int8, device=device)  # larger than any L2 cache
+
+    def __call__(self, set_up: Callable, timed: Callable) -> float:
+        prepared = set_up()
+        if not self.on_cuda:
+            start = time.perf_counter()
+            timed(prepared)
+            return (time.perf_counter() - start) * 1000
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.flush.zero_()
+        torch.cuda._sleep(2_000_000)  # clock cycles, about a millisecond: time to launch what is timed
+        start.record()
+        timed(prepared)
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
+
+
+def step(task: str, way: Way, p: Problem) -> tuple[Callable, Callable]:
+    """The set-up of a task, and the timed part, which gets what the set-up returns."""
+
+    def without_gradients(_):
+        with torch.no_grad():
+            way.run(p)
+
+    def gradients(out):
+        torch.autograd.grad(out, list(p.leaves.values()), p.grad_out, allow_unused=True)
+
+    if task not in WITH_GRADIENTS:
+        return lambda: None, without_gradients
+    if task == "backward":
+        return lambda: way.run(p), gradients
+    return lambda: None, lambda _: gradients(way.run(p))
+
+
+def warm_up(stopwatch: Stopwatch, set_up: Callable, timed: Callable) -> tuple[float, float | str]:
+    """Two runs: milliseconds of the second, and its peak of memory in MiB above what was held before (CUDA only)."""
+    stopwatch(set_up, timed)
+    if not stopwatch.on_cuda:
+        return stopwatch(set_up, timed), ""
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    ms = stopwatch(set_up, timed)
+    return ms, round((torch.cuda.max_memory_allocated() - held) / 2**20)
+
+
+def useful_flops(case: Case, kind: str) -> float:
+    units = UNITS["standard" if kind == "standard" else "differential"][case.task]
+    pairs = sum(n * n for n in case.documents) / 2
+    return units * 2 * pairs * case.d * case.heads
+
+
+def useful_bytes(case: Case) -> float:
+    """K and V of 2d numbers a token and head, once."""
+    return 2 * case.batch * case.length * case.heads * 2 * case.d * case.dtype.itemsize
+
+
+# ------------------------------------------------------------------------------------------------------------- rows
+
+
+def row(case: Case, name: str, status: str, reason: str = "", ms: float | str = "", **more) -> dict:
+    tflops = gigabytes = ""
+    if ms != "" and case.task == "decode":
+        gigabytes = rounded(useful_bytes(case) / ms / 1e6)
+    elif ms != "":
+        tflops = rounded(useful_flops(case, WAYS[name].kind) / ms / 1e9)
+    return {
+        "task": case.task,
+        "d": case.d,
+        "length": case.length,
+        "way": name,
+        "kind": WAYS[name].kind,
+        "status": status,
+        "ms": ms if ms == "" else rounded(ms),
+        "tflops": tflops,
+        "gb_per_s": gigabytes,
+        "over_best_rival": "",
+        "over_standard": "",
+        "peak_mib": "",
+        "rounds": "",
+        **more,
+        "batch": len(case.documents),
+        "heads": case.heads,
+        "dtype": str(case.dtype).removeprefix("torch."),
+        "norm": case.norm,
+        "reason": reason,
+        "hardware": hardware(case.device),
+        **versions("torch", "triton", "transformers"),
+    }
+
+
+# --------------------------------------------------------------------------------------------------------- the run
+
+
+def attempt(run: Callable[[], dict | tuple], case: Case, name: str):
+    """What `run` returns, or a row that says why it cannot run.
+
+    Whatever a library raises is a reason; only a device that is left unusable ends the benchmark. Warnings
+    go into the reason, and are dropped where all went well.
+    """
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always")
+        try:
+            return run()
+        except Exception as error:
+            reason = first_line(error, noted)
+    if torch.device(case.device).type == "cuda":
+        torch.cuda.synchronize()  # raises if the device is lost
+        torch.cuda.empty_cache()
+    return row(case, name, "cannot run", reason)
+
+
+def prepare(case: Case, name: str, p: Problem, stopwatch: Stopwatch, check_length: int) -> dict | tuple:
+    """Checks and warms up a way: (set-up, timed part, ms, peak memory), or the row that says RED."""
+    way = WAYS[name]
+    if way.kind != "standard":
+        wrong = fault(way, check_case(case, check_length))
+        if wrong:
+            return row(case, name, "RED", wrong)
+    set_up, timed = step(case.task, way, p)
+    return set_up, timed, *warm_up(stopwatch, set_up, timed)
+
+
+def measure(case: Case, names: list[str], options: argparse.Namespace, deadline: float, progress: tqdm) -> list[dict]:
+    """The rows of a cell: every way is checked and warmed up, then they take turns."""
+    stopwatch = Stopwatch(case.device)
+    p = attempt(lambda: make_problem(case), case, names[0])
+    if isinstance(p, dict):
+        progress.update(len(names))
+        return [{**p, "way": name, "kind": WAYS[name].kind} for name in names]
+    rows, ready = [], {}
+    for name in names:
+        progress.set_postfix_str(f"{case.task} d={case.d} {case.length} {name}")
+        if time.monotonic() >= deadline:
+            rows.append(row(case, name, "left out", "the budget was spent"))
+        else:
+            got = attempt(partial(prepare, case, name, p, stopwatch, options.check_length), case, name)
+            if isinstance(got, dict):
+                rows.append(got)
+            else:
+                ready[name] = got
+        progress.update()
+    a_round = sum(ms for _, _, ms, _ in ready.values()) / 1000 or 1.0
+    rounds = min(options.rounds, max(MIN_ROUNDS, int(options.seconds / a_round)))
+    times: dict[str, list[float]] = {name: [] for name in ready}
+    for _ in range(rounds):
+        for name, (set_up, timed, _, _) in ready.items():
+            times[name].append(stopwatch(set_up, timed))
+    for name, (_, _, _, peak) in ready.items():
+        more = {"rounds": rounds, "peak_mib": peak}
+        rows.append(row(case, name, "ok", ms=statistics.median(times[name]), **more))
+    return sorted(rows, key=lambda one: names.index(one["way"]))
+
+
+def show(rows: list[dict]) -> None:
+    for one in rows:
+        where = f"{one['task']:8} d={one['d']:<3} {one['length']:6} {one['way']:25}"
+        if one["status"] != "ok":
+            tqdm.write(f"{where} {one['status']}: {one['reason']}")
+            continue
+        speed = f"{one['gb_per_s']:9} GB/s   " if one["task"] == "decode" else f"{one['tflops']:9} TFLOP/s"
+        ratios = f"{one['over_best_rival']:>6} of the best rival, {one['over_standard']:>6} of standard"
+        tqdm.write(f"{where} {one['ms']:10.3f} ms {speed} {ratios}, {one['peak_mib']} MiB")
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="path of the result files, without their endings")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="varlen: both, on documents")
+    parser.add_argument("--lengths", nargs="+", type=int, default=[1024 << i for i in range(7)])
+    parser.add_argument("--head-dims", nargs="+", type=int, default=[128, 64], help="d; a head's values have 2d")
+    parser.add_argument("--hidden-size", type=int, default=3072, help="h = hidden size / 2d; the paper's 3B has 3072")
+    parser.add_argument("--tokens", type=int, default=65536, help="batch x length")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--device", default="cuda", help=_DEVICE_HELP)
+    parser.add_argument("--norm", action="store_true", help="end every differential way with the head norm of Eq. 3")
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS), metavar="WAY")
+    parser.add_argument("--rounds", type=int, default=50, help="at most so many rounds a cell")
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help=f"of rounds a cell, but {MIN_ROUNDS} rounds at least"
+    )
+    parser.add_argument("--check-length", type=int, default=512, help="tokens of the check before a way is timed")
+    parser.add_argument("--minutes", type=float, default=30.0, help="budget: no way is started after it")
+    options = parser.parse_args(arguments)
+    for d in options.head_dims:
+        if options.hidden_size % (2 * d):
+            parser.error(f"--hidden-size {options.hidden_size} is not a multiple of 2d = {2 * d}: change either.")
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error(
+            "--device cuda was asked for, but torch sees no GPU. --device cpu tries the script on tiny sizes."
+        )
+    return options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns 1 if a way was RED, otherwise 0."""
+    options = parse(arguments)
+    command = " ".join(["python -m benchmarks.attention", *(sys.argv[1:] if arguments is None else arguments)])
+    cases = [
+        Case(
+            task,
+            d,
+            length,
+            max(options.tokens, length),
+            options.hidden_size // (2 * d),
+            getattr(torch, options.dtype),
+            options.device,
+            options.norm,
+        )
+        for d in options.head_dims
+        for task in options.tasks
+        for length in options.lengths
+    ]
+    total = len(cases) * len(options.ways)
+    cells = f"{len(cases)} cells x {len(options.ways)} ways, about {options.seconds:g} s of rounds a cell"
+    print(
+        f"Budget  {options.minutes:g} minutes for {cells} and their warm-up, on {hardware(options.device)}", flush=True
+    )
+
+    deadline, rows, left_out = time.monotonic() + 60 * options.minutes, [], []
+    with tqdm(total=total, unit="way") as progress:
+        for case in cases:
+            if time.monotonic() >= deadline:
+                left_out.append(f"{case.task} d={case.d} {case.length}")
+                progress.update(len(options.ways))
+                continue
+            found = measure(case, options.ways, options, deadline, progress)
+            rows += found
+            add_ratios(rows)
+            show(found)
+            if options.out:
+                write(options.out.with_suffix(".csv"), as_csv(rows))
+    left_out_line = f"Left out, as the budget was spent: {'; '.join(left_out)}\n" if left_out else ""
+    print(left_out_line, end="")
+    if options.out and rows:
+        write(options.out.with_suffix(".md"), as_markdown(rows, command) + left_out_line)
+        plot(rows, options.out.with_suffix(".png"))
+    return int(any(one["status"] == "RED" for one in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

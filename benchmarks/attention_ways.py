@@ -1,0 +1,311 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Every way to compute differential attention, on problems of one size.
+
+A *way* is a composition over a backend. With q1, q2, k1, k2 of width d and values of width 2d for each of h heads:
+
+- `flash_diff`: our fused kernels;
+- `eager`: Eq. 1 (arXiv:2410.05258) as it is written, and the oracle of all others;
+- `packed/...`: one call, two zero-padded queries of width 2d a head (`diff_transformer.attention_diff`);
+- `two_calls/...`: one call a map, values of 2d (the authors' FlashDiffAttn_1);
+- `four_calls/...`: one call a map and half of the values, all of width d (the authors' FlashDiffAttn_2);
+- `standard/...`: not differential: ordinary attention of equal parameters, 2h heads of d. The limit.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import torch
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import diff_transformer
+from diff_transformer.attention_diff import eager_attention_forward, packed_attention
+
+TASKS = ("forward", "backward", "both", "decode", "varlen")
+WITH_GRADIENTS = ("backward", "both", "varlen")
+LAMBDA, EPS, OUT_SCALE = 0.6, 1e-5, 0.4
+LONGEST_EAGER = 4096
+
+
+# ---------------------------------------------------------------------------------------------------- the problem
+
+
+@dataclass(frozen=True)
+class Case:
+    """A cell of the result: a task at a head dimension and a length."""
+
+    task: str
+    d: int
+    length: int
+    tokens: int
+    heads: int
+    dtype: torch.dtype
+    device: str
+    norm: bool = False
+
+    @property
+    def batch(self) -> int:
+        return max(1, self.tokens // self.length)
+
+    @property
+    def documents(self) -> list[int]:
+        """Lengths of the sequences. For varlen, uneven: by turns 1/2 and 3/2 of the length."""
+        if self.task != "varlen" or self.batch == 1:
+            return [self.length] * self.batch
+        pairs = [self.length // 2, self.length - self.length // 2 + self.length] * (self.batch // 2)
+        return pairs + [self.length] * (self.batch % 2)
+
+
+@dataclass
+class Problem:
+    """Tensors of a case: q [q1 | q2] (B, T, h, 2d), k [k1 | k2] and v (B, S, h, 2d), in floats of one type.
+
+    Packed documents lie one after the other in a single row, at the offsets `cu_seqlens`. A cache to decode from has
+    the memory layout of transformers' caches, (B, h, S, 2d), and `cache_seqlens` valid keys.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    lambda_full: torch.Tensor
+    norm_weight: torch.Tensor | None
+    grad_out: torch.Tensor
+    documents: list[int]
+    cu_seqlens: torch.Tensor | None = None
+    cache_seqlens: torch.Tensor | None = None
+
+    @property
+    def d(self) -> int:
+        return self.q.shape[-1] // 2
+
+    @property
+    def scale(self) -> float:
+        return self.d**-0.5
+
+    @property
+    def leaves(self) -> dict[str, torch.Tensor]:
+        names = ("q", "k", "v", "lambda_full", "norm_weight")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def to(self, dtype: torch.dtype) -> "Problem":
+        """The same numbers in another type; lambda keeps at least float32."""
+        copies = {name: x.detach().to(dtype) for name, x in self.leaves.items()}
+        copies["lambda_full"] = self.lambda_full.detach().to(torch.promote_types(dtype, torch.float32))
+        copies = {name: x.requires_grad_(self.q.requires_grad) for name, x in copies.items()}
+        return replace(self, **copies, grad_out=self.grad_out.to(dtype))
+
+    @cached_property
+    def block_mask(self):
+        """flex_attention's causal mask, for packed documents one that keeps them apart; made before the clock runs."""
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        q_len, device = self.q.shape[1], self.q.device
+        if self.cache_seqlens is not None:
+            return None  # a single token sees all keys
+        lengths = torch.tensor(self.documents, device=device)
+        document = torch.arange(len(lengths), device=device).repeat_interleave(lengths)
+
+        def causal(batch, head, row, col):
+            return row >= col
+
+        def causal_in_document(batch, head, row, col):
+            return (row >= col) & (document[row] == document[col])
+
+        mask = causal if self.cu_seqlens is None else causal_in_document
+        return create_block_mask(mask, None, None, q_len, q_len, device=device)
+
+
+def make_problem(case: Case) -> Problem:
+    generator = torch.Generator(case.device).manual_seed(0)
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=case.device, generator=generator).to(case.dtype)
+
+    lengths, width = case.documents, 2 * case.d
+    batch, tokens = (1, sum(lengths)) if case.task == "varlen" else (case.batch, case.length)
+    q_len = 1 if case.task == "decode" else tokens
+    keys_and_values = [randn(batch, tokens, case.heads, width) for _ in range(2)]
+    cu_seqlens = cache_seqlens = None
+    if case.task == "varlen":
+        offsets = torch.tensor([0, *lengths]).cumsum(0)
+        cu_seqlens = offsets.to(case.device, torch.int32)
+    if case.task == "decode":
+        keys_and_values = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in keys_and_values]
+        cache_seqlens = torch.full((batch,), tokens, device=case.device, dtype=torch.int32)
+    problem = Problem(
+        randn(batch, q_len, case.heads, width),
+        *keys_and_values,
+        lambda_full=torch.tensor(LAMBDA, device=case.device),
+        norm_weight=1 + randn(width) / 4 if case.norm else None,
+        grad_out=randn(batch, q_len, case.heads, width),
+        documents=lengths,
+        cu_seqlens=cu_seqlens,
+        cache_seqlens=cache_seqlens,
+    )
+    for leaf in problem.leaves.values():
+        leaf.requires_grad_(case.task in WITH_GRADIENTS)
+    return problem
+
+
+# ---------------------------------------------------------------------------- backends: (problem, q, k, v) -> output
+# q (B, T, H, D), k (B, S, K, D), v (B, S, K, any width); scale and mask are the problem's
+
+
+def sdpa(backend: SDPBackend | None, p: Problem, q, k, v) -> torch.Tensor:
+    """torch's scaled_dot_product_attention on one backend; on packed documents varlen_attn, which is its flash one."""
+    if p.cu_seqlens is not None:
+        return torch_varlen(backend, p, q, k, v)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    attend = partial(F.scaled_dot_product_attention, is_causal=q.shape[2] > 1, scale=p.scale)
+    if q.shape[1] != k.shape[1]:
+        attend = partial(attend, enable_gqa=True)
+    if backend is None:  # torch's choice
+        return attend(q, k, v).transpose(1, 2)
+    with sdpa_kernel(backend):
+        return attend(q, k, v).transpose(1, 2)
+
+
+def torch_varlen(backend: SDPBackend | None, p: Problem, q, k, v) -> torch.Tensor:
+    if backend != SDPBackend.FLASH_ATTENTION:
+        raise NotImplementedError("torch attends to packed documents on its flash backend only")
+    from torch.nn.attention.varlen import varlen_attn  # its default scale is D^-0.5, and D is d here
+
+    if q.shape[-1] != p.d:
+        raise NotImplementedError("varlen_attn of torch 2.11 scales by the width of the queries, which is not d")
+    lengths = (p.cu_seqlens, p.cu_seqlens, max(p.documents), max(p.documents))
+    return varlen_attn(q[0], k[0], v[0], *lengths, window_size=(-1, 0))[None]
+
+
+@functools.cache
+def compiled_flex_attention() -> Callable:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    torch._dynamo.config.recompile_limit = 1000  # one graph a shape: beyond the limit it would run uncompiled
+    torch._dynamo.config.accumulated_recompile_limit = 1000
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def flex(p: Problem, q, k, v) -> torch.Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    options = {"block_mask": p.block_mask, "scale": p.scale, "enable_gqa": q.shape[1] != k.shape[1]}
+    return compiled_flex_attention()(q, k, v, **options).transpose(1, 2)
+
+
+def flash_attn(module: str, p: Problem, q, k, v) -> torch.Tensor:
+    """The flash-attn packages, which share their names: 2 `flash_attn`, 3 `flash_attn_interface`, 4 `.cute`."""
+    library = importlib.import_module(module)
+    options = {"softmax_scale": p.scale, "causal": True}
+    if p.cu_seqlens is not None:
+        lengths = {"cu_seqlens_q": p.cu_seqlens, "cu_seqlens_k": p.cu_seqlens}
+        lengths |= {"max_seqlen_q": max(p.documents), "max_seqlen_k": max(p.documents)}
+        out = library.flash_attn_varlen_func(q[0], k[0], v[0], **lengths, **options)
+    elif p.cache_seqlens is not None and hasattr(library, "flash_attn_with_kvcache"):
+        out = library.flash_attn_with_kvcache(q, k, v, cache_seqlens=p.cache_seqlens, **options)
+    else:
+        out = library.flash_attn_func(q, k, v, **options)
+    out = out[0] if isinstance(out, tuple) else out  # some versions return the log-sums too
+    return out if p.cu_seqlens is None else out[None]
+
+
+# ------------------------------------------------------------------------------ ways: problem -> output (B, T, h, 2d)
+
+
+def difference(p: Problem, out1: torch.Tensor, out2: torch.Tensor) -> torch.Tensor:
+    """out1 - lambda out2, one kernel for a rival's sake."""
+    return torch.addcmul(out1, out2, -p.lambda_full)
+
+
+def head_norm(p: Problem, out: torch.Tensor) -> torch.Tensor:
+    """The headwise norm of Eq. 3 with its fixed factor, where the problem has one."""
+    if p.norm_weight is None:
+        return out
+    return F.rms_norm(out, p.norm_weight.shape, p.norm_weight, EPS) * OUT_SCALE
+
+
+def flash_diff(p: Problem) -> torch.Tensor:
+    options = {"softmax_scale": p.scale, "causal": True, "norm_weight": p.norm_weight}
+    options |= {"norm_eps": EPS, "out_scale": OUT_SCALE if p.norm_weight is not None else 1.0}
+    if p.cu_seqlens is not None:
+        lengths = (p.cu_seqlens, p.cu_seqlens, max(p.documents), max(p.documents))
+        attend = diff_transformer.flash_diff_attention_varlen
+        return attend(p.q[0], p.k[0], p.v[0], p.lambda_full, *lengths, **options)[None]
+    if p.cache_seqlens is not None:
+        attend = diff_transformer.flash_diff_attention_with_kvcache
+        return attend(p.q, p.k, p.v, p.lambda_full, p.cache_seqlens, **options)
+    return diff_transformer.flash_diff_attention(p.q, p.k, p.v, p.lambda_full, **options)
+
+
+def eager(p: Problem) -> torch.Tensor:
+    """The oracle, document by document where they are packed."""
+    lengths = p.documents if p.cu_seqlens is not None else [p.q.shape[1]]
+    if max(lengths) > LONGEST_EAGER:
+        raise MemoryError(f"eager attention holds whole maps; it is run up to {LONGEST_EAGER} tokens")
+    k_lengths = p.documents if p.cu_seqlens is not None else [p.k.shape[1]]
+    rows = zip(p.q.split(lengths, 1), p.k.split(k_lengths, 1), p.v.split(k_lengths, 1), strict=True)
+    outs = []
+    for q, k, v in rows:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+        mask = mask.tril(k.shape[2] - q.shape[2])
+        module = torch.nn.Identity().eval()  # no dropout
+        outs.append(eager_attention_forward(module, q, k, v, mask[None, None], p.lambda_full, p.scale)[0])
+    return head_norm(p, torch.cat(outs, 1))
+
+
+def packed(attend: Callable, p: Problem) -> torch.Tensor:
+    def interface(module, query, key, value, attention_mask, **kwargs):
+        return attend(p, query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)), None
+
+    q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))
+    out, _ = packed_attention(interface, torch.nn.Identity(), q, k, v, None, p.lambda_full, p.scale)
+    return head_norm(p, out.to(p.q.dtype))
+
+
+def two_calls(attend: Callable, p: Problem) -> torch.Tensor:
+    (q1, q2), (k1, k2) = p.q.chunk(2, -1), p.k.chunk(2, -1)
+    return head_norm(p, difference(p, attend(p, q1, k1, p.v), attend(p, q2, k2, p.v)))
+
+
+def four_calls(attend: Callable, p: Problem) -> torch.Tensor:
+    (q1, q2), (k1, k2) = p.q.chunk(2, -1), p.k.chunk(2, -1)
+    halves = [difference(p, attend(p, q1, k1, v), attend(p, q2, k2, v)) for v in p.v.chunk(2, -1)]
+    return head_norm(p, torch.cat(halves, -1))
+
+
+def standard(attend: Callable, p: Problem) -> torch.Tensor:
+    """The same memory taken for 2h heads of d."""
+    q, k, v = (x.unflatten(-1, (2, p.d)).flatten(-3, -2) for x in (p.q, p.k, p.v))
+    return attend(p, q, k, v).unflatten(-2, (-1, 2)).flatten(-2)
+
+
+@dataclass(frozen=True)
+class Way:
+    kind: str  # "ours", "rival" or "standard"
+    run: Callable[[Problem], torch.Tensor]
+
+
+BACKENDS = {
+    "sdpa": partial(sdpa, None),
+    "sdpa_flash": partial(sdpa, SDPBackend.FLASH_ATTENTION),
+    "sdpa_cudnn": partial(sdpa, SDPBackend.CUDNN_ATTENTION),
+    "sdpa_efficient": partial(sdpa, SDPBackend.EFFICIENT_ATTENTION),
+    "flex": flex,
+    "flash_attn_2": partial(flash_attn, "flash_attn"),
+    "flash_attn_3": partial(flash_attn, "flash_attn_interface"),
+    "flash_attn_4": partial(flash_attn, "flash_attn.cute"),
+}
+_FLASH_ATTN = ("flash_attn_2", "flash_attn_3", "flash_attn_4")
+COMPOSITIONS = {
+    packed: ("sdpa", "flex"),
+    two_calls: ("sdpa_efficient", "sdpa_cudnn", "flex", *_FLASH_ATTN),
+    four_calls: ("sdpa_flash", "sdpa_cudnn", *_FLASH_ATTN),
+    standard: ("sdpa_flash", "sdpa_cudnn", *_FLASH_ATTN),
+}
+WAYS = {"flash_diff": Way("ours", flash_diff), "eager": Way("rival", eager)} | {
+    f"{compose.__name__}/{name}": Way("standard" if compose is standard else "rival", partial(compose, BACKENDS[name]))
+    for compose, names in COMPOSITIONS.items()
+    for name in names
+}
