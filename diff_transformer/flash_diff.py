@@ -9,13 +9,16 @@ mathematics.
 Legend for shapes: B batch, T query tokens, S key tokens, H query heads, K key/value heads, 2d the width of a head.
 """
 
+import os
 import re
+from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import torch
 
 from .flash_diff_backward import dkdv_kernel, dq_kernel, prepare_kernel
-from .flash_diff_blocks import blocks
+from .flash_diff_blocks import blocks, candidates
 from .flash_diff_decode import combine_kernel, split_kernel
 from .flash_diff_forward import forward_kernel, triton
 
@@ -74,6 +77,25 @@ def _options(kernel: str, q: torch.Tensor) -> dict[str, int]:
     return blocks(kernel, capability, q.dtype, q.shape[-1] // 2)._asdict()
 
 
+@cache
+def _autotuned(name: str, kernel):
+    """The kernel in triton's autotuner, which keeps what it finds in memory and in triton's cache on disk."""
+    configs = []
+    for one in candidates(name):
+        sizes = {"BLOCK_M": one.BLOCK_M, "BLOCK_N": one.BLOCK_N}
+        configs.append(triton.Config(sizes, num_warps=one.num_warps, num_stages=one.num_stages))
+    return triton.autotune(configs, ["GROUPS", "D", "CAUSAL", "MASK"], cache_results=True)(kernel)
+
+
+def _launch(name: str, kernel, q: torch.Tensor, grid: Callable[[dict], tuple[int, ...]], *args, **constants) -> None:
+    """With the blocks of the table, or with the fastest of all of them under DIFF_TRANSFORMER_AUTOTUNE=1."""
+    if os.environ.get("DIFF_TRANSFORMER_AUTOTUNE") == "1":
+        _autotuned(name, kernel)[grid](*args, **constants)
+    else:
+        options = _options(name, q)
+        kernel[grid(options)](*args, **constants, **options)
+
+
 def _empty_like(x: torch.Tensor) -> torch.Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)  # contiguous, whatever the strides of x
 
@@ -86,13 +108,12 @@ def _forward(q, k, v, lambda_full, norm_weight, save: bool, call: _Call):
     diff = _empty_like(q) if save and norm_weight is not None else q.new_empty(0)
     out2 = _empty_like(q) if save else q.new_empty(0)
     lse = torch.empty(2 if save else 0, q.shape[2], num_stats, dtype=torch.float32, device=q.device)
-    options = _options("forward", q)
-    grid = (triton.cdiv(call.max_q, options["BLOCK_M"]), q.shape[2], batch)
-    forward_kernel[grid](
+    _launch(
+        "forward", forward_kernel, q, lambda size: (triton.cdiv(call.max_q, size["BLOCK_M"]), q.shape[2], batch),
         q, k, v, lambda_full, norm_weight, out, diff, out2, lse, call.cu_seqlens_q, call.cu_seqlens_k, None, call.mask,
         *call.strides(q), *call.strides(k), *call.strides(v), *call.strides(out), *call.mask_strides(),
         q.shape[1], k.shape[1], num_stats, call.scale, call.eps, call.out_scale,
-        **call.constants(q, k), SAVE=save, **options,
+        **call.constants(q, k), SAVE=save,
     )  # fmt: skip
     return out, diff, out2, lse
 
@@ -118,15 +139,17 @@ def _backward(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, call
     strides = (*call.strides(q), *call.strides(k), *call.strides(v), *call.strides(grad_diff))
     numbers = (q.shape[1], k.shape[1], num_stats, call.scale)
 
-    grad_q, options = _empty_like(q), _options("dq", q)
-    dq_kernel[(triton.cdiv(call.max_q, options["BLOCK_M"]), num_heads, batch)](
+    grad_q = _empty_like(q)
+    _launch(
+        "dq", dq_kernel, q, lambda size: (triton.cdiv(call.max_q, size["BLOCK_M"]), num_heads, batch),
         *tensors, grad_q, *lengths, call.mask, *strides, *call.strides(grad_q), *call.mask_strides(), *numbers,
-        **constants, **options,
+        **constants,
     )  # fmt: skip
-    grad_k, grad_v, options = _empty_like(k), _empty_like(v), _options("dkdv", q)
-    dkdv_kernel[(triton.cdiv(call.max_k, options["BLOCK_N"]), k.shape[2], batch)](
+    grad_k, grad_v = _empty_like(k), _empty_like(v)
+    _launch(
+        "dkdv", dkdv_kernel, q, lambda size: (triton.cdiv(call.max_k, size["BLOCK_N"]), k.shape[2], batch),
         *tensors, grad_k, grad_v, *lengths, call.mask, *strides, *call.strides(grad_k), *call.mask_strides(), *numbers,
-        **constants, **options,
+        **constants,
     )  # fmt: skip
     grad_weight = q.new_empty(0) if grad_weight is None else grad_weight.sum(0).to(norm_weight.dtype)
     return grad_q, grad_k, grad_v, -deltas[1].sum(), grad_weight

@@ -83,4 +83,10 @@ def blocks(kernel: str, capability: tuple[int, int], dtype: torch.dtype, d: int)
     return Blocks(*map(int, cells[column].split("/")))
 
 
-__all__ = ["HEAD_DIMS", "SHARED_MEMORY", "Blocks", "architecture", "blocks"]
+def candidates(kernel: str) -> list[Blocks]:
+    """All blocks of the table for a kernel, for whoever tunes by timing."""
+    cells = (cell for (_, name, _), line in _TABLE.items() if name == kernel for cell in line.split())
+    return [Blocks(*map(int, cell.split("/"))) for cell in dict.fromkeys(cells)]
+
+
+__all__ = ["HEAD_DIMS", "SHARED_MEMORY", "Blocks", "architecture", "blocks", "candidates"]

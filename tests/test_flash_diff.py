@@ -6,6 +6,7 @@ import copy
 import pytest
 import torch
 from golden import GOLDEN_NAMES, Golden, relative_error, run_attention
+from transformers import StaticCache
 
 from diff_transformer import (
     DiffTransformerConfig,
@@ -15,6 +16,7 @@ from diff_transformer import (
     flash_diff_attention_varlen,
     flash_diff_attention_with_kvcache,
 )
+from diff_transformer.flash_diff_blocks import candidates
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -257,6 +259,67 @@ def test_deltas_obey_the_norm(monkeypatch):
     r = torch.rsqrt(exact.pow(2).mean(-1) + eps)
     expected = (r**3 * eps * (g * exact).sum(-1))[0].T
     assert relative_error(delta1 - lambda_full.double() * delta2, expected) < 1e-5
+
+
+def test_autotuning_takes_the_fastest_blocks(monkeypatch):
+    """The times are made up on purpose: the last candidates of the table win."""
+    from triton.runtime.autotuner import Autotuner
+
+    monkeypatch.setenv("DIFF_TRANSFORMER_AUTOTUNE", "1")
+    tried = []
+
+    def time_backwards(self, kernel_call, quantiles):
+        kernel_call()
+        tried.append(self.base_fn.__name__)
+        return [-len(tried)] * 3
+
+    monkeypatch.setattr(Autotuner, "do_bench", time_backwards)
+    inputs = random_inputs((1, 20, 2, 32), (1, 20, 1, 32))
+    mask = causal_mask(20, 20)
+
+    def ours(q, k, v, lambda_full, weight):
+        options = {"norm_weight": weight, "norm_eps": EPS, "out_scale": OUT_SCALE}
+        return flash_diff_attention(q, k, v, lambda_full, causal=True, **options)
+
+    flash_diff._autotuned.cache_clear()
+    check(ours, lambda q, k, v, lam, w: reference(q, k, v, lam, mask, w), inputs, torch.float32)
+    for name in ("forward", "dq", "dkdv"):
+        sizes = candidates(name)
+        assert tried.count(f"{name}_kernel") == len(sizes) > 3
+        best = flash_diff._autotuned(name, getattr(flash_diff, f"{name}_kernel")).best_config
+        assert (best.kwargs["BLOCK_M"], best.kwargs["BLOCK_N"], best.num_warps, best.num_stages) == sizes[-1]
+
+
+def test_compiled_model_is_one_graph(models, launches):
+    model, oracle = models
+    ids = torch.randint(0, 199, (2, 20), device=DEVICE)
+    compiled = torch.compile(model, fullgraph=True, backend="inductor" if ON_GPU else "aot_eager")
+    results = []
+    for forward, each in ((compiled, model), (oracle, oracle)):
+        each.zero_grad()
+        logits = forward(input_ids=ids, use_cache=False).logits
+        logits.pow(2).mean().backward()
+        results.append((logits.detach(), *(p.grad for p in each.parameters())))
+    for got, expected in zip(*results, strict=True):
+        assert relative_error(got, expected) < 2e-5
+    assert launches == {"flash_diff_attention": 2}  # while it was traced
+
+
+@torch.no_grad()
+def test_compiled_decoding_from_a_static_cache(models, launches):
+    model, oracle = models
+    ids = torch.randint(0, 199, (2, 12), device=DEVICE)
+    expected = oracle(input_ids=ids).logits
+    cache = StaticCache(config=model.config, max_cache_len=16)
+    model(input_ids=ids[:, :9], past_key_values=cache)
+    how = {"mode": "reduce-overhead"} if ON_GPU else {"backend": "aot_eager"}
+    step = torch.compile(model, fullgraph=True, **how)
+    launches.clear()
+    for i in range(9, 12):
+        position = torch.tensor([[i]], device=DEVICE)
+        logits = step(input_ids=ids[:, i : i + 1], position_ids=position, past_key_values=cache).logits
+        assert relative_error(logits[:, -1], expected[:, i]) < 1e-5
+    assert set(launches) == {"flash_diff_attention_with_kvcache"}
 
 
 @pytest.mark.parametrize(
