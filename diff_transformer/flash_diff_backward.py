@@ -28,7 +28,7 @@ def prepare_kernel(
 
     y = c w r O with r = rsqrt(mean O^2 + eps), g = c w dy: dO = r (g - O r^2 mean(g O)), dw = sum c dy O r.
     """
-    head, z = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    head, z = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     q_row, _, stat_row, T, _ = sequence(z, T, S, cu_seqlens_q, cu_seqlens_k, key_length)
     start = tl.program_id(0) * BLOCK_M
     rows, wide = start + tl.arange(0, BLOCK_M), tl.arange(0, 2 * BLOCK_D)
@@ -50,7 +50,7 @@ def prepare_kernel(
         tl.store(target, grad.to(grad_diff.dtype.element_ty), mask=inside)
     delta2 = tl.sum(grad * second, 1)
     delta1 = tl.sum(grad * diff, 1) + tl.load(lambda_full) * delta2
-    stat = deltas + head.to(tl.int64) * num_stats + stat_row + rows
+    stat = deltas + head * num_stats + stat_row + rows
     tl.store(stat, delta1, mask=rows < T)
     tl.store(stat + tl.num_programs(1) * num_stats, delta2, mask=rows < T)
 
@@ -65,7 +65,7 @@ def dq_kernel(
     GROUPS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    head, z = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    head, z = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     q_row, k_row, stat_row, T, S = sequence(z, T, S, cu_seqlens_q, cu_seqlens_k, key_length)
     start = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     if start >= T:
@@ -77,7 +77,7 @@ def dq_kernel(
     k += z * k_batch + k_row * k_token + head // GROUPS * k_head
     v += z * v_batch + k_row * v_token + head // GROUPS * v_head
     grad_out += z * g_batch + q_row * g_token + head * g_head
-    stat1 = head.to(tl.int64) * num_stats + stat_row
+    stat1 = head * num_stats + stat_row
     stat2 = stat1 + tl.num_programs(1) * num_stats
     q1 = load_rows(q, q_token, start, T, BLOCK_M, dims, D)
     q2 = load_rows(q + D, q_token, start, T, BLOCK_M, dims, D)
@@ -125,7 +125,7 @@ def dkdv_kernel(
     GROUPS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    kv_head, z = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    kv_head, z = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     q_row, k_row, stat_row, T, S = sequence(z, T, S, cu_seqlens_q, cu_seqlens_k, key_length)
     start = tl.program_id(0) * BLOCK_N
     if start >= S:
@@ -149,8 +149,9 @@ def dkdv_kernel(
     first_row = 0
     if CAUSAL:
         first_row = tl.maximum(0, start - S + T) // BLOCK_M * BLOCK_M
-    for head in range(kv_head * GROUPS, (kv_head + 1) * GROUPS):
-        statistics = tl.cast(head, tl.int64) * num_stats + stat_row
+    for group in range(GROUPS):
+        head = kv_head * GROUPS + group
+        statistics = head * num_stats + stat_row
         for m in range(first_row, T, BLOCK_M):
             rows = (m + tl.arange(0, BLOCK_M))[None, :]
             stat1 = statistics + rows

@@ -20,7 +20,7 @@ def split_kernel(
 ):  # fmt: skip
     """Unnormalised outputs of both maps, parts (B, K, splits, 2, GROUPS T, 2D), and their base-2 maxima and sums,
     stats (B, K, splits, 2, 2, GROUPS T), all float32, over the keys of one split."""
-    split, kv_head, z = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    split, kv_head, z = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     part = (z * tl.num_programs(1) + kv_head) * tl.num_programs(0) + split
     if key_length is not None:
         S = tl.load(key_length + z)

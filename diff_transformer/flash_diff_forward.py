@@ -99,7 +99,7 @@ def forward_kernel(
     GROUPS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr, MASK: tl.constexpr, SAVE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    head, z = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    head, z = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)  # 64 bits: a long cache has wide strides
     q_row, k_row, stat_row, T, S = sequence(z, T, S, cu_seqlens_q, cu_seqlens_k, key_length)
     # The longest rows first: the last wave of programs is then the cheapest
     start = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
@@ -146,7 +146,7 @@ def forward_kernel(
     inside = (rows < T)[:, None] & (wide < 2 * D)[None, :]
     o_offset = z * o_batch + (q_row + rows)[:, None] * o_token + head * o_head + wide[None, :]
     if SAVE:  # for the backward
-        stat = lse + head.to(tl.int64) * num_stats + stat_row + rows
+        stat = lse + head * num_stats + stat_row + rows
         tl.store(stat, lse1, mask=rows < T)
         stat += tl.num_programs(1) * num_stats
         tl.store(stat, lse2, mask=rows < T)
