@@ -189,16 +189,20 @@ _CALL = (
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor lambda_full, Tensor? norm_weight"
 
 
+# triton launches on the current device, which need not be the tensors' (device_map="auto")
 def _forward_op(q, k, v, lambda_full, norm_weight, save, *call):
-    return _forward(q, k, v, lambda_full, norm_weight, save, _Call(*call))
+    with torch.cuda.device_of(q):
+        return _forward(q, k, v, lambda_full, norm_weight, save, _Call(*call))
 
 
 def _backward_op(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, *call):
-    return _backward(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, _Call(*call))
+    with torch.cuda.device_of(q):
+        return _backward(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, _Call(*call))
 
 
 def _decode_op(q, k, v, lambda_full, norm_weight, key_length, *call):
-    return _decode(q, k, v, lambda_full, norm_weight, key_length, _Call(*call))
+    with torch.cuda.device_of(q):
+        return _decode(q, k, v, lambda_full, norm_weight, key_length, _Call(*call))
 
 
 _forward_op = torch.library.custom_op(
@@ -269,6 +273,9 @@ def _check(q, k, v, lambda_full, norm_weight, ndim: int) -> None:
             f"Flash differential attention runs on CUDA, but the tensors are on {q.device}. Move them there, or set "
             "TRITON_INTERPRET=1 before Python starts to run the kernels slowly in Triton's interpreter."
         )
+    devices = {x.device for x in (q, k, v, lambda_full, norm_weight) if x is not None}
+    if len(devices) > 1:
+        raise ValueError(f"q, k, v, lambda_full and norm_weight are on {devices}; move them to one device.")
     if not q.dtype == k.dtype == v.dtype or q.dtype not in _DTYPES:
         raise ValueError(
             f"q, k and v have the types {q.dtype}, {k.dtype} and {v.dtype}; they must be of one type: bfloat16, "

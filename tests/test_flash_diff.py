@@ -332,13 +332,14 @@ def test_compiled_decoding_from_a_static_cache(models, launches):
         ({"lambda_full": torch.zeros(2)}, "one number in float32"),
         ({"mask": torch.zeros(1, 8)}, "must be boolean"),
         ({"norm_weight": torch.zeros(16)}, "norm_weight has the shape"),
+        ({"v": torch.zeros(1, 8, 2, 32, device="meta")}, "move them to one device"),
     ],
     ids=str,
 )
 def test_errors_say_what_came_and_what_is_needed(change, message):
     arguments = {"q": torch.zeros(1, 4, 2, 32), "k": torch.zeros(1, 8, 2, 32), "v": torch.zeros(1, 8, 2, 32)}
     arguments |= {"lambda_full": torch.tensor(0.5), **change}
-    arguments = {name: x.to(DEVICE) for name, x in arguments.items()}
+    arguments = {name: x if x.is_meta else x.to(DEVICE) for name, x in arguments.items()}
     with pytest.raises(ValueError, match=message):
         flash_diff_attention(**arguments, causal=True)
 
