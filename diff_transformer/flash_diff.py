@@ -152,7 +152,7 @@ def _backward(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, call
         **constants,
     )  # fmt: skip
     grad_weight = q.new_empty(0) if grad_weight is None else grad_weight.sum(0).to(norm_weight.dtype)
-    return grad_q, grad_k, grad_v, -deltas[1].sum(), grad_weight
+    return grad_q, grad_k, grad_v, -deltas[1].sum().reshape(lambda_full.shape), grad_weight
 
 
 def _decode(q, k, v, lambda_full, norm_weight, key_length, call: _Call) -> torch.Tensor:
@@ -236,7 +236,7 @@ def _(q, k, v, lambda_full, norm_weight, save, *call):
 @_backward_op.register_fake
 def _(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, *call):
     grad_weight = q.new_empty(0) if norm_weight is None else torch.empty_like(norm_weight)
-    return _empty_like(q), _empty_like(k), _empty_like(v), lambda_full.new_empty(()), grad_weight
+    return _empty_like(q), _empty_like(k), _empty_like(v), torch.empty_like(lambda_full), grad_weight
 
 
 @_decode_op.register_fake
@@ -300,6 +300,15 @@ def _check(q, k, v, lambda_full, norm_weight, ndim: int) -> None:
         raise ValueError(f"norm_weight has the shape {tuple(norm_weight.shape)}; it must be ({q.shape[-1]},).")
 
 
+def _check_mask(q, k, mask: torch.Tensor | None) -> None:
+    shapes = (q.shape[0], k.shape[1]), (q.shape[0], q.shape[1], k.shape[1])
+    if mask is not None and (mask.dtype != torch.bool or mask.device != q.device or mask.shape not in shapes):
+        raise ValueError(
+            f"mask is {mask.dtype} of shape {tuple(mask.shape)} on {mask.device}; it must be boolean, (B, S) = "
+            f"{shapes[0]} or (B, T, S) = {shapes[1]}, and on {q.device}."
+        )
+
+
 def _unit_stride(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
@@ -352,13 +361,7 @@ def flash_diff_attention(
             f"{q.shape[1]} queries came with {k.shape[1]} keys; causal attention aligns the last query with the last "
             "key, so it needs at least as many keys as queries."
         )
-    if mask is not None and (
-        mask.dtype != torch.bool or mask.shape not in ((q.shape[0], k.shape[1]), (q.shape[0], q.shape[1], k.shape[1]))
-    ):
-        raise ValueError(
-            f"mask is {mask.dtype} of shape {tuple(mask.shape)}; it must be boolean and (B, S) = "
-            f"{(q.shape[0], k.shape[1])} or (B, T, S) = {(q.shape[0], q.shape[1], k.shape[1])}."
-        )
+    _check_mask(q, k, mask)
     scale = (q.shape[-1] // 2) ** -0.5 if softmax_scale is None else softmax_scale
     lengths = (None, None, mask, q.shape[1], k.shape[1])
     return _attend(q, k, v, lambda_full, norm_weight, *lengths, scale, causal, norm_eps, out_scale)
@@ -403,6 +406,11 @@ def flash_diff_attention_varlen(
             f"cu_seqlens_q has the shape {tuple(cu_seqlens_q.shape)} and cu_seqlens_k {tuple(cu_seqlens_k.shape)}; "
             "both must be (sequences + 1,)."
         )
+    for offsets in (cu_seqlens_q, cu_seqlens_k):
+        if offsets.is_floating_point() or offsets.device != q.device:
+            raise ValueError(
+                f"cu_seqlens are {offsets.dtype} on {offsets.device}; they must be integers on {q.device}."
+            )
     scale = (q.shape[-1] // 2) ** -0.5 if softmax_scale is None else softmax_scale
     lengths = (cu_seqlens_q, cu_seqlens_k, None, max_seqlen_q, max_seqlen_k)
     out = _attend(q[None], k[None], v[None], lambda_full, norm_weight, *lengths, scale, causal, norm_eps, out_scale)
@@ -449,8 +457,14 @@ def flash_diff_attention_with_kvcache(
             f"{q.shape[1]} tokens of {q.shape[2] // k_cache.shape[2]} heads that share a key head make {rows} rows; "
             f"at most {_DECODE_ROWS} fit. Use flash_diff_attention for so many."
         )
-    if cache_seqlens is not None and cache_seqlens.shape != q.shape[:1]:
-        raise ValueError(f"cache_seqlens has the shape {tuple(cache_seqlens.shape)}; it must be ({q.shape[0]},).")
+    _check_mask(q, k_cache, mask)
+    if cache_seqlens is not None and (
+        cache_seqlens.shape != q.shape[:1] or cache_seqlens.is_floating_point() or cache_seqlens.device != q.device
+    ):
+        raise ValueError(
+            f"cache_seqlens is {cache_seqlens.dtype} of shape {tuple(cache_seqlens.shape)} on {cache_seqlens.device}; "
+            f"it must be integers of shape ({q.shape[0]},) on {q.device}."
+        )
     scale = (q.shape[-1] // 2) ** -0.5 if softmax_scale is None else softmax_scale
     call = (None, None, mask, q.shape[1], k_cache.shape[1], scale, causal, norm_eps, out_scale)
     tensors = (_unit_stride(q), _unit_stride(k_cache), _unit_stride(v_cache))

@@ -347,6 +347,22 @@ def test_errors_say_what_came_and_what_is_needed(change, message):
 # ---------------------------------------------------------------------- the whole model on the kernels
 
 
+def test_errors_of_the_other_functions():
+    q, k = torch.zeros(2, 1, 2, 32, device=DEVICE), torch.zeros(2, 8, 2, 32, device=DEVICE)
+    lambda_full = torch.tensor(0.5, device=DEVICE)
+    with pytest.raises(ValueError, match="mask is torch.int64 of shape"):
+        flash_diff_attention_with_kvcache(q, k, k, lambda_full, mask=torch.ones(2, 8, dtype=torch.long))
+    for lengths in (torch.ones(2, device=DEVICE), torch.ones(3, dtype=torch.int32, device=DEVICE)):
+        with pytest.raises(ValueError, match="cache_seqlens is"):
+            flash_diff_attention_with_kvcache(q, k, k, lambda_full, lengths)
+    with pytest.raises(ValueError, match="make 34 rows; at most 32 fit"):
+        flash_diff_attention_with_kvcache(q.expand(-1, 17, -1, -1).repeat(1, 1, 2, 1), k, k, lambda_full)
+    offsets = torch.tensor([0, 8], device=DEVICE)
+    for wrong, message in ((offsets[:1], "sequences \\+ 1"), (offsets.float(), "must be integers")):
+        with pytest.raises(ValueError, match=message):
+            flash_diff_attention_varlen(k[0], k[0], k[0], lambda_full, wrong, wrong, 8, 8)
+
+
 @pytest.mark.parametrize("name", GOLDEN_NAMES)
 def test_golden(name, launches):
     golden = Golden(name)
@@ -437,6 +453,8 @@ def test_operators_obey_torch():
         x.requires_grad_()
     call = (None, None, None, 9, 9, 0.25, True, EPS, OUT_SCALE)
     torch.library.opcheck(flash_diff._forward_op, (q, k, v, lambda_full, weight, True, *call))
-    torch.library.opcheck(flash_diff._forward_op, (q, k, v, lambda_full, None, True, *call))
+    torch.library.opcheck(
+        flash_diff._forward_op, (q, k, v, lambda_full.detach()[None].requires_grad_(), None, True, *call)
+    )
     detached = [x.detach() for x in (q, k, v, lambda_full, weight)]
     torch.library.opcheck(flash_diff._decode_op, (*detached, None, *call))
