@@ -135,6 +135,7 @@ def flash_diff_attention_forward(
     is_causal: bool | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
     max_length_q: int | None = None,
+    padding_spans: tuple[torch.Tensor, torch.Tensor] | None = None,
     head_norm: dict | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
@@ -142,7 +143,8 @@ def flash_diff_attention_forward(
 
     On CUDA the Triton kernels of `flash_diff`, on the CPU the row-blocked kernel of `flash_diff_cpu`. What the Triton
     kernels do not read (`runs_fused`) goes through the packed call of torch's SDPA. `head_norm`, the arguments
-    `norm_weight`, `norm_eps` and `out_scale`, is for the Triton kernels only.
+    `norm_weight`, `norm_eps` and `out_scale`, and `padding_spans` (`flash_diff_padding_spans`) are for the Triton
+    kernels only.
     """
     _refuse_dropout(module, dropout)
     if kwargs.get("output_attentions", False):
@@ -152,10 +154,15 @@ def flash_diff_attention_forward(
         )
     is_causal = bool(module.is_causal) if is_causal is None else is_causal
     if runs_fused(query, attention_mask):
-        options = {"softmax_scale": scaling, **(head_norm or {})}
-        return _fused_attention(
-            query, key, value, lambda_full, attention_mask, is_causal, cu_seq_lens_q, max_length_q, **options
-        ), None
+        options = {"softmax_scale": scaling, "causal": is_causal, **(head_norm or {})}
+        if cu_seq_lens_q is not None:
+            attn_output = _fused_varlen_attention(
+                query, key, value, lambda_full, cu_seq_lens_q, max_length_q, **options
+            )
+        else:
+            options |= {"mask": attention_mask, "spans": padding_spans}
+            attn_output = _fused_attention(query, key, value, lambda_full, **options)
+        return attn_output, None
     if query.device.type == "cpu":
         attn_output = flash_diff_attention_cpu(
             query, key, value, lambda_full, attention_mask, cu_seq_lens_q, scale=scaling, is_causal=is_causal
@@ -183,30 +190,38 @@ def default_attention(device: torch.device) -> str:
 def runs_fused(query: torch.Tensor, attention_mask: torch.Tensor | None) -> bool:
     """Whether "flash_diff" is the Triton kernels here: where they run, for every type but float64 and every mask but
     additive ones and one for each head."""
-    if not is_available(query.device) or query.dtype == torch.float64 or query.shape[-1] > 256:
+    if not _has_kernel(query.device, query.dtype, query.shape[-1]):
         return False
     return attention_mask is None or (
         attention_mask.dtype == torch.bool and (attention_mask.ndim == 2 or attention_mask.shape[1] == 1)
     )
 
 
-def _fused_attention(
-    query, key, value, lambda_full, attention_mask, is_causal, cu_seq_lens, max_length, **options
-) -> torch.Tensor:
+def _has_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    return is_available(device) and dtype != torch.float64 and head_dim <= 256
+
+
+def _fused_layout(query, key, value) -> tuple[torch.Tensor, ...]:
+    """Views (B, tokens, heads, D) of one type: autocast leaves rotated queries and keys in float32."""
+    return tuple(x.to(value.dtype).transpose(1, 2) for x in (query, key, value))
+
+
+def _fused_varlen_attention(query, key, value, lambda_full, cu_seq_lens, max_length, **options) -> torch.Tensor:
+    batch, _, q_len, _ = query.shape
+    q, k, v = (x.flatten(0, 1) for x in _fused_layout(query, key, value))
+    lengths = (cu_seq_lens, cu_seq_lens, max_length or batch * q_len, max_length or batch * q_len)
+    return flash_diff_attention_varlen(q, k, v, lambda_full, *lengths, **options).unflatten(0, (batch, q_len))
+
+
+def _fused_attention(query, key, value, lambda_full, causal, mask, spans, **options) -> torch.Tensor:
     batch, num_heads, q_len, _ = query.shape
-    dtype = value.dtype  # under autocast the rotary embedding leaves queries and keys in float32
-    q, k, v = query.to(dtype).transpose(1, 2), key.to(dtype).transpose(1, 2), value.transpose(1, 2)
-    if cu_seq_lens is not None:
-        lengths = (cu_seq_lens, cu_seq_lens, max_length or q_len, max_length or q_len)
-        q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
-        out = flash_diff_attention_varlen(q, k, v, lambda_full, *lengths, causal=is_causal, **options)
-        return out.unflatten(0, (batch, q_len))
-    options |= {"causal": is_causal, "mask": attention_mask}
-    if attention_mask is not None and attention_mask.ndim == 4:  # says everything
-        options |= {"causal": False, "mask": attention_mask[:, 0].expand(batch, -1, -1)}
-    if not torch.is_grad_enabled() and can_decode(q_len, num_heads // key.shape[1]):
+    q, k, v = _fused_layout(query, key, value)
+    if mask is not None and mask.ndim == 4:  # says everything
+        causal, mask = False, mask[:, 0].expand(batch, -1, -1)
+    options |= {"causal": causal, "mask": mask}
+    if not torch.is_grad_enabled() and can_decode(q_len, num_heads // key.shape[1]) and spans is None:
         return flash_diff_attention_with_kvcache(q, k, v, lambda_full, **options)
-    return flash_diff_attention(q, k, v, lambda_full, **options)
+    return flash_diff_attention(q, k, v, lambda_full, spans=spans, **options)
 
 
 def _full_mask(padding: torch.Tensor, q_len: int, is_causal: bool) -> torch.Tensor:
@@ -316,6 +331,33 @@ def flash_diff_cu_seq_lens(position_ids: torch.Tensor | None) -> tuple[torch.Ten
     return offsets, int(offsets.diff().max())
 
 
+def flash_diff_padding_spans(
+    attention_mask: torch.Tensor | None, q_length: int, head_dim: int, dtype: torch.dtype
+) -> tuple[torch.Tensor | None, tuple[torch.Tensor, torch.Tensor] | None]:
+    """For the Triton kernels, which skip padding if they know where the tokens of each row start and end: `None` and
+    these in place of a (B, S) mask of padding on either side of as many queries.
+
+    Any other mask is returned as it came. One look at the mask for all layers, as transformers takes for SDPA.
+    """
+    if (
+        attention_mask is None
+        or attention_mask.ndim != 2
+        or attention_mask.shape[1] != q_length
+        or is_tracing(attention_mask)
+        or not _has_kernel(attention_mask.device, dtype, head_dim)
+    ):
+        return attention_mask, None
+    is_token = attention_mask.int()
+    counts, starts = is_token.sum(-1), is_token.argmax(-1)
+    ends = starts + counts
+    positions = torch.arange(attention_mask.shape[1], device=attention_mask.device)
+    span = (starts[:, None] <= positions) & (positions < ends[:, None])
+    has_holes, has_padding = torch.stack(((span != attention_mask.bool()).any(), ~attention_mask.all())).tolist()
+    if has_holes:
+        return attention_mask, None
+    return None, (starts, ends) if has_padding else None
+
+
 __all__ = [
     "ALL_ATTENTION_FUNCTIONS",
     "DIFFERENTIAL_ATTENTION_FUNCTIONS",
@@ -326,6 +368,7 @@ __all__ = [
     "flash_diff_attention_forward",
     "flash_diff_cu_seq_lens",
     "flash_diff_mask",
+    "flash_diff_padding_spans",
     "packed_attention",
     "position_ids_from_cu_seq_lens",
     "runs_fused",

@@ -34,11 +34,16 @@ def is_available(device: torch.device) -> bool:
 
 
 class _Call(NamedTuple):
-    """Everything but the tensors that have gradients: dense q (B, T, H, 2d), or a packed one (1, tokens, H, 2d) with
-    cu_seqlens."""
+    """Everything but the tensors that have gradients.
 
-    cu_seqlens_q: torch.Tensor | None
-    cu_seqlens_k: torch.Tensor | None
+    Starts and ends, (sequences,) each, say which rows are tokens: of sequence b in q[b], or, in a packed batch
+    (1, tokens, H, 2d), of every sequence in q[0].
+    """
+
+    q_starts: torch.Tensor | None
+    q_ends: torch.Tensor | None
+    k_starts: torch.Tensor | None
+    k_ends: torch.Tensor | None
     mask: torch.Tensor | None  # boolean, (B, S) or (B, T, S)
     max_q: int
     max_k: int
@@ -47,12 +52,25 @@ class _Call(NamedTuple):
     eps: float
     out_scale: float
 
+    def spans(self) -> tuple[torch.Tensor | None, ...]:
+        return self.q_starts, self.q_ends, self.k_starts, self.k_ends
+
+    def is_packed(self, x: torch.Tensor) -> bool:
+        return self.q_starts is not None and x.shape[0] == 1
+
     def batch(self, q: torch.Tensor) -> int:
-        return q.shape[0] if self.cu_seqlens_q is None else len(self.cu_seqlens_q) - 1
+        return q.shape[0] if self.q_starts is None else len(self.q_starts)
+
+    def length(self, x: torch.Tensor) -> int:
+        return 0 if self.is_packed(x) else x.shape[1]
 
     def strides(self, x: torch.Tensor) -> tuple[int, int, int]:
-        """(sequence, token, head); packed sequences are told apart by their offsets instead."""
-        return (0 if self.cu_seqlens_q is not None else x.stride(0), x.stride(1), x.stride(2))
+        """(sequence, token, head); packed sequences are told apart by their starts instead."""
+        return (0 if self.is_packed(x) else x.stride(0), x.stride(1), x.stride(2))
+
+    def new_like(self, x: torch.Tensor) -> torch.Tensor:
+        """For a kernel to write to: zeros where it may leave rows out."""
+        return _empty_like(x) if self.q_starts is None else _empty_like(x).zero_()
 
     def mask_strides(self) -> tuple[int, int, int]:
         """(sequence, row, key)"""
@@ -104,15 +122,15 @@ def _forward(q, k, v, lambda_full, norm_weight, save: bool, call: _Call):
     """out, and what the backward needs (empty tensors if not `save`): the heads before their norm, the output of the
     second map, both (2, H, tokens) base-2 log-sums of exponentials."""
     batch, num_stats = call.batch(q), q.shape[0] * q.shape[1]
-    out = _empty_like(q)
+    out = call.new_like(q)
     diff = _empty_like(q) if save and norm_weight is not None else q.new_empty(0)
     out2 = _empty_like(q) if save else q.new_empty(0)
     lse = torch.empty(2 if save else 0, q.shape[2], num_stats, dtype=torch.float32, device=q.device)
     _launch(
         "forward", forward_kernel, q, lambda size: (triton.cdiv(call.max_q, size["BLOCK_M"]), q.shape[2], batch),
-        q, k, v, lambda_full, norm_weight, out, diff, out2, lse, call.cu_seqlens_q, call.cu_seqlens_k, None, call.mask,
+        q, k, v, lambda_full, norm_weight, out, diff, out2, lse, *call.spans(), call.mask,
         *call.strides(q), *call.strides(k), *call.strides(v), *call.strides(out), *call.mask_strides(),
-        q.shape[1], k.shape[1], num_stats, call.scale, call.eps, call.out_scale,
+        call.length(q), call.length(k), num_stats, call.scale, call.eps, call.out_scale,
         **call.constants(q, k), SAVE=save,
     )  # fmt: skip
     return out, diff, out2, lse
@@ -123,7 +141,7 @@ def _backward(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, call
     batch, num_stats, (num_heads, width) = call.batch(q), lse.shape[2], q.shape[2:]
     constants = call.constants(q, k)
     grad_out = grad_out if grad_out.stride(-1) == 1 else grad_out.contiguous()
-    lengths = (call.cu_seqlens_q, call.cu_seqlens_k, None)
+    numbers = (call.length(q), call.length(k), num_stats, call.scale)
     rows, deltas = _PREPARE_ROWS, torch.zeros_like(lse)
     grid = (triton.cdiv(call.max_q, rows), num_heads, batch)
     grad_diff, grad_weight = grad_out, None
@@ -131,25 +149,24 @@ def _backward(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, call
         grad_diff = _empty_like(q)
         grad_weight = torch.empty(grid[0] * num_heads * batch, width, dtype=torch.float32, device=q.device)
     prepare_kernel[grid](
-        grad_out, diff, out2, norm_weight, lambda_full, grad_diff, deltas, grad_weight, *lengths,
-        *call.strides(grad_out), *call.strides(diff), q.shape[1], k.shape[1], num_stats, call.eps, call.out_scale,
+        grad_out, diff, out2, norm_weight, lambda_full, grad_diff, deltas, grad_weight, *call.spans(),
+        *call.strides(grad_out), *call.strides(diff), *numbers[:3], call.eps, call.out_scale,
         D=constants["D"], BLOCK_D=constants["BLOCK_D"], BLOCK_M=rows, num_warps=4,
     )  # fmt: skip
     tensors = (q, k, v, lambda_full, grad_diff, lse, deltas)
     strides = (*call.strides(q), *call.strides(k), *call.strides(v), *call.strides(grad_diff))
-    numbers = (q.shape[1], k.shape[1], num_stats, call.scale)
 
-    grad_q = _empty_like(q)
+    grad_q = call.new_like(q)
     _launch(
         "dq", dq_kernel, q, lambda size: (triton.cdiv(call.max_q, size["BLOCK_M"]), num_heads, batch),
-        *tensors, grad_q, *lengths, call.mask, *strides, *call.strides(grad_q), *call.mask_strides(), *numbers,
-        **constants,
+        *tensors, grad_q, *call.spans(), call.mask, *strides, *call.strides(grad_q), *call.mask_strides(),
+        *numbers, **constants,
     )  # fmt: skip
-    grad_k, grad_v = _empty_like(k), _empty_like(v)
+    grad_k, grad_v = call.new_like(k), call.new_like(v)
     _launch(
         "dkdv", dkdv_kernel, q, lambda size: (triton.cdiv(call.max_k, size["BLOCK_N"]), k.shape[2], batch),
-        *tensors, grad_k, grad_v, *lengths, call.mask, *strides, *call.strides(grad_k), *call.mask_strides(), *numbers,
-        **constants,
+        *tensors, grad_k, grad_v, *call.spans(), call.mask, *strides, *call.strides(grad_k), *call.mask_strides(),
+        *numbers, **constants,
     )  # fmt: skip
     grad_weight = q.new_empty(0) if grad_weight is None else grad_weight.sum(0).to(norm_weight.dtype)
     return grad_q, grad_k, grad_v, -deltas[1].sum().reshape(lambda_full.shape), grad_weight
@@ -183,8 +200,8 @@ def _decode(q, k, v, lambda_full, norm_weight, key_length, call: _Call) -> torch
 # may hold several copies of this file (the installed package and a model's remote code).
 _NAMESPACE = re.sub(r"\W", "_", __name__.rpartition(".")[0] or __name__)
 _CALL = (
-    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? mask, SymInt max_q, SymInt max_k, float scale, bool causal, "
-    "float eps, float out_scale"
+    "Tensor? q_starts, Tensor? q_ends, Tensor? k_starts, Tensor? k_ends, Tensor? mask, SymInt max_q, SymInt max_k, "
+    "float scale, bool causal, float eps, float out_scale"
 )
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor lambda_full, Tensor? norm_weight"
 
@@ -245,18 +262,19 @@ def _(q, *args):
 
 
 def _setup_context(ctx, inputs, output):
-    q, k, v, lambda_full, norm_weight, _, cu_seqlens_q, cu_seqlens_k, mask, *ctx.numbers = inputs
+    q, k, v, lambda_full, norm_weight, _, *spans, mask = inputs[:11]
+    ctx.numbers = inputs[11:]
     out, diff, out2, lse = output
     diff = out if norm_weight is None else diff  # without a norm the output is the difference
-    ctx.save_for_backward(q, k, v, lambda_full, norm_weight, diff, out2, lse, cu_seqlens_q, cu_seqlens_k, mask)
+    ctx.save_for_backward(q, k, v, lambda_full, norm_weight, diff, out2, lse, *spans, mask)
     ctx.set_materialize_grads(False)
 
 
 def _op_backward(ctx, grad_out, *_):
     if grad_out is None:
-        return (None,) * 15
+        return (None,) * 17
     *grads, grad_weight = _backward_op(grad_out, *ctx.saved_tensors, *ctx.numbers)
-    return (*grads, grad_weight if ctx.saved_tensors[4] is not None else None, *[None] * 10)
+    return (*grads, grad_weight if ctx.saved_tensors[4] is not None else None, *[None] * 12)
 
 
 _forward_op.register_autograd(_op_backward, setup_context=_setup_context)
@@ -309,6 +327,11 @@ def _check_mask(q, k, mask: torch.Tensor | None) -> None:
         )
 
 
+def _check_offsets(name: str, offsets: torch.Tensor, q: torch.Tensor) -> None:
+    if offsets.is_floating_point() or offsets.device != q.device:
+        raise ValueError(f"{name} are {offsets.dtype} on {offsets.device}; they must be integers on {q.device}.")
+
+
 def _unit_stride(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
@@ -329,6 +352,7 @@ def flash_diff_attention(
     softmax_scale: float | None = None,
     causal: bool = False,
     mask: torch.Tensor | None = None,
+    spans: tuple[torch.Tensor, torch.Tensor] | None = None,
     norm_weight: torch.Tensor | None = None,
     norm_eps: float = 1e-5,
     out_scale: float = 1.0,
@@ -347,6 +371,8 @@ def flash_diff_attention(
         causal (`bool`): Query i sees keys up to i + S - T.
         mask (`torch.Tensor`, *optional*): Boolean, `True` where attention is allowed, on top of `causal`: (B, S) for
             keys, or (B, T, S).
+        spans (`tuple`, *optional*): In place of a mask for a padded batch with T = S: where the tokens of each row
+            start and end, two (B,) integer tensors. Padding costs nothing, and its output and gradients are zero.
         norm_weight (`torch.Tensor`, *optional*): (2d,). With it the output is
             `out_scale * norm_weight * RMSNorm(difference)` (Eq. 3), computed in the same kernel.
         norm_eps (`float`): Of the norm.
@@ -362,8 +388,19 @@ def flash_diff_attention(
             "key, so it needs at least as many keys as queries."
         )
     _check_mask(q, k, mask)
+    if spans is not None and (mask is not None or q.shape[1] != k.shape[1]):
+        raise ValueError(
+            f"spans came for {q.shape[1]} queries and {k.shape[1]} keys {'with' if mask is not None else 'without'} a "
+            "mask; they describe as many queries as keys, in place of a mask."
+        )
+    for rows in spans or ():
+        _check_offsets("spans", rows, q)
+        if rows.shape != q.shape[:1]:
+            raise ValueError(
+                f"spans have the shape {tuple(rows.shape)}; starts and ends must be ({q.shape[0]},) each."
+            )
     scale = (q.shape[-1] // 2) ** -0.5 if softmax_scale is None else softmax_scale
-    lengths = (None, None, mask, q.shape[1], k.shape[1])
+    lengths = (*(spans or (None, None)), *(spans or (None, None)), mask, q.shape[1], k.shape[1])
     return _attend(q, k, v, lambda_full, norm_weight, *lengths, scale, causal, norm_eps, out_scale)
 
 
@@ -398,7 +435,7 @@ def flash_diff_attention_varlen(
         softmax_scale, causal, norm_weight, norm_eps, out_scale: As in `flash_diff_attention`.
 
     Returns:
-        (query tokens, H, 2d), in the type of q.
+        (query tokens, H, 2d), in the type of q. Tokens of no sequence are zero.
     """
     _check(q, k, v, lambda_full, norm_weight, 3)
     if cu_seqlens_q.ndim != 1 or cu_seqlens_q.shape != cu_seqlens_k.shape or len(cu_seqlens_q) < 2:
@@ -407,12 +444,10 @@ def flash_diff_attention_varlen(
             "both must be (sequences + 1,)."
         )
     for offsets in (cu_seqlens_q, cu_seqlens_k):
-        if offsets.is_floating_point() or offsets.device != q.device:
-            raise ValueError(
-                f"cu_seqlens are {offsets.dtype} on {offsets.device}; they must be integers on {q.device}."
-            )
+        _check_offsets("cu_seqlens", offsets, q)
     scale = (q.shape[-1] // 2) ** -0.5 if softmax_scale is None else softmax_scale
-    lengths = (cu_seqlens_q, cu_seqlens_k, None, max_seqlen_q, max_seqlen_k)
+    spans = (cu_seqlens_q[:-1], cu_seqlens_q[1:], cu_seqlens_k[:-1], cu_seqlens_k[1:])
+    lengths = (*spans, None, max_seqlen_q, max_seqlen_k)
     out = _attend(q[None], k[None], v[None], lambda_full, norm_weight, *lengths, scale, causal, norm_eps, out_scale)
     return out[0]
 
@@ -466,7 +501,7 @@ def flash_diff_attention_with_kvcache(
             f"it must be integers of shape ({q.shape[0]},) on {q.device}."
         )
     scale = (q.shape[-1] // 2) ** -0.5 if softmax_scale is None else softmax_scale
-    call = (None, None, mask, q.shape[1], k_cache.shape[1], scale, causal, norm_eps, out_scale)
+    call = (None, None, None, None, mask, q.shape[1], k_cache.shape[1], scale, causal, norm_eps, out_scale)
     tensors = (_unit_stride(q), _unit_stride(k_cache), _unit_stride(v_cache))
     return _decode_op(*tensors, lambda_full, norm_weight, cache_seqlens, *call)
 

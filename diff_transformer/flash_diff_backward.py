@@ -19,7 +19,7 @@ from .flash_diff_forward import hide, jit, load_rows, sequence, tl
 @jit
 def prepare_kernel(
     grad_out, out_diff, out2, norm_weight, lambda_full, grad_diff, deltas, grad_weight,  # pointers
-    cu_seqlens_q, cu_seqlens_k, key_length,
+    q_starts, q_ends, k_starts, k_ends,
     g_batch, g_token, g_head, o_batch, o_token, o_head,  # strides; grad_diff has out's
     T, S, num_stats, eps, out_scale,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
@@ -29,7 +29,7 @@ def prepare_kernel(
     y = c w r O with r = rsqrt(mean O^2 + eps), g = c w dy: dO = r (g - O r^2 mean(g O)), dw = sum c dy O r.
     """
     head, z = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    q_row, _, stat_row, T, _ = sequence(z, T, S, cu_seqlens_q, cu_seqlens_k, key_length)
+    q_row, _, stat_row, T, _ = sequence(z, T, S, q_starts, q_ends, k_starts, k_ends)
     start = tl.program_id(0) * BLOCK_M
     rows, wide = start + tl.arange(0, BLOCK_M), tl.arange(0, 2 * BLOCK_D)
     grad_out += z * g_batch + q_row * g_token + head * g_head
@@ -58,7 +58,7 @@ def prepare_kernel(
 @jit
 def dq_kernel(
     q, k, v, lambda_full, grad_out, lse, deltas, grad_q,  # pointers
-    cu_seqlens_q, cu_seqlens_k, key_length, mask,
+    q_starts, q_ends, k_starts, k_ends, mask,
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head, g_batch, g_token, g_head,
     dq_batch, dq_token, dq_head, mask_batch, mask_row, mask_key,  # strides
     T, S, num_stats, scale,
@@ -66,7 +66,7 @@ def dq_kernel(
     CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     head, z = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    q_row, k_row, stat_row, T, S = sequence(z, T, S, cu_seqlens_q, cu_seqlens_k, key_length)
+    q_row, k_row, stat_row, T, S = sequence(z, T, S, q_starts, q_ends, k_starts, k_ends)
     start = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     if start >= T:
         return
@@ -118,7 +118,7 @@ def dq_kernel(
 @jit
 def dkdv_kernel(
     q, k, v, lambda_full, grad_out, lse, deltas, grad_k, grad_v,  # pointers
-    cu_seqlens_q, cu_seqlens_k, key_length, mask,
+    q_starts, q_ends, k_starts, k_ends, mask,
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head, g_batch, g_token, g_head,
     dk_batch, dk_token, dk_head, mask_batch, mask_row, mask_key,  # strides; grad_v has grad_k's
     T, S, num_stats, scale,
@@ -126,7 +126,7 @@ def dkdv_kernel(
     CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     kv_head, z = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    q_row, k_row, stat_row, T, S = sequence(z, T, S, cu_seqlens_q, cu_seqlens_k, key_length)
+    q_row, k_row, stat_row, T, S = sequence(z, T, S, q_starts, q_ends, k_starts, k_ends)
     start = tl.program_id(0) * BLOCK_N
     if start >= S:
         return

@@ -24,19 +24,16 @@ def jit(function):
 
 
 @jit
-def sequence(z, T, S, cu_seqlens_q, cu_seqlens_k, key_length):
-    """Where sequence z lies: its first query row and first key row in a packed batch (0 in a dense one), the first
-    column of its statistics, its numbers of queries and keys."""
-    if cu_seqlens_q is None:
-        q_row, k_row, stat_row = z * 0, z * 0, z * T
-        if key_length is not None:
-            S = tl.load(key_length + z)
-    else:
-        q_row = tl.load(cu_seqlens_q + z).to(tl.int64)
-        k_row = tl.load(cu_seqlens_k + z).to(tl.int64)
-        stat_row = q_row
-        T = (tl.load(cu_seqlens_q + z + 1) - q_row).to(tl.int32)
-        S = (tl.load(cu_seqlens_k + z + 1) - k_row).to(tl.int32)
+def sequence(z, T, S, q_starts, q_ends, k_starts, k_ends):
+    """Where sequence z lies: its first query row and first key row, the first column of its statistics, its numbers of
+    queries and keys. Starts and ends are rows of its own in a padded batch, of all in a packed one, where T is 0."""
+    q_row, k_row, stat_row = z * 0, z * 0, z * T
+    if q_starts is not None:
+        q_row = tl.load(q_starts + z).to(tl.int64)
+        k_row = tl.load(k_starts + z).to(tl.int64)
+        stat_row += q_row
+        T = (tl.load(q_ends + z) - q_row).to(tl.int32)
+        S = (tl.load(k_ends + z) - k_row).to(tl.int32)
     return q_row, k_row, stat_row, T, S
 
 
@@ -92,7 +89,7 @@ def finish(difference, norm_weight, wide, eps, out_scale, D: tl.constexpr):
 @jit
 def forward_kernel(
     q, k, v, lambda_full, norm_weight, out, out_diff, out2, lse,  # pointers
-    cu_seqlens_q, cu_seqlens_k, key_length, mask,
+    q_starts, q_ends, k_starts, k_ends, mask,
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head, o_batch, o_token, o_head,
     mask_batch, mask_row, mask_key,  # strides
     T, S, num_stats, scale, eps, out_scale,
@@ -100,7 +97,7 @@ def forward_kernel(
     CAUSAL: tl.constexpr, MASK: tl.constexpr, SAVE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     head, z = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)  # 64 bits: a long cache has wide strides
-    q_row, k_row, stat_row, T, S = sequence(z, T, S, cu_seqlens_q, cu_seqlens_k, key_length)
+    q_row, k_row, stat_row, T, S = sequence(z, T, S, q_starts, q_ends, k_starts, k_ends)
     # The longest rows first: the last wave of programs is then the cheapest
     start = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     if start >= T:

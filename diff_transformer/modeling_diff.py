@@ -41,6 +41,7 @@ from .attention_diff import (
     eager_attention_forward,
     flash_diff_attention_forward,
     flash_diff_cu_seq_lens,
+    flash_diff_padding_spans,
     packed_attention,
     position_ids_from_cu_seq_lens,
     runs_fused,
@@ -434,6 +435,11 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
                 # a cache, even an empty one, would keep transformers from looking for packed documents
                 past_key_values=past_key_values if packed_position_ids is None else None,
                 position_ids=packed_position_ids,
+            )
+
+        if self.config._attn_implementation == FLASH_DIFF:
+            causal_mask, kwargs["padding_spans"] = flash_diff_padding_spans(
+                causal_mask, inputs_embeds.shape[1], self.config.head_dim, inputs_embeds.dtype
             )
 
         hidden_states = inputs_embeds

@@ -167,6 +167,25 @@ def test_varlen_isolates_sequences(lengths):
     check(ours, lambda q, k, v, lam, w: reference(q[None], k[None], v[None], lam, mask, w)[0], inputs, torch.float32)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_padding_is_neither_read_nor_written(causal):
+    inputs = random_inputs((4, 45, 4, 32), (4, 45, 2, 32))
+    starts, ends = torch.tensor([0, 17, 3, 5], device=DEVICE), torch.tensor([45, 45, 40, 5], device=DEVICE)
+    positions = torch.arange(45, device=DEVICE)
+    is_token = (starts[:, None] <= positions) & (positions < ends[:, None])
+    mask = is_token[:, None] & is_token[:, :, None]
+    mask = mask & causal_mask(45, 45) if causal else mask
+
+    def ours(q, k, v, lambda_full, weight):
+        options = {"norm_weight": weight, "norm_eps": EPS, "out_scale": OUT_SCALE}
+        q, k, v = (torch.where(is_token[..., None, None], x, float("nan")) for x in (q, k, v))
+        out = flash_diff_attention(q, k, v, lambda_full, causal=causal, spans=(starts, ends), **options)
+        assert out[~is_token].eq(0).all()
+        return out
+
+    check(ours, lambda q, k, v, lam, w: reference(q, k, v, lam, mask, w), inputs, torch.float32)
+
+
 def test_nothing_outside_of_the_tensors_is_read_or_left_unwritten(monkeypatch):
     """Inputs are windows of NaN-filled buffers, and fresh memory is NaN."""
     real = torch.empty
@@ -238,7 +257,7 @@ def test_deltas_obey_the_norm(monkeypatch):
     """With the head norm D1 - lambda D2 = r^3 eps sum(g O): only the eps term is left."""
     q, k, v, lambda_full, weight = random_inputs((1, 40, 2, 32), (1, 40, 2, 32))
     eps = 0.3  # large, so that there is something to see
-    call = flash_diff._Call(None, None, None, 40, 40, 0.25, True, eps, OUT_SCALE)
+    call = flash_diff._Call(None, None, None, None, None, 40, 40, 0.25, True, eps, OUT_SCALE)
     _, diff, out2, lse = flash_diff._forward(q, k, v, lambda_full, weight, True, call)
     seen = {}
     launch = flash_diff.dq_kernel
@@ -349,15 +368,19 @@ def test_errors_say_what_came_and_what_is_needed(change, message):
 
 def test_errors_of_the_other_functions():
     q, k = torch.zeros(2, 1, 2, 32, device=DEVICE), torch.zeros(2, 8, 2, 32, device=DEVICE)
-    lambda_full = torch.tensor(0.5, device=DEVICE)
+    lambda_full, offsets = torch.tensor(0.5, device=DEVICE), torch.tensor([0, 8], device=DEVICE)
     with pytest.raises(ValueError, match="mask is torch.int64 of shape"):
         flash_diff_attention_with_kvcache(q, k, k, lambda_full, mask=torch.ones(2, 8, dtype=torch.long))
     for lengths in (torch.ones(2, device=DEVICE), torch.ones(3, dtype=torch.int32, device=DEVICE)):
         with pytest.raises(ValueError, match="cache_seqlens is"):
             flash_diff_attention_with_kvcache(q, k, k, lambda_full, lengths)
+    for spans, message in (((offsets, offsets), "must be \\(1,\\) each"), ((offsets[:1].float(),) * 2, "integers")):
+        with pytest.raises(ValueError, match=message):
+            flash_diff_attention(k[:1], k[:1], k[:1], lambda_full, spans=spans)
+    with pytest.raises(ValueError, match="as many queries as keys"):
+        flash_diff_attention(q[:1], k[:1], k[:1], lambda_full, spans=(offsets[:1], offsets[:1]))
     with pytest.raises(ValueError, match="make 34 rows; at most 32 fit"):
         flash_diff_attention_with_kvcache(q.expand(-1, 17, -1, -1).repeat(1, 1, 2, 1), k, k, lambda_full)
-    offsets = torch.tensor([0, 8], device=DEVICE)
     for wrong, message in ((offsets[:1], "sequences \\+ 1"), (offsets.float(), "must be integers")):
         with pytest.raises(ValueError, match=message):
             flash_diff_attention_varlen(k[0], k[0], k[0], lambda_full, wrong, wrong, 8, 8)
@@ -426,6 +449,44 @@ def test_model_with_padding(models, launches):
     assert launches == {"flash_diff_attention": 2}
 
 
+@pytest.mark.parametrize(
+    ("rows", "arguments"),
+    [
+        ([[1, 1, 1, 1], [1, 1, 1, 1]], {"mask": False, "spans": False}),
+        ([[0, 0, 1, 1], [1, 1, 1, 0]], {"mask": False, "spans": True}),
+        ([[0, 0, 1, 1], [1, 0, 1, 1]], {"mask": True, "spans": False}),  # a hole
+    ],
+)
+def test_model_tells_the_kernel_where_the_padding_is(models, monkeypatch, rows, arguments):
+    from diff_transformer import attention_diff
+
+    model, oracle = models
+    seen = []
+
+    def spy(*args, mask, spans, **kwargs):
+        seen.append({"mask": mask is not None, "spans": spans is not None})
+        return flash_diff_attention(*args, mask=mask, spans=spans, **kwargs)
+
+    monkeypatch.setattr(attention_diff, "flash_diff_attention", spy)
+    mask = torch.tensor(rows, device=DEVICE)
+    ids = torch.randint(0, 199, mask.shape, device=DEVICE)
+    logits, expected = (each(input_ids=ids, attention_mask=mask).logits for each in (model, oracle))
+    assert relative_error(logits[mask == 1], expected[mask == 1]) < 1e-5
+    assert seen == [arguments] * 2
+
+
+def test_model_with_cu_seq_lens(models, launches):
+    model, oracle = models
+    ids = torch.randint(0, 199, (1, 20), device=DEVICE)
+    offsets = torch.tensor([0, 7, 8, 20], device=DEVICE)
+    logits = model(
+        input_ids=ids, cu_seq_lens_q=offsets, cu_seq_lens_k=offsets, max_length_q=12, max_length_k=12
+    ).logits
+    alone = [oracle(input_ids=ids[:, a:b]).logits for a, b in ((0, 7), (7, 8), (8, 20))]
+    assert relative_error(logits, torch.cat(alone, 1)) < 1e-5
+    assert launches == {"flash_diff_attention_varlen": 2}
+
+
 def test_model_with_packed_documents(models, launches):
     model, oracle = models
     ids = torch.randint(0, 199, (2, 20), device=DEVICE)
@@ -451,7 +512,7 @@ def test_operators_obey_torch():
     q, k, v, lambda_full, weight = random_inputs((1, 9, 2, 32), (1, 9, 2, 32))
     for x in (q, k, v, lambda_full, weight):
         x.requires_grad_()
-    call = (None, None, None, 9, 9, 0.25, True, EPS, OUT_SCALE)
+    call = (None, None, None, None, None, 9, 9, 0.25, True, EPS, OUT_SCALE)
     torch.library.opcheck(flash_diff._forward_op, (q, k, v, lambda_full, weight, True, *call))
     torch.library.opcheck(
         flash_diff._forward_op, (q, k, v, lambda_full.detach()[None].requires_grad_(), None, True, *call)

@@ -29,7 +29,7 @@ NUMBERS = dict.fromkeys(("scale", "eps", "out_scale"), "fp32") | dict.fromkeys(
     ("T", "S", "num_stats", "splits"), "i32"
 )
 FLOAT32 = ("lambda_full", "lse", "deltas", "parts", "stats")
-ABSENT = ("cu_seqlens_q", "cu_seqlens_k", "key_length", "mask", "MASK")
+ABSENT = ("q_starts", "q_ends", "k_starts", "k_ends", "key_length", "mask", "MASK")
 
 pytestmark = [
     pytest.mark.skipif(
@@ -102,15 +102,15 @@ def test_float32_has_enough_shared_memory(kernel, d, tmp_path):
 
 MASK_OF_KEYS = {"pointers": {"mask": "*i1"}, "MASK": "keys"}
 FULL_MASK = {"pointers": {"mask": "*i1"}, "MASK": "full", "CAUSAL": False}
-PACKED = {"pointers": {"cu_seqlens_q": "*i64", "cu_seqlens_k": "*i64"}}
+SPANS = {"pointers": dict.fromkeys(("q_starts", "q_ends", "k_starts", "k_ends"), "*i64")}
 LENGTHS = {"pointers": {"key_length": "*i32"}}
 ONE_TOKEN = {"T": 1}  # triton compiles an integer that is 1 into the kernel
 VARIANTS = {
-    "forward": [MASK_OF_KEYS, FULL_MASK, PACKED, ONE_TOKEN, {"norm_weight": None, "SAVE": False, "lse": None}],
-    "dq": [MASK_OF_KEYS, FULL_MASK, PACKED, ONE_TOKEN],
-    "dkdv": [MASK_OF_KEYS, FULL_MASK, PACKED, ONE_TOKEN],
+    "forward": [MASK_OF_KEYS, FULL_MASK, SPANS, ONE_TOKEN, {"norm_weight": None, "SAVE": False, "lse": None}],
+    "dq": [MASK_OF_KEYS, FULL_MASK, SPANS, ONE_TOKEN],
+    "dkdv": [MASK_OF_KEYS, FULL_MASK, SPANS, ONE_TOKEN],
     "split16": [MASK_OF_KEYS, FULL_MASK, LENGTHS, ONE_TOKEN],
-    "prepare": [{}, PACKED, ONE_TOKEN, {"norm_weight": None, "grad_weight": None}],
+    "prepare": [{}, SPANS, ONE_TOKEN, {"norm_weight": None, "grad_weight": None}],
     "combine": [{}, ONE_TOKEN, {"splits": 1}, {"norm_weight": None}],
 }
 
