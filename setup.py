@@ -40,6 +40,7 @@ setup(
     package_data={"diff_transformer": ["cl100k_base.tiktoken", "py.typed"]},
     install_requires=["torch>=2.6", "transformers>=5.17"],
     extras_require=EXTRAS,
+    entry_points={"console_scripts": ["diff-transformer = diff_transformer.__main__:main"]},
     classifiers=[
         "Development Status :: 4 - Beta",
         "Intended Audience :: Science/Research",

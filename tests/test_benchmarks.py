@@ -249,3 +249,17 @@ def test_model_gpu_times_nothing_that_is_wrong(model_gpu, monkeypatch, tmp_path,
     assert model_gpu.main(arguments) == 1
     assert "RED: flash_diff is wrong" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------------------------------------- conversion_memory.py
+
+
+def test_conversion_memory_end_to_end(tmp_path):
+    arguments = ["--gib", 0.02, "--hidden-size", 256, "--out", tmp_path / "memory", "--folder", tmp_path]
+    done = run_module("benchmarks.conversion_memory", *arguments)
+    assert done.returncode == 0, f"the benchmark failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    rows = read(tmp_path / "memory.csv")
+    assert [row["task"] for row in rows] == ["convert", "convert and verify"]
+    for row in rows:
+        assert 10 < int(row["checkpoint_mib"]) < 40 and int(row["peak_mib"]) > int(row["imports_alone_mib"]) > 100
+    assert [path.name for path in tmp_path.iterdir()] == ["memory.csv"], "the checkpoints are still there"

@@ -1,0 +1,100 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Peak memory of a conversion, against the size of its checkpoint.
+
+    python -m benchmarks.conversion_memory --out benchmarks/results/conversion_memory_<hardware>_<date>
+
+writes a synthetic checkpoint in the authors' layout (bfloat16, sharded), converts it with the command line in a fresh
+process, with and without the check of the logits, and writes `<out>.csv`. The peak is of the resident memory, as the
+kernel counts it: Python, torch and the mapped pages of files are in it.
+"""
+
+import argparse
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.report import as_csv, versions, write
+from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.conversion.checkpoints import write_shards
+from diff_transformer.conversion.layouts import YOCO, layer_names
+
+
+def write_checkpoint(folder: Path, size: int, hidden_size: int) -> int:
+    """A model of about `size` bytes; returns how many there are."""
+    sizes = {
+        "hidden_size": hidden_size,
+        "num_attention_heads": hidden_size // 256 or 1,
+        "vocab_size": 16 * hidden_size,
+    }
+    sizes |= {"tie_word_embeddings": True, "eos_token_id": None}
+    with torch.device("meta"):
+        shapes = [
+            DiffTransformerForCausalLM(DiffTransformerConfig(num_hidden_layers=n, **sizes)).num_parameters()
+            for n in (1, 2)
+        ]
+        layers = max(1, round((size / 2 - 2 * shapes[0] + shapes[1]) / (shapes[1] - shapes[0])))
+        config = DiffTransformerConfig(num_hidden_layers=layers, **sizes)
+        state = DiffTransformerForCausalLM(config).to(torch.bfloat16).state_dict()
+    meta = {theirs: state[ours] for ours, theirs in layer_names(YOCO.names, config).items()}
+    write_shards(folder, meta, lambda name: torch.randn(meta[name].shape).mul_(0.02).bfloat16(), "400MB")
+    return sum(x.nbytes for x in meta.values())
+
+
+# VmHWM is of this process alone; ru_maxrss would start with what the parent had
+MEASURED = """
+import re, sys
+from diff_transformer.conversion.__main__ import main
+code = main(sys.argv[1:]) if len(sys.argv) > 1 else 0
+print("peak KiB", re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
+sys.exit(code)
+"""
+
+
+def peak_of(*arguments: str) -> tuple[float, int]:
+    """Seconds and peak bytes of the command line in its own process; without arguments, of its imports."""
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", MEASURED, *arguments], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"The conversion failed:\n{done.stdout}{done.stderr}")
+    return time.perf_counter() - start, int(done.stdout.rpartition("peak KiB ")[2]) * 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--gib", type=float, default=2.0, help="size of the checkpoint")
+    parser.add_argument("--hidden-size", type=int, default=2048)
+    parser.add_argument("--folder", type=Path, help="where the checkpoints go for a while; three times their size")
+    options = parser.parse_args()
+    print(f"Budget  {3 * options.gib:g} GiB of disk, a minute for each GiB", flush=True)
+    rows = []
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        source = Path(folder) / "source"
+        source.mkdir()
+        size = write_checkpoint(source, int(options.gib * 2**30), options.hidden_size)
+        for name, arguments in (("convert", ["--no-verify"]), ("convert and verify", [])):
+            places = (str(source), str(Path(folder) / "converted"))
+            seconds, peak = peak_of("convert", *places, "--from", "yoco", "--overwrite", *arguments)
+            rows.append(
+                {
+                    "task": name,
+                    "checkpoint_mib": round(size / 2**20),
+                    "peak_mib": round(peak / 2**20),
+                    "imports_alone_mib": round(peak_of()[1] / 2**20),
+                    "seconds": round(seconds, 1),
+                    "hardware": platform.machine(),
+                    **versions("torch", "transformers"),
+                }
+            )
+            print(", ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+    if options.out:
+        write(options.out.with_suffix(".csv"), as_csv(rows))
+
+
+if __name__ == "__main__":
+    main()

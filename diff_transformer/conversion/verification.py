@@ -1,0 +1,195 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Do two checkpoints compute the same? Both are run layer by layer, each with the semantics of its own format.
+
+Ours with this package's decoder layers, DiffLlama with transformers' own, the authors' formats with the equations of
+the paper written out (interleaved rotary, neighbouring heads): no weight map takes part. One layer of each is in
+memory at a time. Everything is computed in float32.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import DiffLlamaConfig
+from transformers.models.diffllama.modeling_diffllama import DiffLlamaDecoderLayer, DiffLlamaRotaryEmbedding
+
+from ..configuration_diff import DiffTransformerConfig
+from ..modeling_diff import DiffTransformerDecoderLayer, DiffTransformerRotaryEmbedding
+from ..tokenization_cl100k import cl100k_tokenizer
+from .checkpoints import Checkpoint
+from .layouts import EMBEDDING, FINAL_NORM, HEAD, Layout
+
+TEXT = (
+    "The Transformer tends to overallocate attention to irrelevant context. Differential attention computes scores as "
+    "the difference between two separate softmax attention maps.\n"
+    "def mean(values):\n    return sum(values) / len(values)\n"
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint, how it is laid out, and its sizes; rounded to `dtype`, all but the lambda vectors."""
+
+    checkpoint: Checkpoint
+    layout: Layout
+    config: DiffTransformerConfig
+    dtype: torch.dtype | None = None
+
+    def read(self, ours: str, layer: int | None = None) -> torch.Tensor:
+        tensor = self.checkpoint.read(self.layout.names[ours].replace("{i}", str(layer)))
+        return tensor if self.dtype is None or "lambda_" in ours else tensor.to(self.dtype)
+
+    def layer(self, layer: int) -> dict[str, torch.Tensor]:
+        """The tensors of a layer in float32, by our names within it."""
+        tensors = {}
+        for ours, theirs in self.layout.names.items():
+            if "{i}" in ours and theirs.replace("{i}", str(layer)) in self.checkpoint.meta:
+                tensors[ours.split("{i}.")[1]] = self.read(ours, layer).float()
+        return tensors
+
+
+@torch.no_grad()
+def logits(source: Source, input_ids: torch.Tensor) -> torch.Tensor:
+    """(batch, tokens, vocabulary) in float32 for input_ids (batch, tokens)."""
+    config = source.config
+    embedding = source.read(EMBEDDING)
+    hidden = F.embedding(input_ids, embedding).float()
+    run = {"diff_transformer": _ours, "diffllama": _diffllama}.get(source.layout.name, _equations)
+    for i in range(config.num_hidden_layers):
+        hidden = run(source, i, hidden)
+    hidden = F.rms_norm(hidden, hidden.shape[-1:], source.read(FINAL_NORM).float(), config.rms_norm_eps)
+    head = embedding if config.tie_word_embeddings else source.read(HEAD)
+    return torch.cat([F.linear(hidden, rows.float()) for rows in head.split(8192)], -1)  # never all of it in float32
+
+
+def _positions(hidden: torch.Tensor) -> torch.Tensor:
+    return torch.arange(hidden.shape[1])[None]
+
+
+def _run_layer(layer: nn.Module, rotary: nn.Module, tensors: dict[str, torch.Tensor], hidden: torch.Tensor):
+    layer.load_state_dict(tensors, assign=True)
+    positions = _positions(hidden)
+    return layer.eval()(hidden, position_embeddings=rotary(hidden, positions), position_ids=positions)
+
+
+def _ours(source: Source, i: int, hidden: torch.Tensor) -> torch.Tensor:
+    config = DiffTransformerConfig.from_dict(source.config.to_dict())
+    config._attn_implementation = "flash_diff"
+    with torch.device("meta"):
+        layer = DiffTransformerDecoderLayer(config, i)
+    return _run_layer(layer, DiffTransformerRotaryEmbedding(config), source.layer(i), hidden)
+
+
+def diffllama_config(config: DiffTransformerConfig) -> DiffLlamaConfig:
+    """The DiffLlama of the same sizes: it counts heads of d, two for each of ours."""
+    same = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings"]
+    same += ["rms_norm_eps", "tie_word_embeddings", "hidden_act", "attention_bias", "mlp_bias", "initializer_range"]
+    same += ["bos_token_id", "eos_token_id", "pad_token_id", "lambda_std_dev"]
+    rope = {key: value for key, value in config.rope_parameters.items() if key != "partial_rotary_factor"}
+    return DiffLlamaConfig(
+        **{name: getattr(config, name) for name in same},
+        num_attention_heads=2 * config.num_attention_heads,
+        num_key_value_heads=2 * config.num_key_value_heads,
+        head_dim=config.diff_head_dim,
+        rope_parameters=rope,
+    )
+
+
+def _diffllama(source: Source, i: int, hidden: torch.Tensor) -> torch.Tensor:
+    config = diffllama_config(source.config)
+    config._attn_implementation = "sdpa"  # without a mask it is causal
+    with torch.device("meta"):
+        layer = DiffLlamaDecoderLayer(config, i)
+    return _run_layer(layer, DiffLlamaRotaryEmbedding(config), source.layer(i), hidden)
+
+
+def _rotate_interleaved(x: torch.Tensor, theta: float) -> torch.Tensor:
+    """(batch, tokens, heads, d): neighbouring pairs turned by token * theta^(-2j/d)."""
+    d = x.shape[-1]
+    angles = torch.outer(torch.arange(x.shape[1]).double(), theta ** -(torch.arange(0, d, 2).double() / d))
+    turns = torch.polar(torch.ones_like(angles), angles)[:, None]
+    turned = torch.view_as_complex(x.double().unflatten(-1, (-1, 2))) * turns
+    return torch.view_as_real(turned).flatten(-2).to(x.dtype)
+
+
+def _equations(source: Source, i: int, hidden: torch.Tensor) -> torch.Tensor:
+    """A layer of the authors' code: Eq. 1 to 5, in their order of heads and rotary pairs."""
+    config, w = source.config, source.layer(i)
+    if config.rope_parameters["rope_type"] != "default":
+        raise ValueError(f"The authors' code knows no rope_type={config.rope_parameters['rope_type']!r}.")
+    d, h, hk = config.diff_head_dim, config.num_attention_heads, config.num_key_value_heads
+    theta, eps = config.rope_parameters["rope_theta"], config.rms_norm_eps
+    x = F.rms_norm(hidden, hidden.shape[-1:], w["input_layernorm.weight"], eps)
+    q = _rotate_interleaved(F.linear(x, w["self_attn.q_proj.weight"]).unflatten(-1, (2 * h, d)), theta)
+    k = _rotate_interleaved(F.linear(x, w["self_attn.k_proj.weight"]).unflatten(-1, (2 * hk, d)), theta)
+    v = F.linear(x, w["self_attn.v_proj.weight"]).unflatten(-1, (hk, 2 * d))
+    dots = [(w[f"self_attn.lambda_q{n}"] * w[f"self_attn.lambda_k{n}"]).sum().exp() for n in (1, 2)]
+    lambda_init = config.layer_lambda_init(i)
+    lambda_full = dots[0] - dots[1] + lambda_init
+    hidden_keys = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+    heads = []
+    for head in range(h):
+        group = head // (h // hk)
+        maps = []
+        for n in (0, 1):
+            scores = q[:, :, 2 * head + n] @ k[:, :, 2 * group + n].transpose(1, 2) / math.sqrt(d)
+            maps.append(scores.masked_fill(hidden_keys, -math.inf).softmax(-1))
+        out = (maps[0] - lambda_full * maps[1]) @ v[:, :, group]
+        if config.use_subln:
+            out = F.rms_norm(out, (2 * d,), w["self_attn.subln.weight"], eps)
+        heads.append(out * (1 - lambda_init))
+    hidden = hidden + F.linear(torch.cat(heads, -1), w["self_attn.o_proj.weight"])
+    x = F.rms_norm(hidden, hidden.shape[-1:], w["post_attention_layernorm.weight"], eps)
+    gate, up = F.linear(x, w["mlp.gate_proj.weight"]), F.linear(x, w["mlp.up_proj.weight"])
+    return hidden + F.linear(F.silu(gate) * up, w["mlp.down_proj.weight"])
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How far the second checkpoint is from the first, on one kind of input."""
+
+    inputs: str
+    tokens: int
+    max_difference: float  # of the logits, relative to their largest
+    kl: float  # nats a token, of the first's distribution to the second's
+    agreement: float  # share of equal most probable next tokens
+    tolerance: float
+
+    @property
+    def passed(self) -> bool:
+        return self.max_difference <= self.tolerance  # False for NaN
+
+    def __str__(self) -> str:
+        return (
+            f"{self.inputs:12} {self.tokens:6} tokens   "
+            f"logits {self.max_difference:8.1e} (at most {self.tolerance:.0e})   "
+            f"KL {self.kl:8.1e}   next token {self.agreement:7.2%}   {'ok' if self.passed else 'WRONG'}"
+        )
+
+
+def compare(first: Source, second: Source, tolerance: float, length: int = 64) -> list[Verdict]:
+    """Verdicts on random ids and on the ids of a text."""
+    vocab_size = first.config.vocab_size
+    if second.config.vocab_size != vocab_size:
+        raise ValueError(
+            f"The vocabularies have {vocab_size} and {second.config.vocab_size} entries; only models of one "
+            "vocabulary can be compared."
+        )
+    length = min(length, first.config.max_position_embeddings, second.config.max_position_embeddings)
+    generator = torch.Generator().manual_seed(0)
+    text = torch.tensor(cl100k_tokenizer()(TEXT).input_ids[:length])[None] % vocab_size
+    inputs = {"random ids": torch.randint(0, vocab_size, (2, length), generator=generator), "a text": text}
+    verdicts = []
+    for name, ids in inputs.items():
+        a, b = logits(first, ids), logits(second, ids)
+        difference = ((a - b).abs().max() / a.abs().max()).item()
+        log_a, log_b = a.double().log_softmax(-1), b.double().log_softmax(-1)
+        kl = F.kl_div(log_b, log_a, log_target=True, reduction="none").sum(-1).mean().item()
+        agreement = (a.argmax(-1) == b.argmax(-1)).float().mean().item()
+        verdicts.append(Verdict(name, ids.numel(), difference, kl, agreement, tolerance))
+    return verdicts
+
+
+__all__ = ["Source", "Verdict", "compare", "diffllama_config", "logits"]

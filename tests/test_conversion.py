@@ -1,0 +1,492 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Checkpoints of other code bases in, and out again."""
+
+import copy
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import tiktoken
+import torch
+from diffllama_twin import to_diffllama
+from golden import FIXTURES, GOLDEN_NAMES, Golden, relative_error, run_attention
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from test_tokenization_cl100k import own_cl100k
+from transformers import AutoTokenizer, DiffLlamaForCausalLM
+
+from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, cl100k_tokenizer
+from diff_transformer.conversion import VerificationError, compare, convert, layouts, open_source, yoco_tokenizer
+from diff_transformer.conversion.__main__ import main
+from diff_transformer.conversion.verification import logits
+
+IDS = torch.arange(30).view(2, 15) % 96
+
+
+def make_model(**changes) -> DiffTransformerForCausalLM:
+    sizes = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 72, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2, "eos_token_id": None}
+    torch.manual_seed(0)
+    model = DiffTransformerForCausalLM(DiffTransformerConfig(**(sizes | changes))).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or "subln" in name:
+                parameter.normal_(1.0, 0.2)
+    return model
+
+
+def save(model, folder):
+    model.save_pretrained(folder)
+    return folder
+
+
+def out(folder, to, destination, **options):
+    """From our folder into another layout."""
+    convert(open_source(folder, "diff_transformer"), destination, to, **options)
+    return destination
+
+
+def state_of(folder):
+    return {k: v for file in sorted(folder.glob("*.safetensors")) for k, v in load_file(file).items()}
+
+
+def assert_equal_states(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        assert a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]), name
+
+
+# ---------------------------------------------------------------------- round trips and parity
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", ["unilm", "yoco"])
+def test_round_trip_is_exact(tmp_path, layout, dtype):
+    ours = save(make_model().to(dtype), tmp_path / "ours")
+    theirs = out(ours, layout, tmp_path / "theirs")
+    convert(open_source(theirs, layout, flash_semantics=True), tmp_path / "back")
+    assert_equal_states(state_of(ours), state_of(tmp_path / "back"))
+    out(tmp_path / "back", layout, tmp_path / "again")
+    assert_equal_states(state_of(theirs), state_of(tmp_path / "again"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_round_trip_of_a_diffllama_is_exact(tmp_path, dtype):
+    theirs = save(to_diffllama(make_model()).to(dtype), tmp_path / "theirs")
+    convert(open_source(theirs, "diffllama"), tmp_path / "ours")
+    out(tmp_path / "ours", "diffllama", tmp_path / "back")
+    assert_equal_states(state_of(theirs), state_of(tmp_path / "back"))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_diffllama_has_the_same_logits(tmp_path, kv_heads, tied):
+    model = make_model(num_key_value_heads=kv_heads, tie_word_embeddings=tied)
+    folder = out(save(model, tmp_path / "ours"), "diffllama", tmp_path / "theirs")
+    twin = DiffLlamaForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        assert relative_error(twin(IDS).logits, model(IDS).logits) < 1e-5
+    convert(open_source(folder, "diffllama"), tmp_path / "back")
+    back = DiffTransformerForCausalLM.from_pretrained(tmp_path / "back").eval()
+    assert back.config.tie_word_embeddings == tied
+    with torch.no_grad():
+        assert relative_error(back(IDS).logits, twin(IDS).logits) < 1e-5
+
+
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
+def test_golden_file_through_the_converter(tmp_path, name):
+    """The authors' weights in a decoder around them: our attention of the result gives the authors' output."""
+    golden, layer = Golden(name), Golden(name).layer_idx
+    with safe_open(FIXTURES / f"unilm_flashdiff_{name}.safetensors", "pt") as file:
+        theirs = {
+            key.removeprefix("weights."): file.get_tensor(key)
+            for key in file.keys()  # noqa: SIM118 (not a dict)
+            if key.startswith("weights.")
+        }
+    config = copy.deepcopy(golden.config)
+    config.vocab_size, config.num_hidden_layers, config.intermediate_size = 96, layer + 1, 72
+    config.eos_token_id = None
+    folder = out(save(DiffTransformerForCausalLM(config), tmp_path / "ours"), "unilm", tmp_path / "theirs")
+    state = state_of(folder)
+    state |= {f"model.layers.{layer}.self_attn.{key}": tensor for key, tensor in theirs.items()}
+    save_file(state, folder / "model.safetensors")
+    convert(open_source(folder, "unilm", flash_semantics=True), tmp_path / "back")
+    converted = DiffTransformerForCausalLM.from_pretrained(tmp_path / "back").model.layers[layer].self_attn
+    output = run_attention(golden.config, layer, converted.state_dict(), golden.input, "flash_diff")[0]
+    assert relative_error(output, golden.output) <= 2e-6
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    layout=st.sampled_from(["unilm", "yoco", "diffllama"]),
+    heads=st.integers(1, 3),
+    groups=st.integers(1, 2),
+    d=st.sampled_from([2, 6, 8]),
+    layers=st.integers(1, 3),
+    tied=st.booleans(),
+)
+def test_any_shape_comes_back(tmp_path_factory, layout, heads, groups, d, layers, tied):
+    folder = tmp_path_factory.mktemp("shape")
+    model = make_model(
+        hidden_size=20,
+        num_attention_heads=heads * groups,
+        num_key_value_heads=heads,
+        head_dim=2 * d,
+        num_hidden_layers=layers,
+        tie_word_embeddings=tied,
+    )
+    theirs = out(save(model, folder / "ours"), layout, folder / "theirs")
+    convert(open_source(theirs, layout, flash_semantics=True), folder / "back")
+    back = DiffTransformerForCausalLM.from_pretrained(folder / "back").eval()
+    with torch.no_grad():
+        assert relative_error(back(IDS).logits, model(IDS).logits) < 1e-5
+
+
+def test_other_families_of_names(tmp_path):
+    model = make_model()
+    yoco = out(save(model, tmp_path / "ours"), "yoco", tmp_path / "yoco")
+    state = state_of(yoco)
+    for short, name in (("wq", "q_proj"), ("wk", "k_proj"), ("wv", "v_proj"), ("wo", "out_proj")):
+        state = {key.replace(f"attention.{short}.", f"attention.{name}."): x for key, x in state.items()}
+    save_file(state, yoco / "model.safetensors")
+    source = open_source(yoco, "yoco", flash_semantics=True)
+    convert(source, tmp_path / "from_yoco")
+    assert_equal_states(state_of(tmp_path / "ours"), state_of(tmp_path / "from_yoco"))
+
+    unilm = out(tmp_path / "ours", "unilm", tmp_path / "unilm")
+    state = {key.replace("model.layers", "decoder.blocks"): x for key, x in state_of(unilm).items()}
+    save_file(state, unilm / "model.safetensors")
+    arguments = ["convert", str(unilm), str(tmp_path / "from_unilm"), "--from", "unilm", "--flash-semantics"]
+    assert main([*arguments, "--rename", "model.layers", "decoder.blocks"]) == 0
+    assert_equal_states(state_of(tmp_path / "ours"), state_of(tmp_path / "from_unilm"))
+
+
+def test_torch_files_and_arguments(tmp_path, capsys):
+    model = make_model(rms_norm_eps=1e-6, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
+    yoco = out(save(model, tmp_path / "ours"), "yoco", tmp_path / "yoco", max_shard_size="40KB")
+    torch.save({"model": state_of(yoco), "step": 7}, tmp_path / "checkpoint.pt")
+    arguments = ["convert", str(tmp_path / "checkpoint.pt"), str(tmp_path / "back"), "--from", "yoco"]
+    arguments += ["--state-key", "model", "--flash-semantics", "--rope-theta", "500", "--norm-eps", "1e-6"]
+    arguments += ["--max-positions", "512", "--heads", "4", "--head-dim", "16", "--dtype", "bfloat16"]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    for text in ("2 layers of 64, 4 heads and 2 key heads of 2d = 16", "float32", "Plan", "next token", "ok"):
+        assert text in printed
+    back = DiffTransformerForCausalLM.from_pretrained(tmp_path / "back")
+    assert back.dtype == torch.bfloat16 and back.config.max_position_embeddings == 512
+    assert back.config.rope_parameters["rope_theta"] == 500.0 and back.config.rms_norm_eps == 1e-6
+    lambdas = state_of(tmp_path / "back")["model.layers.0.self_attn.lambda_q1"]
+    assert lambdas.dtype == torch.float32, "lambda vectors keep their type"
+
+
+def test_ablations_and_biases(tmp_path):
+    model = make_model(use_subln=False)
+    theirs = out(save(model, tmp_path / "ours"), "yoco", tmp_path / "yoco")
+    convert(open_source(theirs, "yoco", flash_semantics=True), tmp_path / "back")
+    assert_equal_states(state_of(tmp_path / "ours"), state_of(tmp_path / "back"))
+    with pytest.raises(ValueError, match="use_subln=False, for which diffllama has no place"):
+        out(tmp_path / "ours", "diffllama", tmp_path / "none")
+
+    with pytest.raises(ValueError, match="mlp_bias=True, for which diffllama has no place"):
+        out(save(make_model(mlp_bias=True), tmp_path / "mlp_biased"), "diffllama", tmp_path / "none")
+
+    biased = make_model(attention_bias=True)
+    with torch.no_grad():
+        for name, parameter in biased.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_()
+    theirs = out(save(biased, tmp_path / "biased"), "diffllama", tmp_path / "biased_diffllama")
+    convert(open_source(theirs, "diffllama"), tmp_path / "biased_back")
+    back = DiffTransformerForCausalLM.from_pretrained(tmp_path / "biased_back").eval()
+    with torch.no_grad():
+        assert relative_error(back(IDS).logits, biased(IDS).logits) < 1e-5
+
+
+# ---------------------------------------------------------------------- verification
+
+
+@pytest.mark.parametrize("layout", ["unilm", "diffllama"])
+def test_verification_computes_what_models_compute(tmp_path, layout):
+    """The reference for the authors' layouts is tied to the golden files by the test above."""
+    model = make_model()
+    theirs = out(save(model, tmp_path / "ours"), layout, tmp_path / "theirs")
+    with torch.no_grad():
+        expected = model(IDS).logits
+    for folder, name in ((tmp_path / "ours", "diff_transformer"), (theirs, layout)):
+        assert relative_error(logits(open_source(folder, name, flash_semantics=True), IDS), expected) < 1e-5
+
+
+@pytest.mark.parametrize("layout", ["yoco", "diffllama"])
+def test_a_wrong_permutation_fails_by_orders_of_magnitude(tmp_path, monkeypatch, layout):
+    theirs = out(save(make_model(), tmp_path / "ours"), layout, tmp_path / "theirs")
+    source = open_source(theirs, layout, flash_semantics=True)
+    right = compare(source, open_source(tmp_path / "ours", "diff_transformer"), 1e-4)
+    assert all(verdict.passed for verdict in right)
+    wrong = replace(source.layout, interleaved_rotary=False, heads_in_blocks=False)
+    monkeypatch.setattr(
+        "diff_transformer.conversion.converter.into_ours", lambda _, *rest: layouts.into_ours(wrong, *rest)
+    )
+    with pytest.raises(VerificationError, match="WRONG"):
+        convert(source, tmp_path / "back")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "theirs"], "a failed check left something"
+    convert(source, tmp_path / "back", verify=False)
+    verdicts = compare(source, open_source(tmp_path / "back", "diff_transformer"), 1e-4)
+    assert min(verdict.max_difference for verdict in verdicts) > 1e3 * max(verdict.max_difference for verdict in right)
+
+
+def test_verify_command(tmp_path, capsys):
+    ours = save(make_model(), tmp_path / "ours")
+    theirs = out(ours, "yoco", tmp_path / "theirs")
+    arguments = ["verify", str(theirs), str(ours), "--from", "yoco", "--flash-semantics"]
+    assert main(arguments) == 0
+    assert main([*arguments, "--rope-theta", "9000"]) == 1
+    assert "WRONG" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------------- strictness
+
+
+def damaged(tmp_path, change):
+    """A yoco folder whose table of tensors `change` was allowed to spoil."""
+    folder = out(save(make_model(), tmp_path / "ours"), "yoco", tmp_path / "theirs")
+    state = state_of(folder)
+    change(state)
+    save_file(state, folder / "model.safetensors")
+    return folder
+
+
+def test_all_faults_are_listed_at_once(tmp_path, capsys):
+    def change(state):
+        del state["layers.0.ffn_norm.weight"], state["layers.1.attention.wv.weight"]
+        state["layers.1.feed_forward.w2.weight"] = torch.zeros(64, 71)
+        state["layers.0.attention.rope.freqs"] = torch.zeros(3)
+        state["norm.weight"] = torch.zeros(64, dtype=torch.int64)
+
+    folder = damaged(tmp_path, change)
+    arguments = ["convert", str(folder), str(tmp_path / "back"), "--from", "yoco", "--flash-semantics"]
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    for fault in (
+        "missing: layers.0.ffn_norm.weight (64,)",
+        "missing: layers.1.attention.wv.weight (32, 64)",
+        "unknown: layers.0.attention.rope.freqs (3,)",
+        "wrong shape: layers.1.feed_forward.w2.weight is (64, 71), not (64, 72)",
+        "wrong type: norm.weight is torch.int64",
+    ):
+        assert fault in error
+    assert not (tmp_path / "back").exists()
+
+
+def test_tensors_stay_behind_only_if_named(tmp_path):
+    folder = damaged(tmp_path, lambda state: state.update({"rope.freqs": torch.zeros(3)}))
+    with pytest.raises(ValueError, match="unknown: rope.freqs"):
+        open_source(folder, "yoco", flash_semantics=True)
+    source = open_source(folder, "yoco", flash_semantics=True, ignore=(r"rope\..*",))
+    convert(source, tmp_path / "back")
+    assert_equal_states(state_of(tmp_path / "ours"), state_of(tmp_path / "back"))
+
+
+def test_a_name_in_two_files_is_an_error(tmp_path):
+    folder = out(save(make_model(), tmp_path / "ours"), "yoco", tmp_path / "theirs")
+    save_file({"norm.weight": torch.zeros(64)}, folder / "other.safetensors")
+    with pytest.raises(ValueError, match=r"more than once.*\n  norm.weight: model.safetensors, other.safetensors"):
+        open_source(folder, "yoco")
+
+
+def test_contradictions_show_the_arithmetic(tmp_path):
+    folder = out(save(make_model(), tmp_path / "ours"), "yoco", tmp_path / "theirs")
+    with pytest.raises(ValueError, match=r"num_attention_heads=8 was given.*d = 8.*64 rows = 4 x 16"):
+        open_source(folder, "yoco", num_attention_heads=8)
+    with pytest.raises(ValueError, match="head_dim=8 was given"):
+        open_source(folder, "yoco", head_dim=8)
+    other = damaged(
+        tmp_path / "other", lambda state: state.update({"layers.0.attention.wk.weight": torch.zeros(40, 64)})
+    )
+    with pytest.raises(ValueError, match=r"k_proj has 40 rows.*40 / 16 = 2.500 is no number of heads"):
+        open_source(other, "yoco")
+    with pytest.raises(ValueError, match="has no 'model.embed_tokens.weight', by which a unilm checkpoint is known"):
+        open_source(folder, "unilm")
+
+
+def test_grouped_queries_need_a_confirmation(tmp_path):
+    folder = out(save(make_model(), tmp_path / "ours"), "unilm", tmp_path / "theirs")
+    with pytest.raises(ValueError, match="--flash-semantics"):
+        open_source(folder, "unilm")
+    folder = out(save(make_model(num_key_value_heads=4), tmp_path / "mha"), "unilm", tmp_path / "theirs_mha")
+    open_source(folder, "unilm")
+
+
+def test_one_side_is_ours(tmp_path):
+    folder = save(make_model(), tmp_path / "ours")
+    with pytest.raises(ValueError, match="exactly one of the two"):
+        out(folder, "diff_transformer", tmp_path / "copy")
+
+
+# ---------------------------------------------------------------------- files
+
+
+class Malicious:
+    def __reduce__(self):
+        return os.system, ("touch executed",)
+
+
+@pytest.mark.parametrize("ending", [".pt", ".bin"])
+def test_no_pickle_is_executed(tmp_path, monkeypatch, ending):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"norm.weight": Malicious()}, tmp_path / f"model{ending}")
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain/model.pt").write_bytes(pickle.dumps(Malicious()))
+    for path in (tmp_path / f"model{ending}", tmp_path / "plain"):
+        with pytest.raises(ValueError, match="cannot be read as tensors alone"):
+            open_source(path, "yoco")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_damaged_and_missing_files(tmp_path):
+    ours = save(make_model(), tmp_path / "ours")
+    cut = out(ours, "yoco", tmp_path / "cut") / "model.safetensors"
+    cut.write_bytes(cut.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="no whole safetensors file"):
+        open_source(cut.parent, "yoco")
+    cut.write_bytes(b"\x00" * 64)
+    with pytest.raises(ValueError, match="no whole safetensors file"):
+        open_source(cut.parent, "yoco")
+    shards = out(ours, "yoco", tmp_path / "shards", max_shard_size="40KB")
+    assert len(list(shards.glob("*.safetensors"))) > 3
+    (shards / "model-00002-of-00004.safetensors").unlink(missing_ok=True)
+    next(iter(sorted(shards.glob("*.safetensors")))).unlink()
+    with pytest.raises(FileNotFoundError, match="which (is|are) not there"):
+        open_source(shards, "yoco")
+    (tmp_path / "empty").mkdir()
+    for path, message in ((tmp_path / "empty", "holds no checkpoint"), (tmp_path / "nowhere", "does not exist")):
+        with pytest.raises(FileNotFoundError, match=message):
+            open_source(path, "yoco")
+    torch.save({"weights": {}, "step": 3}, tmp_path / "deep.pt")
+    with pytest.raises(ValueError, match="'weights', 'step' are something else"):
+        open_source(tmp_path / "deep.pt", "yoco")
+    with pytest.raises(ValueError, match="has no 'model'; at its top are 'weights', 'step'"):
+        open_source(tmp_path / "deep.pt", "yoco", state_key="model")
+
+
+def test_nothing_is_overwritten_unasked(tmp_path):
+    ours = save(make_model(), tmp_path / "ours")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/precious").write_text("kept")
+    with pytest.raises(FileExistsError, match="--overwrite"):
+        out(ours, "yoco", tmp_path / "there")
+    assert (tmp_path / "there/precious").read_text() == "kept"
+    out(ours, "yoco", tmp_path / "there", overwrite=True)
+    assert not (tmp_path / "there/precious").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "there"]
+
+
+def test_the_disk_is_checked_first(tmp_path, monkeypatch):
+    ours = save(make_model(), tmp_path / "ours")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 2**20})())
+    with pytest.raises(OSError, match="MiB are needed"):
+        out(ours, "yoco", tmp_path / "theirs")
+    assert [path.name for path in tmp_path.iterdir()] == ["ours"]
+
+
+def test_a_disk_that_fills_up_leaves_nothing(tmp_path):
+    """A limit on the size of files is what a test may set: the write fails in the middle, as on a full disk."""
+    ours = save(make_model(), tmp_path / "ours")
+    code = (
+        "import resource, signal, sys\n"
+        "from diff_transformer.conversion.__main__ import main\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, "convert", str(ours), str(tmp_path / "theirs"), "--to", "yoco"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 1 and ("File too large" in done.stderr or "Error" in done.stderr), done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["ours"]
+
+
+SLOW = """
+import sys, time
+from diff_transformer.conversion import checkpoints
+from diff_transformer.conversion.__main__ import main
+real = checkpoints.save_file
+def slow(*args, **kwargs):
+    real(*args, **kwargs)
+    print("a shard", flush=True)
+    time.sleep(30)
+checkpoints.save_file = slow
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def stop_at_the_first_shard(arguments: list[str], by: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", SLOW, *arguments], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "a shard\n" in iter(process.stdout.readline, "")
+        process.send_signal(by)
+
+
+def test_a_killed_conversion_leaves_no_folder(tmp_path):
+    ours = save(make_model(), tmp_path / "ours")
+    arguments = ["convert", str(ours), str(tmp_path / "theirs"), "--to", "yoco", "--max-shard-size", "40KB"]
+    stop_at_the_first_shard(arguments, signal.SIGKILL)
+    assert not (tmp_path / "theirs").exists()
+    (left,) = (path for path in tmp_path.iterdir() if path.name != "ours")
+    assert left.name.startswith(".theirs.") and left.name.endswith(".part"), "what is left does not look whole"
+    subprocess.run([sys.executable, "-m", "diff_transformer", *arguments], check=True)  # the next try does not mind
+    assert (tmp_path / "theirs/model.safetensors.index.json").is_file()
+
+
+def test_an_interrupted_conversion_tidies_up(tmp_path):
+    ours = save(make_model(), tmp_path / "ours")
+    arguments = ["convert", str(ours), str(tmp_path / "theirs"), "--to", "yoco"]
+    stop_at_the_first_shard(arguments, signal.SIGINT)
+    assert [path.name for path in tmp_path.iterdir()] == ["ours"]
+
+
+# ---------------------------------------------------------------------- tokenizers
+
+
+def test_yoco_tokenizer_is_the_authors(tmp_path):
+    specials = {"<fim_prefix>": 100264, "<jupyter_code>": 100276, "<commit_after>": 100281, "<|endoftext|>": 100257}
+    base = tiktoken.Encoding(**own_cl100k() | {"name": "cl100k_im", "special_tokens": specials})
+    text = "def f(x):\n    return x ** 2  # naïve 中文 🎉\n<fim_prefix><jupyter_code><commit_after><|endoftext|>12345"
+    expected = [i + 4 for i in base.encode(text, allowed_special="all")]
+    yoco_tokenizer().save_pretrained(tmp_path)
+    for tokenizer in (yoco_tokenizer(), AutoTokenizer.from_pretrained(tmp_path)):
+        assert tokenizer(text).input_ids == expected
+        assert tokenizer.decode(expected, skip_special_tokens=False) == text
+        ids = tokenizer.convert_tokens_to_ids(["<s>", "<pad>", "</s>", "<unk>"])
+        assert ids == [0, 1, 2, 3] == [getattr(tokenizer, f"{n}_token_id") for n in ("bos", "pad", "eos", "unk")]
+        assert len(tokenizer) == 100_286
+        assert tokenizer("<s>a</s>").input_ids == [0, base.encode("a")[0] + 4, 2]
+
+
+def test_the_tokenizer_comes_along(tmp_path):
+    tokenizer = cl100k_tokenizer(vocab_size=256)
+    model = make_model(vocab_size=len(tokenizer))
+    ours = save(model, tmp_path / "ours")
+    theirs = out(ours, "yoco", tmp_path / "theirs")
+    tokenizer.save_pretrained(theirs)
+    convert(open_source(theirs, "yoco", flash_semantics=True), tmp_path / "back")
+    back = DiffTransformerForCausalLM.from_pretrained(tmp_path / "back")
+    assert back.config.eos_token_id == tokenizer.eos_token_id == back.generation_config.eos_token_id
+    assert AutoTokenizer.from_pretrained(tmp_path / "back")("Hi").input_ids == tokenizer("Hi").input_ids
+    with pytest.raises(ValueError, match="do not belong together"):
+        convert(open_source(theirs, "yoco", flash_semantics=True), tmp_path / "none", tokenizer="yoco")
+
+
+def test_remote_code_and_index_are_written(tmp_path):
+    theirs = out(save(make_model(), tmp_path / "ours"), "yoco", tmp_path / "theirs")
+    convert(open_source(theirs, "yoco", flash_semantics=True), tmp_path / "back", max_shard_size="40KB")
+    names = {path.name for path in (tmp_path / "back").iterdir()}
+    assert {"config.json", "generation_config.json", "modeling_diff.py", "model.safetensors.index.json"} <= names
+    index = json.loads((tmp_path / "back/model.safetensors.index.json").read_text())
+    assert set(index["weight_map"]) == set(state_of(tmp_path / "ours"))
+    assert json.loads((tmp_path / "back/config.json").read_text())["architectures"] == ["DiffTransformerForCausalLM"]
