@@ -30,6 +30,11 @@ from diff_transformer.conversion.verification import logits
 IDS = torch.arange(30).view(2, 15) % 96
 
 
+class Malicious:
+    def __reduce__(self):
+        return os.system, ("touch executed",)
+
+
 def make_model(**changes) -> DiffTransformerForCausalLM:
     sizes = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 72, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2, "eos_token_id": None}
@@ -186,6 +191,23 @@ def test_torch_files_and_arguments(tmp_path, capsys):
     assert lambdas.dtype == torch.float32, "lambda vectors keep their type"
 
 
+def test_sharded_torch_files_beside_those_of_a_trainer(tmp_path):
+    ours = save(make_model(), tmp_path / "ours")
+    state = state_of(out(ours, "yoco", tmp_path / "yoco"))
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    names = sorted(state)
+    weight_map = {name: f"pytorch_model-0000{1 + i % 2}-of-00002.bin" for i, name in enumerate(names)}
+    for file in set(weight_map.values()):
+        torch.save({name: state[name] for name in names if weight_map[name] == file}, folder / file)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    torch.save(Malicious(), folder / "training_args.bin")
+    for i in range(2):
+        convert(open_source(folder, "yoco", flash_semantics=True), tmp_path / f"back{i}")
+        assert_equal_states(state_of(ours), state_of(tmp_path / f"back{i}"))
+        (folder / "pytorch_model.bin.index.json").unlink(missing_ok=True)
+
+
 def test_ablations_and_biases(tmp_path):
     model = make_model(use_subln=False)
     theirs = out(save(model, tmp_path / "ours"), "yoco", tmp_path / "yoco")
@@ -323,18 +345,15 @@ def test_grouped_queries_need_a_confirmation(tmp_path):
     open_source(folder, "unilm")
 
 
-def test_one_side_is_ours(tmp_path):
+def test_one_side_is_ours_and_no_side_both(tmp_path):
     folder = save(make_model(), tmp_path / "ours")
+    with pytest.raises(ValueError, match="is the source itself"):
+        out(folder, "yoco", folder, overwrite=True)
     with pytest.raises(ValueError, match="exactly one of the two"):
         out(folder, "diff_transformer", tmp_path / "copy")
 
 
 # ---------------------------------------------------------------------- files
-
-
-class Malicious:
-    def __reduce__(self):
-        return os.system, ("touch executed",)
 
 
 @pytest.mark.parametrize("ending", [".pt", ".bin"])

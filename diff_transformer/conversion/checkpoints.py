@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 _TORCH_ENDINGS = (".bin", ".pt", ".pth", ".ckpt")
+_NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth")  # `Trainer`'s
 
 
 class Checkpoint:
@@ -75,7 +76,8 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise FileNotFoundError(f"{path} does not exist; give the folder or the file of a checkpoint.")
-    index = next(iter(sorted(path.glob("*.safetensors.index.json"))), None)
+    indices = [*sorted(path.glob("*.safetensors.index.json")), *sorted(path.glob("*.bin.index.json"))]
+    index = next(iter(indices), None)
     if index is not None:
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
         files = [path / name for name in names]
@@ -87,7 +89,7 @@ def _files(path: Path) -> list[Path]:
             )
         return files
     for endings in ((".safetensors",), _TORCH_ENDINGS):
-        files = sorted(file for file in path.iterdir() if file.suffix in endings)
+        files = sorted(file for file in path.iterdir() if file.suffix in endings and file.name not in _NOT_WEIGHTS)
         if files:
             return files
     raise FileNotFoundError(f"{path} holds no checkpoint: no *.safetensors, no {', no *'.join(_TORCH_ENDINGS)} file.")

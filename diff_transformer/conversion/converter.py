@@ -16,7 +16,6 @@ from .inference import check_names_and_shapes, infer_config
 from .layouts import (
     ATTENTION,
     DIFFLLAMA,
-    FINAL_NORM,
     LAYOUTS,
     OURS,
     Q_PROJ,
@@ -116,7 +115,9 @@ def convert(
             "steps."
         )
     _check_layout_can(layout, config)
-    main_dtype = dtype or source.checkpoint.meta[source.layout.names[FINAL_NORM]].dtype
+    if Path(destination).resolve() == source.checkpoint.path.resolve():
+        raise ValueError(f"{destination} is the source itself. Choose another place for the result.")
+    main_dtype = dtype or source.checkpoint.meta[source.layout.names[Q_PROJ].replace("{i}", "0")].dtype
     comes_in = layout.name == OURS.name
     steps = into_ours(source.layout, config, main_dtype) if comes_in else out_of_ours(layout, config)
     plan = {step.target: step for step in steps}

@@ -27,7 +27,7 @@ Q_PROJ = ATTENTION + "q_proj.weight"
 
 @dataclass(frozen=True)
 class Layout:
-    """names: our name -> theirs, without those that are left out."""
+    """names: our name -> theirs, "{i}" for the layer; what the layout has no place for is not in it."""
 
     name: str
     names: dict[str, str]
@@ -36,7 +36,7 @@ class Layout:
     has_subln: bool
 
     def with_names(self, changes: dict[str, str]) -> "Layout":
-        """For a decoder with other names: parts of their names and what stands in their place, longest first."""
+        """For a decoder with other names: parts of their names and what stands in their place, one after the other."""
         names = dict(self.names)
         for old, new in changes.items():
             found = [ours for ours, theirs in names.items() if old in theirs]
