@@ -431,7 +431,8 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path):
 
 
 SLOW = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is started with it ignored
 from diff_transformer.conversion import checkpoints
 from diff_transformer.conversion.__main__ import main
 real = checkpoints.save_file
