@@ -272,6 +272,15 @@ def test_verify_command(tmp_path, capsys):
     assert "WRONG" in capsys.readouterr().out
 
 
+def test_a_layout_other_than_the_configuration_says_is_refused(tmp_path, capsys):
+    """A DiffLlama has the names and shapes of ours without head norms: read as ours it computes something else."""
+    ours = save(make_model(), tmp_path / "ours")
+    theirs = out(ours, "diffllama", tmp_path / "theirs")
+    assert main(["verify", str(ours), str(theirs)]) == 1
+    assert "says diffllama, and diff_transformer was asked for" in capsys.readouterr().err
+    assert main(["verify", str(ours), str(theirs), "--to", "diffllama"]) == 0
+
+
 # ---------------------------------------------------------------------- strictness
 
 

@@ -9,7 +9,7 @@ import torch
 
 from ..configuration_diff import DiffTransformerConfig
 from ..modeling_diff import DiffTransformerForCausalLM
-from .layouts import DIFFLLAMA, EMBEDDING, HEAD, OURS, SUBLN, Layout, layer_names
+from .layouts import DIFFLLAMA, EMBEDDING, HEAD, LAYOUTS, OURS, SUBLN, Layout, layer_names
 
 FIRST = {part: f"model.layers.{{i}}.{part}" for part in ("mlp.gate_proj.weight", "mlp.gate_proj.bias")}
 FIRST |= {
@@ -112,6 +112,9 @@ def _said_by_the_source(layout: Layout, path: Path) -> dict:
     if not file.is_file():
         return {}
     config = json.loads(file.read_text())
+    told = config.get("layout", config.get("model_type"))  # DiffLlama's names and shapes are ours without head norms
+    if told in LAYOUTS and told != layout.name:
+        raise ValueError(f"{file} says {told}, and {layout.name} was asked for. Name the layout with --from or --to.")
     if layout.name == OURS.name:
         return DiffTransformerConfig.from_pretrained(file.parent).to_dict()
     names = ["max_position_embeddings", "rms_norm_eps", "rope_parameters", "hidden_act", "bos_token_id"]
