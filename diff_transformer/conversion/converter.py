@@ -10,8 +10,9 @@ from tqdm import tqdm
 from transformers import DiffLlamaForCausalLM, PreTrainedTokenizerBase
 
 from ..configuration_diff import DiffTransformerConfig
+from ..folders import whole_folder
 from ..modeling_diff import DiffTransformerForCausalLM
-from .checkpoints import Checkpoint, whole_folder, write_shards
+from .checkpoints import Checkpoint, write_shards
 from .inference import check_names_and_shapes, infer_config
 from .layouts import (
     ATTENTION,

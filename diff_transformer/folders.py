@@ -1,0 +1,49 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Folders that appear whole or not at all."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def whole_folder(destination: str | Path, size: int, overwrite: bool) -> Iterator[Path]:
+    """A temporary sibling that takes the place of `destination` if all went well; otherwise nothing is left.
+
+    size: bytes that will be written, checked against the disk first.
+    """
+    destination = Path(destination).absolute()
+    if destination.exists() and not overwrite:
+        raise FileExistsError(f"{destination} exists. Choose another place, or allow it with --overwrite.")
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(destination.parent).free
+    if size > free:
+        raise OSError(
+            f"{size / 2**20:,.0f} MiB are needed in {destination.parent}, {free / 2**20:,.0f} MiB are free. Make room "
+            "or choose another disk."
+        )
+    temporary = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", suffix=".part", dir=destination.parent))
+    try:
+        yield temporary
+        temporary.chmod(0o777 & ~_umask())
+        if destination.exists():
+            old = temporary.with_suffix(".old")
+            destination.rename(old)
+            temporary.rename(destination)
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
+        else:
+            temporary.rename(destination)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+__all__ = ["whole_folder"]
