@@ -334,7 +334,14 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         if self._auto_class is not None:
             # all of them, so that a causal checkpoint loads as a classifier through remote code as well
             self.config.auto_map = dict(_AUTO_MAP)
-        super().save_pretrained(*args, **kwargs)
+        # FSDP2 has made a class of its own of the model's, and the file of a class is what is put beside the weights
+        own = next(cls for cls in type(self).__mro__ if not cls.__module__.startswith("torch."))
+        names = type(self).__module__, type(self).__name__
+        type(self).__module__, type(self).__name__ = own.__module__, own.__name__
+        try:
+            super().save_pretrained(*args, **kwargs)
+        finally:
+            type(self).__module__, type(self).__name__ = names
 
     @torch.no_grad()
     def _init_weights(self, module):

@@ -5,14 +5,13 @@ The file has two halves. Collected by pytest, a test starts the file itself as a
 `tests/test_distributed.py SCENARIO FOLDER`, and compares what the two processes wrote into the folder.
 """
 
-import contextlib
 import faulthandler
+import json
 import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
+import launching
 import pytest
 import torch
 import torch.distributed as dist
@@ -35,11 +34,9 @@ from transformers import (
 )
 from transformers.distributed import DistributedConfig
 
-import diff_transformer
 from diff_transformer import DiffTransformerForCausalLM
 
 WORLD_SIZE = 2
-TIMEOUT = 240  # seconds; a scenario takes about 20 on an idle core
 VOCAB_SIZE = 200
 
 
@@ -197,7 +194,7 @@ TP_MODELS = {
 }
 
 if __name__ == "__main__":
-    faulthandler.dump_traceback_later(TIMEOUT - 30, exit=True)  # even if nobody waits for this process any more
+    faulthandler.dump_traceback_later(launching.TIMEOUT - 30, exit=True)  # even if nobody waits for it any more
     torch.set_num_threads(1)
     scenario, folder = sys.argv[1], Path(sys.argv[2])
     rank = int(os.environ["RANK"])
@@ -212,33 +209,8 @@ if __name__ == "__main__":
 
 def launch(scenario: str, folder: Path) -> list[dict]:
     """Runs a scenario in two processes and returns what each of them wrote."""
-    package_root = str(Path(diff_transformer.__file__).parents[1])
-    env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([package_root, *filter(None, [os.environ.get("PYTHONPATH")])]),
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD_SIZE}"]
-    process = subprocess.Popen(
-        [*command, __file__, scenario, str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=env,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=TIMEOUT)
-    finally:
-        if process.poll() is None:
-            process.terminate()  # torchrun then ends its workers
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=40)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-    assert process.returncode == 0, f"the {scenario} processes failed:\n{output[-6000:]}"
+    torchrun = ("torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD_SIZE}")
+    launching.launch(*torchrun, __file__, scenario, str(folder), timeout=launching.TIMEOUT)
     return [torch.load(folder / f"{scenario}-{rank}.pt", weights_only=True) for rank in range(WORLD_SIZE)]
 
 
@@ -304,6 +276,10 @@ def test_fsdp2_trains_saves_and_resumes_like_one_process(folder, tiny_config):
             for result in results:
                 assert_all_close(result[name][i]["gradients"], step["gradients"], f"{name}, step {i}: gradient")
         assert_all_close(weights(folder / f"{name}-saved"), final[name], f"{name}: saved weight")
+        saved = {path.name for path in (folder / f"{name}-saved").glob("*.py")}
+        assert "modeling_diff.py" in saved and not any("fsdp" in file for file in saved), f"saved beside it: {saved}"
+        auto_map = json.loads((folder / f"{name}-saved" / "config.json").read_text())["auto_map"]
+        assert auto_map["AutoModelForCausalLM"] == "modeling_diff.DiffTransformerForCausalLM"
 
 
 def test_tensor_parallelism_gives_the_logits_and_gradients_of_one_process(tmp_path, tiny_config):
