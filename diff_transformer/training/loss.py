@@ -1,0 +1,415 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""The loss of a causal language model without its logits: those of 65,536 tokens and 100,288 words would be 26 GB.
+
+`linear_cross_entropy` is the LM head and the cross entropy behind it as one function. It computes the logits of some
+tokens, their part of the loss and of the gradients, and only then the logits of the next. What it keeps for the
+backward are the gradients, not the logits. `use_linear_cross_entropy` gives it to a model.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor
+from transformers import LlamaConfig, PreTrainedModel
+from transformers.loss.loss_utils import ForCausalLMLoss
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils.generic import can_return_tuple
+
+from ..configuration_diff import DiffTransformerConfig
+
+# Of a chunk's logits in float32: 334 tokens of 100,288 words. Enough work for a matrix product, little beside a model.
+CHUNK_BYTES = 128 * 2**20
+
+
+@torch.compiler.disable  # how many chunks there are depends on the labels
+def linear_cross_entropy(
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "sum",
+    chunk_tokens: int | None = None,
+) -> torch.Tensor:
+    """`cross_entropy(linear(hidden_states, weight, bias).float(), labels)` without the logits of all tokens at once.
+
+    The logits of ignored tokens are not computed. Under autocast the products are in its type, the softmax never in
+    less than float32. On CUDA the work is Liger's, if `liger_kernel` is installed.
+
+    Memory beside the inputs: the logits of a chunk in float32, and half as much again in 16 bits; the gradient of
+    `hidden_states`; the gradient of `weight`, `4 * weight.numel()` bytes, as it is added up in float32 also where
+    `weight` has 16 bits (then a chunk's part and the result have the size of `weight` each). The backward multiplies
+    the gradients by that of the loss: once more their size, when the logits are gone. Without gradients, the logits of
+    a chunk are all.
+
+    Args:
+        hidden_states: (..., hidden).
+        weight: (vocab, hidden), of the type of `hidden_states` unless autocast is on.
+        labels: (...) integers, the word that each position predicts: already shifted.
+        bias: (vocab,) or None.
+        ignore_index: The label of positions without loss.
+        reduction: "sum", or "mean" over the labels that are not ignored: 0 if all of them are, not NaN.
+        chunk_tokens: Tokens whose logits exist at once; as many as fill 128 MiB in float32 by default. Liger takes its
+            own.
+
+    Returns:
+        A scalar in float32, or in float64 for inputs of float64.
+
+    Raises:
+        ValueError: Shapes or types do not fit, or a label is not in the vocabulary. Labels are looked at on the CPU
+            only: elsewhere that would wait for the device, and the device itself fails.
+    """
+    if reduction not in ("sum", "mean"):
+        raise ValueError(
+            f'reduction is {reduction!r}; it must be "sum" or "mean". The losses of single tokens are given by '
+            "token_nll, without gradients."
+        )
+    inputs = _Inputs(hidden_states, weight, labels, bias, ignore_index, chunk_tokens)
+    with_gradients = torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in (hidden_states, weight, bias)
+    )
+    if not with_gradients:
+        loss = inputs.nll().sum()
+    elif hidden_states.is_cuda and hidden_states.requires_grad and inputs.num_labels and _liger() is not None:
+        loss = _liger_cross_entropy(inputs)
+    else:
+        loss = _LinearCrossEntropy.apply(inputs.hidden_states, weight, bias, inputs)
+    return loss if reduction == "sum" else loss / max(inputs.num_labels, 1)
+
+
+@torch.compiler.disable
+@torch.no_grad()
+def token_nll(
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    ignore_index: int = -100,
+    chunk_tokens: int | None = None,
+) -> torch.Tensor:
+    """The negative log-likelihood of every label: (...) like `labels`, in float32 or float64, 0 where it is ignored.
+
+    Without gradients; arguments and errors are those of `linear_cross_entropy`.
+    """
+    inputs = _Inputs(hidden_states, weight, labels, bias, ignore_index, chunk_tokens)
+    nll = inputs.nll()
+    return nll.new_zeros(labels.numel()).index_copy(0, inputs.kept, nll).view(labels.shape)
+
+
+class _Inputs:
+    """What both functions are given, checked and flat: hidden_states (tokens, hidden), labels (kept tokens,)."""
+
+    def __init__(self, hidden_states, weight, labels, bias, ignore_index, chunk_tokens):
+        _check_shapes_and_types(hidden_states, weight, labels, bias)
+        if chunk_tokens is None:
+            chunk_tokens = max(1, CHUNK_BYTES // (4 * weight.shape[0]))
+        if chunk_tokens < 1:
+            raise ValueError(f"chunk_tokens is {chunk_tokens}; at least 1 is needed. Leave it out for the default.")
+        self.hidden_states, self.weight, self.bias = hidden_states.flatten(0, -2), weight, bias
+        self.chunk_tokens = chunk_tokens
+        # The only step that waits for an accelerator: how many labels are kept decides what is to be computed
+        self.kept = (labels.flatten() != ignore_index).nonzero().squeeze(-1)
+        self.labels = labels.flatten()[self.kept].long()
+        self.num_labels = len(self.labels)
+        _check_labels(self.labels, weight.shape[0], ignore_index)
+        # The types in which `F.linear` would compute here, and in which sums are added up
+        self.dtype, device = hidden_states.dtype, hidden_states.device.type
+        if torch.is_autocast_enabled(device) and self.dtype != torch.float64:
+            self.dtype = torch.get_autocast_dtype(device)
+        self.sum_dtype = torch.promote_types(self.dtype, torch.float32)
+
+    def nll(
+        self,
+        grad_hidden: torch.Tensor | None = None,
+        grad_weight: torch.Tensor | None = None,
+        grad_bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """(kept tokens,). The gradients of their sum are added to those of the buffers that came."""
+        weight = self.weight.to(self.dtype)  # once, not in every chunk
+        bias = None if self.bias is None else self.bias.to(self.dtype)
+        nll = [
+            self._nll_of_chunk(rows, labels, weight, bias, grad_hidden, grad_weight, grad_bias)
+            for rows, labels in zip(
+                self.kept.split(self.chunk_tokens), self.labels.split(self.chunk_tokens), strict=True
+            )
+        ]
+        return torch.cat(nll) if nll else self.hidden_states.new_zeros(0, dtype=self.sum_dtype)
+
+    def _nll_of_chunk(self, rows, labels, weight, bias, grad_hidden, grad_weight, grad_bias) -> torch.Tensor:
+        # A function of its own: its logits are gone when the next chunk's come
+        hidden, labels = self.hidden_states[rows].to(self.dtype), labels.unsqueeze(-1)
+        logits = F.linear(hidden, weight, bias).to(self.sum_dtype)  # (chunk, vocab)
+        # In place, where logsumexp and softmax would each allocate as much again
+        logits -= logits.amax(-1, keepdim=True)
+        label_logits = logits.gather(-1, labels)
+        sums = logits.exp_().sum(-1, keepdim=True)
+        nll = (sums.log() - label_logits).squeeze(-1)
+        if grad_hidden is None and grad_weight is None and grad_bias is None:
+            return nll
+
+        logits /= sums  # softmax; minus one at the label it is the gradient
+        logits.scatter_(-1, labels, logits.gather(-1, labels) - 1)
+        if grad_bias is not None:
+            grad_bias += logits.sum(0)
+        grad_logits = logits.to(self.dtype)
+        del logits
+        if grad_hidden is not None:
+            grad_hidden[rows] = (grad_logits @ weight).to(grad_hidden.dtype)
+        if grad_weight is not None and grad_weight.dtype == self.dtype:
+            grad_weight.addmm_(grad_logits.t(), hidden)
+        elif grad_weight is not None:
+            grad_weight += grad_logits.t() @ hidden
+        return nll
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """The sum of the losses. Its gradients are computed in the forward, while the logits are there."""
+
+    @staticmethod
+    def forward(ctx, hidden_states, weight, bias, inputs: _Inputs) -> torch.Tensor:
+        needed = zip((hidden_states, weight, bias), ctx.needs_input_grad[:3], strict=True)
+        gradients = [
+            torch.zeros_like(x, dtype=inputs.sum_dtype if x is not hidden_states else None) if needs else None
+            for x, needs in needed
+        ]
+        loss = inputs.nll(*gradients).sum()
+        types = (hidden_states.dtype, weight.dtype, None if bias is None else bias.dtype)
+        ctx.save_for_backward(*(None if x is None else x.to(dtype) for x, dtype in zip(gradients, types, strict=True)))
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_loss):
+        return *(None if gradient is None else gradient * grad_loss for gradient in ctx.saved_tensors), None
+
+
+def _check_shapes_and_types(hidden_states, weight, labels, bias) -> None:
+    for name, tensor in (("hidden_states", hidden_states), ("weight", weight), ("bias", bias)):
+        if isinstance(tensor, DTensor):
+            raise ValueError(
+                f"{name} is a DTensor with the placements {tensor.placements}; whole tensors are needed. FSDP2 "
+                "gathers them when the model is called; with tensor parallelism, train with the logits."
+            )
+        if tensor is not None and not tensor.is_floating_point():
+            raise ValueError(f"{name} has the type {tensor.dtype}; floating-point numbers are needed, not quantised.")
+    shapes = f"hidden_states {tuple(hidden_states.shape)}, weight {tuple(weight.shape)}, labels {tuple(labels.shape)}"
+    shapes += "" if bias is None else f", bias {tuple(bias.shape)}"
+    if (
+        hidden_states.dim() < 2
+        or weight.dim() != 2
+        or hidden_states.shape[-1] != weight.shape[1]
+        or hidden_states.shape[:-1] != labels.shape
+        or (bias is not None and bias.shape != weight.shape[:1])
+    ):
+        raise ValueError(
+            f"The shapes do not fit: {shapes}. They must be hidden_states (..., hidden), weight (vocab, hidden), "
+            "labels (...), one for each position, and bias (vocab,)."
+        )
+    if labels.dtype.is_floating_point or labels.dtype.is_complex or labels.dtype == torch.bool:
+        raise ValueError(f"labels have the type {labels.dtype}; they must be integers, the ids of words.")
+    types = {x.dtype for x in (hidden_states, weight, bias) if x is not None}
+    if len(types) > 1 and not torch.is_autocast_enabled(hidden_states.device.type):
+        raise ValueError(
+            f"hidden_states are {hidden_states.dtype}, weight {weight.dtype}"
+            f"{'' if bias is None else f', bias {bias.dtype}'}: they must be of one type outside of autocast. Convert "
+            "one of them, or compute under torch.autocast."
+        )
+
+
+def _check_labels(labels: torch.Tensor, vocab_size: int, ignore_index: int) -> None:
+    if labels.device.type != "cpu" or not len(labels):
+        return
+    lowest, highest = torch.aminmax(labels)
+    if lowest < 0 or highest >= vocab_size:
+        raise ValueError(
+            f"labels has values from {lowest} to {highest}, but the head has the words 0 to {vocab_size - 1}. Use the "
+            f"tokenizer saved with the model; positions without loss have the label {ignore_index}."
+        )
+
+
+# ------------------------------------------------------------------------------------------------------ Liger's kernel
+
+
+@functools.cache
+def _liger() -> Any | None:
+    try:
+        from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
+    except ImportError:
+        return None
+    return LigerFusedLinearCrossEntropyFunction
+
+
+def _liger_cross_entropy(inputs: _Inputs) -> torch.Tensor:
+    """Liger has no gradient of the weight without that of the hidden states, and allows one backward."""
+    hidden_states = inputs.hidden_states
+    if inputs.num_labels < len(hidden_states):
+        hidden_states = hidden_states[inputs.kept]
+    return _liger().apply(  # type: ignore[union-attr]
+        hidden_states,
+        inputs.weight,
+        inputs.labels,
+        inputs.bias,
+        None,  # no weights of the words
+        -100,  # the ignored labels are out already
+        0.0,  # no z-loss
+        0.0,  # no label smoothing
+        "sum",
+        None,  # no soft cap
+        False,  # no z-loss in the result
+        torch.float32,  # in which the gradient of the weight is added up
+    )[0]
+
+
+# ---------------------------------------------------------------------------------------------------------- for models
+
+# Whose logits are the LM head's output as it is: others cap or scale them, or add to the loss
+_MODEL_TYPES = (DiffTransformerConfig.model_type, LlamaConfig.model_type)
+_patches: "weakref.WeakSet[FunctionType]" = weakref.WeakSet()
+
+
+def use_linear_cross_entropy(model: nn.Module, evaluation: bool = True) -> None:
+    """Lets `model(..., labels=...)` compute its loss without logits, in place; a second call does nothing more.
+
+    The output then has `logits=None`. The loss is transformers' `ForCausalLMLoss`: the sum over the labels, divided by
+    `num_items_in_batch` or else by their number; also for `shift_labels` without `labels`. One difference: if all
+    labels are ignored, the loss is 0, not NaN. In every other call (no labels, `logits_to_keep`, generation) the
+    model's own forward runs.
+
+    The patch belongs to the object: a deep copy has it too, but neither `save_pretrained` nor pickle keeps it.
+
+    Args:
+        model: A DiffTransformerForCausalLM or LlamaForCausalLM, or a PEFT model around one; before `Trainer`,
+            accelerate or torch.compile take it.
+        evaluation: Without logits in `model.eval()` as well. `Trainer` needs `False` if it has `compute_metrics`,
+            which would be given no predictions.
+
+    Raises:
+        ValueError: The model is another one, its forward was already replaced, it has another loss, or its LM head is
+            more than a linear layer (LoRA on `lm_head`, a quantised head).
+    """
+    base: Any = getattr(model, "get_base_model", lambda: model)()  # PEFT's wrapper has it
+    if not isinstance(base, PreTrainedModel) or base.config.model_type not in _MODEL_TYPES:
+        raise ValueError(
+            f"The model is {type(base).__name__}; {' and '.join(_MODEL_TYPES)} models are supported, as "
+            "from_pretrained returns them or in PEFT's wrapper. Patch the model before it is compiled or prepared for "
+            "devices."
+        )
+    forward = vars(base).get("forward")
+    unwrapped = getattr(forward, "__func__", forward)
+    if forward is not None and unwrapped is not type(base).forward and unwrapped not in _patches:
+        while (unwrapped := getattr(unwrapped, "__wrapped__", None)) is not None:
+            if isinstance(unwrapped, FunctionType) and unwrapped in _patches:
+                return  # within accelerate's autocast, for example
+        raise ValueError(
+            f"The forward of this {type(base).__name__} was already replaced, by {forward}. Patch the model first, "
+            "before hooks of device_map, accelerate or other patches of its loss."
+        )
+    if base.loss_function is not ForCausalLMLoss:
+        raise ValueError(
+            f"The loss_function of this {type(base).__name__} is {base.loss_function}; only transformers' own, "
+            "ForCausalLMLoss, can be computed without logits. Train with the logits, or take your loss out."
+        )
+    _linear_head(base)
+    base.forward = MethodType(_new_forward(type(base).forward, evaluation), base)
+
+
+def _new_forward(original: Callable, evaluation: bool) -> FunctionType:
+    # The arguments are those of Llama's forward; labels may come by position
+    @functools.wraps(original)
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        inputs_embeds=None,
+        labels=None,
+        use_cache=None,
+        logits_to_keep=0,
+        **kwargs,
+    ):
+        kwargs |= {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "past_key_values": past_key_values,
+            "inputs_embeds": inputs_embeds,
+            "use_cache": use_cache,
+        }
+        has_labels = labels is not None or kwargs.get("shift_labels") is not None
+        all_positions = isinstance(logits_to_keep, int) and logits_to_keep == 0
+        if has_labels and all_positions and (self.training or evaluation):
+            return _forward_without_logits(self, labels=labels, **kwargs)
+        # Looked up now: a copy of the model, or one that FSDP2 gave another class, has its own
+        return type(self).forward(self, labels=labels, logits_to_keep=logits_to_keep, **kwargs)
+
+    # accelerate would follow it back to the original; the signature, at which `Trainer` looks, is the same without
+    del forward.__wrapped__  # type: ignore[attr-defined]
+    _patches.add(forward)  # type: ignore[arg-type]
+    return forward  # type: ignore[return-value]
+
+
+@can_return_tuple
+def _forward_without_logits(
+    self, labels=None, shift_labels=None, num_items_in_batch=None, ignore_index=-100, **kwargs
+) -> CausalLMOutputWithPast:
+    outputs = self.base_model(**kwargs)
+    if shift_labels is None:
+        shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    loss = _loss_in_head(
+        self,
+        outputs.last_hidden_state,
+        shift_labels,
+        ignore_index=ignore_index,
+        reduction="mean" if num_items_in_batch is None else "sum",
+    )
+    if num_items_in_batch is not None:
+        # No label in the whole batch: 0 of 0 is 0 here too
+        num_items = torch.as_tensor(num_items_in_batch, device=loss.device)
+        loss = loss / num_items.clamp(min=1)
+    return CausalLMOutputWithPast(
+        loss=loss,
+        past_key_values=outputs.past_key_values,
+        hidden_states=outputs.hidden_states,
+        attentions=outputs.attentions,
+    )
+
+
+@torch.compiler.disable
+def _loss_in_head(model: PreTrainedModel, hidden_states: torch.Tensor, labels: torch.Tensor, **kwargs) -> torch.Tensor:
+    """A call of the LM head with the loss in the place of its forward: the hooks by which FSDP2 and DeepSpeed gather
+    its weight, and let it go, run as ever."""
+    head = _linear_head(model)
+
+    def forward(hidden_states: torch.Tensor) -> torch.Tensor:
+        return linear_cross_entropy(hidden_states, head.weight, labels.to(hidden_states.device), head.bias, **kwargs)
+
+    vars(head)["forward"] = forward
+    try:
+        return head(hidden_states)
+    finally:
+        del vars(head)["forward"]
+
+
+def _linear_head(model: PreTrainedModel) -> nn.Linear:
+    head = model.get_output_embeddings()
+    if hasattr(head, "modules_to_save"):  # PEFT's wrapper of a module that is trained whole
+        adapters = [] if head.disable_adapters else head.active_adapters
+        head = head.modules_to_save[adapters[0]] if adapters else head.original_module
+    if getattr(type(head), "forward", None) is not nn.Linear.forward or "forward" in vars(head):
+        raise ValueError(
+            f"The LM head of this {type(model).__name__} is {type(head).__name__}; without logits it must be an "
+            "nn.Linear and nothing more. Leave lm_head out of LoRA's target_modules (modules_to_save can train it "
+            "whole) and out of quantisation, or train with the logits."
+        )
+    return head
+
+
+__all__ = ["linear_cross_entropy", "token_nll", "use_linear_cross_entropy"]

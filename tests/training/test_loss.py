@@ -1,0 +1,658 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""The loss without logits: against the formula, against transformers' loss, and in training."""
+
+import copy
+import inspect
+import pickle
+from dataclasses import fields
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from diff_transformer import DiffTransformerForCausalLM
+from diff_transformer.training import loss as loss_module
+from diff_transformer.training.loss import linear_cross_entropy, token_nll, use_linear_cross_entropy
+
+VOCAB, HIDDEN, TOKENS = 199, 16, 13
+KINDS = ["diff", "llama"]
+# peft 0.21 asks for a property that transformers 5.23 renamed
+peft_asks_by_the_old_name = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning:transformers.modeling_utils"
+)
+# Named `gradient_checkpointing` before transformers 5.23
+CHECKPOINTING = "activation_checkpointing"
+if CHECKPOINTING not in {field.name for field in fields(TrainingArguments)}:
+    CHECKPOINTING = "gradient_checkpointing"
+
+
+class MadeTensors(TorchDispatchMode):
+    """Records how many elements the tensors have that operations make, in the backward too."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements: list[int] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        came, made = ([x for x in tree_leaves(y) if isinstance(x, torch.Tensor)] for y in ((args, kwargs), result))
+        there = {x.untyped_storage().data_ptr() for x in came}  # a view makes nothing
+        self.elements += [x.numel() for x in made if x.untyped_storage().data_ptr() not in there]
+        return result
+
+    @property
+    def largest(self) -> int:
+        return max(self.elements)
+
+
+def problem(dtype=torch.float32, tokens=TOKENS, with_bias=True, ignored=3):
+    """hidden_states, weight, labels (every `ignored`-th ignored) and bias; their softmax is peaked."""
+    hidden = torch.randn(tokens, HIDDEN, dtype=torch.float64).to(dtype).requires_grad_()
+    weight = torch.randn(VOCAB, HIDDEN, dtype=torch.float64).to(dtype).requires_grad_()
+    bias = torch.randn(VOCAB, dtype=torch.float64).to(dtype).requires_grad_() if with_bias else None
+    labels = torch.randint(VOCAB, (tokens,))
+    if ignored:
+        labels[::ignored] = -100
+    return hidden, weight, labels, bias
+
+
+def formula(hidden, weight, labels, bias):
+    """log(sum(exp(logits))) - logit of the label, for the labels that are kept."""
+    logits = hidden @ weight.T + (0 if bias is None else bias)
+    kept = labels != -100
+    return (logits.exp().sum(-1).log()[kept] - logits[kept].gather(-1, labels[kept, None]).squeeze(-1)).sum()
+
+
+def plain(hidden, weight, labels, bias):
+    return F.cross_entropy(F.linear(hidden, weight, bias).float(), labels, reduction="sum")
+
+
+def gradients_of(loss, inputs) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(loss, [x for x in inputs if x is not None and x.is_floating_point()]))
+
+
+def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference, relative to the largest entry that is expected."""
+    assert actual.shape == expected.shape and actual.dtype == expected.dtype
+    assert expected.abs().max() > 0, "all zero, which compares nothing"
+    return ((actual - expected).abs().max() / expected.abs().max()).item()
+
+
+def assert_same(actual: dict, expected: dict, tolerance: float, what: str) -> None:
+    assert actual.keys() == expected.keys(), f"{what}: other names"
+    errors = {name: error(actual[name], tensor) for name, tensor in expected.items()}
+    worst = max(errors, key=errors.get)
+    assert errors[worst] <= tolerance, f"{what} of {worst}: relative error {errors[worst]:.1e}"
+
+
+@pytest.fixture
+def make_model(tiny_config):
+    def make(kind: str = "diff", head_bias: bool = False, **kwargs):
+        torch.manual_seed(1)
+        config = tiny_config(**{"hidden_size": 32, "intermediate_size": 48, "vocab_size": VOCAB, **kwargs})
+        if kind == "llama":
+            names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+            names += ("num_key_value_heads", "tie_word_embeddings", "initializer_range", "eos_token_id")
+            config = LlamaConfig(bos_token_id=None, **{name: getattr(config, name) for name in names})
+        model = (DiffTransformerForCausalLM if kind == "diff" else LlamaForCausalLM)(config)
+        if head_bias:
+            model.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+        return model
+
+    return make
+
+
+def batch(rows: int = 3, length: int = 11) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    input_ids = torch.randint(VOCAB, (rows, length), generator=generator)
+    labels = input_ids.clone()
+    labels[0, :6] = -100
+    labels[1, 4] = -100
+    return {"input_ids": input_ids, "labels": labels}
+
+
+def by_formula(model, input_ids, labels, num_items=None) -> dict[str, torch.Tensor]:
+    """What `loss_and_gradients` must give, from the logits; transformers' own loss would round them to float32."""
+    model.zero_grad()
+    logits, labels = model(input_ids).logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+    kept = labels != -100
+    loss = logits.logsumexp(-1)[kept] - logits[kept].gather(-1, labels[kept, None]).squeeze(-1)
+    loss = loss.sum() / (kept.sum() if num_items is None else num_items)
+    loss.backward()
+    gradients = {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
+    return {**gradients, "loss": loss.detach()}
+
+
+def loss_and_gradients(model, **inputs) -> tuple[CausalLMOutputWithPast, dict[str, torch.Tensor]]:
+    """The output, and the gradients with the loss among them."""
+    model.zero_grad()
+    output = model(**inputs)
+    output.loss.backward()
+    result = {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
+    return output, {**result, "loss": output.loss.detach()}
+
+
+# ----------------------------------------------------------------------------------------------- linear_cross_entropy
+
+
+@pytest.mark.parametrize("with_bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("ignored", [0, 3], ids=["all kept", "some ignored"])
+@pytest.mark.parametrize("chunk_tokens", [1, 5, TOKENS, None])
+def test_linear_cross_entropy_is_the_formula(chunk_tokens, ignored, with_bias):
+    for dtype, reference, tolerance in ((torch.float64, formula, 1e-12), (torch.float32, plain, 1e-6)):
+        inputs = problem(dtype, ignored=ignored, with_bias=with_bias)
+        expected = reference(*inputs)
+        actual = linear_cross_entropy(*inputs, chunk_tokens=chunk_tokens)
+        assert error(actual.detach(), expected.detach()) < tolerance, f"loss in {dtype}"
+        # not 1, so that a gradient that is not handed on shows
+        results = zip(gradients_of(0.3 * actual, inputs), gradients_of(0.3 * expected, inputs), strict=True)
+        for name, (mine, theirs) in zip(("hidden_states", "weight", "bias"), results, strict=False):
+            assert error(mine, theirs) < tolerance, f"gradient of {name} in {dtype}"
+        mean = linear_cross_entropy(*inputs, reduction="mean", chunk_tokens=chunk_tokens)
+        assert mean.item() == pytest.approx(actual.item() / (inputs[2] != -100).sum().item(), rel=1e-6)
+
+
+def test_linear_cross_entropy_by_finite_differences():
+    labels = torch.tensor([[3, -100, 0, 6, 6]])
+    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((1, 5, 3), (7, 3), (7,))]
+    assert torch.autograd.gradcheck(
+        lambda hidden, weight, bias: linear_cross_entropy(hidden, weight, labels, bias, chunk_tokens=2), inputs
+    )
+
+
+def test_large_logits_do_not_overflow():
+    hidden, weight, labels, bias = problem()
+    scaled = (hidden.detach() * 1e3).requires_grad_()
+    actual, expected = linear_cross_entropy(scaled, weight, labels, bias), plain(scaled, weight, labels, bias)
+    assert error(actual.detach(), expected.detach()) < 1e-6
+    for mine, theirs in zip(gradients_of(actual, [scaled]), gradients_of(expected, [scaled]), strict=True):
+        assert error(mine, theirs) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_16_bits_against_the_same_numbers_in_float32(dtype):
+    inputs = problem(dtype, tokens=257, with_bias=False)
+    exact = [x.detach().float().requires_grad_() if x is not None and x.is_floating_point() else x for x in inputs]
+    actual, expected = linear_cross_entropy(*inputs, chunk_tokens=1), plain(*exact)
+    assert actual.dtype == torch.float32, "the softmax is in float32"
+    # Logits, their gradients and the result are rounded once each; adding up rounds no more than that
+    tolerance = 3 * torch.finfo(dtype).eps
+    assert error(actual.detach(), expected.detach()) < tolerance
+    results = zip(gradients_of(actual, inputs), gradients_of(expected, exact), strict=True)
+    for name, (mine, theirs) in zip(("hidden_states", "weight"), results, strict=True):
+        assert mine.dtype == dtype
+        assert error(mine.float(), theirs) < tolerance, f"gradient of {name}"
+
+
+def test_the_gradient_of_the_weight_is_added_up_in_float32():
+    """1,024 equal parts, one a chunk: in bfloat16 the sum would stand still at 256 times the part."""
+    hidden = torch.ones(1024, 1, dtype=torch.bfloat16)
+    weight = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
+    loss = linear_cross_entropy(hidden, weight, torch.zeros(1024, dtype=torch.long), chunk_tokens=1)
+    assert torch.autograd.grad(loss, weight)[0].flatten().tolist() == [-512.0, 512.0]
+
+
+@pytest.mark.parametrize("with_bias", [True, False], ids=["bias", "no bias"])
+def test_under_autocast(with_bias):
+    inputs = problem(with_bias=with_bias)
+    with torch.autocast("cpu", torch.bfloat16):
+        actual, expected = linear_cross_entropy(*inputs, chunk_tokens=4), plain(*inputs)
+        with MadeTensors() as recorded:
+            nll = token_nll(*inputs, chunk_tokens=4)
+    assert error(actual.detach(), expected.detach()) < 1e-6, "the products are those of autocast"
+    assert nll.sum().item() == pytest.approx(actual.item(), rel=1e-6)
+    assert recorded.elements.count(VOCAB * HIDDEN) == 1, "the weight is converted once, not for every chunk"
+    for mine, theirs in zip(gradients_of(actual, inputs), gradients_of(expected, inputs), strict=True):
+        assert mine.dtype == torch.float32
+        assert error(mine, theirs) < 1e-2
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_all_labels_ignored(reduction):
+    inputs = problem(ignored=1)
+    loss = linear_cross_entropy(*inputs, reduction=reduction)
+    assert loss.item() == 0
+    for gradient in gradients_of(loss, inputs):
+        assert gradient.abs().max() == 0, "zero, and not NaN"
+    assert token_nll(*inputs).tolist() == [0.0] * TOKENS
+
+
+def test_ignored_positions_are_not_computed():
+    hidden, weight, labels, bias = problem()
+    clean = gradients_of(linear_cross_entropy(hidden, weight, labels, bias), (hidden, weight, bias))
+    poisoned = hidden.detach().masked_fill((labels == -100)[:, None], float("nan")).requires_grad_()
+    loss = linear_cross_entropy(poisoned, weight, labels, bias)
+    for mine, theirs in zip(gradients_of(loss, (poisoned, weight, bias)), clean, strict=True):
+        assert torch.equal(mine, theirs), "what stands at ignored positions must not matter"
+
+
+@pytest.mark.parametrize("frozen", ["hidden_states", "weight", "bias"])
+def test_no_gradient_for_what_is_frozen(frozen):
+    inputs = dict(zip(("hidden_states", "weight", "labels", "bias"), problem(), strict=True))
+    expected = gradients_of(linear_cross_entropy(**inputs), inputs.values())
+    inputs[frozen].requires_grad_(False)
+    # the weight alone would be (VOCAB, HIDDEN); chunks of a token stay below it
+    with MadeTensors() as recorded:
+        linear_cross_entropy(**inputs, chunk_tokens=1).backward()
+    assert inputs[frozen].grad is None
+    if frozen == "weight":
+        assert recorded.largest < VOCAB * HIDDEN, "a gradient of the frozen weight was computed"
+    for name, gradient in zip(("hidden_states", "weight", "bias"), expected, strict=True):
+        if name != frozen:
+            assert error(inputs[name].grad, gradient) < 1e-6, name
+
+
+def test_no_gradients_under_no_grad():
+    inputs = problem()
+    with torch.no_grad(), MadeTensors() as recorded:
+        loss = linear_cross_entropy(*inputs, chunk_tokens=1)
+    assert not loss.requires_grad and recorded.largest < VOCAB * HIDDEN
+    assert loss.item() == pytest.approx(plain(*inputs).item(), rel=1e-6)
+
+
+def test_the_graph_can_be_kept():
+    inputs = problem()
+    loss = linear_cross_entropy(*inputs)
+    arguments = (inputs[0], inputs[1], inputs[3])
+    first = torch.autograd.grad(2 * loss, arguments, retain_graph=True)
+    for once, again in zip(first, torch.autograd.grad(2 * loss, arguments), strict=True):
+        assert torch.equal(once, again)
+
+
+def test_no_more_logits_than_a_chunk():
+    tokens = 64
+    hidden, weight, labels, _ = problem(tokens=tokens, with_bias=False)
+    with MadeTensors() as recorded:
+        plain(hidden, weight, labels, None).backward()
+    assert recorded.largest == tokens * VOCAB, "the recorder does not see the logits of the plain way"
+    with MadeTensors() as recorded:
+        linear_cross_entropy(hidden, weight, labels, chunk_tokens=4).backward()
+        token_nll(hidden, weight, labels, chunk_tokens=4)
+    assert recorded.largest == max(4 * VOCAB, weight.numel())
+
+
+def test_chunks_have_a_size_in_bytes():
+    inputs = loss_module._Inputs(
+        torch.zeros(2, 1), torch.zeros(100_288, 1), torch.zeros(2, dtype=torch.int32), None, -100, None
+    )
+    assert inputs.chunk_tokens == 128 * 2**20 // (4 * 100_288) == 334
+    vast = loss_module._Inputs(
+        torch.zeros(1, 1), torch.zeros(1, 1).expand(2**30, 1), torch.zeros(1, dtype=int), None, -100, None
+    )
+    assert vast.chunk_tokens == 1, "a vocabulary larger than a chunk"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_states": torch.zeros(5, 3)}, r"shapes do not fit: hidden_states \(5, 3\)"),
+        ({"hidden_states": torch.zeros(4)}, "shapes do not fit"),
+        ({"labels": torch.zeros(4, dtype=torch.long)}, r"labels \(4,\)"),
+        ({"bias": torch.zeros(5)}, r"bias \(5,\)"),
+        ({"labels": torch.zeros(5)}, "labels have the type torch.float32"),
+        (
+            {"labels": torch.tensor([0, 1, 7, 2, 3])},
+            "labels has values from 0 to 7, but the head has the words 0 to 6",
+        ),
+        ({"labels": torch.tensor([0, 1, -1, 2, 3])}, "values from -1 to 3"),
+        ({"weight": torch.zeros(7, 4, dtype=torch.bfloat16)}, "one type outside of autocast"),
+        ({"weight": torch.zeros(7, 4, dtype=torch.uint8)}, "not quantised"),
+        ({"reduction": "none"}, "token_nll"),
+        ({"chunk_tokens": 0}, "chunk_tokens is 0"),
+    ],
+)
+def test_errors(changes, message):
+    inputs = {"hidden_states": torch.zeros(5, 4), "weight": torch.zeros(7, 4), "labels": torch.zeros(5, dtype=int)}
+    with pytest.raises(ValueError, match=message):
+        linear_cross_entropy(**{**inputs, **changes})
+
+
+def test_token_nll_is_the_formula():
+    hidden, weight, labels, bias = problem(torch.float64, tokens=14)
+    nll = token_nll(hidden.view(2, 7, HIDDEN), weight, labels.view(2, 7), bias, chunk_tokens=3)
+    assert nll.shape == (2, 7) and not nll.requires_grad
+    for i in range(14):
+        expected = 0 if labels[i] == -100 else formula(hidden[i : i + 1], weight, labels[i : i + 1], bias).item()
+        assert nll.flatten()[i].item() == pytest.approx(expected, rel=1e-12), f"token {i}"
+    assert token_nll(hidden.float(), weight.float(), labels).dtype == torch.float32
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="Liger's kernel needs a GPU")
+@pytest.mark.parametrize("with_bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_liger_gives_the_same(monkeypatch, dtype, with_bias):
+    pytest.importorskip("liger_kernel")
+    inputs = [None if x is None else x.detach().cuda() for x in problem(dtype, tokens=301, with_bias=with_bias)]
+    inputs = [x.requires_grad_() if x is not None and x.is_floating_point() else x for x in inputs]
+    fused = linear_cross_entropy(*inputs)
+    monkeypatch.setattr(loss_module, "_liger", lambda: None)
+    ours = linear_cross_entropy(*inputs)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    assert error(fused.detach(), ours.detach()) < tolerance
+    for mine, theirs in zip(gradients_of(ours, inputs), gradients_of(fused, inputs), strict=True):
+        assert error(mine, theirs) < tolerance
+
+
+# ------------------------------------------------------------------------------------------- use_linear_cross_entropy
+
+
+@pytest.mark.parametrize("sizes", [{}, {"tie_word_embeddings": True}, {"head_bias": True}], ids=["", "tied", "bias"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_loss_and_gradients_of_a_model(make_model, kind, sizes):
+    model = make_model(kind, **sizes).double().train()
+    patched = copy.deepcopy(model)
+    use_linear_cross_entropy(patched)
+    inputs = batch()
+    shift_labels = F.pad(inputs["labels"], (0, 1), value=-100)[:, 1:]
+    expected = by_formula(model, **inputs), by_formula(model, **inputs, num_items=50)
+    cases = {
+        "labels": (inputs, expected[0]),
+        "shift_labels": ({"input_ids": inputs["input_ids"], "shift_labels": shift_labels}, expected[0]),
+        "num_items_in_batch": ({**inputs, "num_items_in_batch": torch.tensor(50)}, expected[1]),
+        "num_items_in_batch as int": ({**inputs, "num_items_in_batch": 50}, expected[1]),
+    }
+    for name, (arguments, result) in cases.items():
+        output, actual = loss_and_gradients(patched, **arguments)
+        assert output.logits is None, name
+        assert_same(actual, result, 1e-12, f"{kind}, {name}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_loss_of_a_model_is_that_of_transformers(make_model, kind):
+    model = make_model(kind).train()
+    patched = copy.deepcopy(model)
+    use_linear_cross_entropy(patched)
+    inputs = batch()
+    for more in ({}, {"num_items_in_batch": 50}, {"shift_labels": inputs["labels"]}, {"ignore_index": 7}):
+        kept = {**inputs, "labels": inputs["labels"].clamp(min=7)} if "ignore_index" in more else inputs
+        with MadeTensors() as recorded:
+            expected = model(**kept, **more)
+        assert recorded.largest == kept["labels"].numel() * VOCAB
+        with MadeTensors() as recorded:
+            actual = patched(**kept, **more)
+        assert recorded.largest < kept["labels"].numel() * VOCAB, "the logits of ignored or of last tokens were made"
+        assert error(actual.loss.detach(), expected.loss.detach()) < 1e-6, more
+
+
+def test_no_large_tensor_in_a_step_of_a_model(make_model, monkeypatch):
+    monkeypatch.setattr(loss_module, "CHUNK_BYTES", 4 * VOCAB * 8)
+    model = make_model("llama").train()
+    inputs = batch(rows=4, length=64)
+    use_linear_cross_entropy(model)
+    with MadeTensors() as recorded:
+        model(**inputs).loss.backward()
+    assert recorded.largest < inputs["labels"].numel() * VOCAB // 3, "something as large as the logits was made"
+
+
+def test_all_labels_ignored_in_a_model(make_model):
+    model = make_model().train()
+    use_linear_cross_entropy(model)
+    inputs = {**batch(), "labels": torch.full((3, 11), -100)}
+    for num_items in ({}, {"num_items_in_batch": torch.tensor(0)}, {"num_items_in_batch": torch.tensor(7)}):
+        output, gradients = loss_and_gradients(model, **inputs, **num_items)
+        assert output.loss.item() == 0
+        assert len(gradients) == 1 + len(list(model.parameters())), "every parameter takes part (DDP waits for it)"
+        assert all(x.abs().max() == 0 for x in gradients.values()), "zero, and not NaN"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_calls_are_the_models_own(make_model, kind):
+    model = make_model(kind).eval()
+    patched = copy.deepcopy(model)
+    use_linear_cross_entropy(patched)
+    ids, labels = batch().values()
+    with torch.no_grad():
+        assert torch.equal(patched(ids).logits, model(ids).logits)
+        last = patched(ids, logits_to_keep=1)
+        assert last.loss is None and torch.equal(last.logits, model(ids, logits_to_keep=1).logits)
+        kept = patched(ids, logits_to_keep=5, labels=labels[:, -5:])
+        assert (
+            kept.logits.shape == (3, 5, VOCAB)
+            and kept.loss == model(ids, logits_to_keep=5, labels=labels[:, -5:]).loss
+        )
+        expected = model(ids, labels=labels).loss.item()
+        by_position = patched(ids, None, None, None, None, labels)
+        assert by_position.logits is None and by_position.loss.item() == pytest.approx(expected, rel=1e-6)
+        as_tuple = patched(ids, labels=labels, return_dict=False, use_cache=False)
+        assert isinstance(as_tuple, tuple) and [x.item() for x in as_tuple] == pytest.approx([expected], rel=1e-6)
+        assert len(patched(ids, labels=labels, output_hidden_states=True).hidden_states) == 3
+        generated = [m.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0) for m in (model, patched)]
+    assert torch.equal(*generated)
+    assert inspect.signature(patched.forward) == inspect.signature(model.forward)
+
+
+def test_evaluation_with_logits(make_model):
+    model = make_model()
+    use_linear_cross_entropy(model)
+    use_linear_cross_entropy(model, evaluation=False)
+    assert model.eval()(**batch()).logits.shape == (3, 11, VOCAB)
+    assert model.train()(**batch()).logits is None
+
+
+def test_copies_and_files(make_model, tmp_path):
+    model = make_model().train()
+    use_linear_cross_entropy(model)
+    use_linear_cross_entropy(model)
+    inputs = batch()
+    loss = model(**inputs).loss
+
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.zero_()
+    output = copied(**inputs)
+    assert output.logits is None and output.loss.item() == pytest.approx(torch.tensor(VOCAB).log().item(), rel=1e-6)
+    assert copied(inputs["input_ids"]).logits.abs().max() == 0, "the copy runs on its own weights, not on the model's"
+    assert torch.equal(model(**inputs).loss, loss)
+
+    loaded = pickle.loads(pickle.dumps(model))
+    assert torch.equal(loaded(inputs["input_ids"]).logits, model(inputs["input_ids"]).logits)
+    use_linear_cross_entropy(loaded)
+    assert loaded(**inputs).logits is None
+
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(again) is type(model) and again(**inputs).loss.item() == pytest.approx(loss.item(), rel=1e-6)
+
+
+# torch looks for it at every graph break, hides it, and cannot where warnings are errors
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_compiled(make_model):
+    model = make_model("llama", num_hidden_layers=1).train()
+    use_linear_cross_entropy(model)
+    _, expected = loss_and_gradients(model, **batch())
+    graphs = []
+    model.compile(backend=lambda graph, inputs: graphs.append(graph) or graph)
+    output, actual = loss_and_gradients(model, **batch())
+    assert len(graphs) == 1, "one graph up to the loss, and none after it"
+    assert output.logits is None
+    assert_same(actual, expected, 1e-5, "compiled: gradient")
+
+
+def test_models_that_cannot(make_model):
+    with pytest.raises(ValueError, match="is Linear; diff_transformer and llama models"):
+        use_linear_cross_entropy(nn.Linear(2, 2))
+    model = make_model("llama")
+    model.loss_function = lambda **kwargs: 0
+    with pytest.raises(ValueError, match="ForCausalLMLoss"):
+        use_linear_cross_entropy(model)
+    model = make_model("llama")
+    model.forward = lambda *args, **kwargs: None
+    with pytest.raises(ValueError, match="already replaced"):
+        use_linear_cross_entropy(model)
+    with pytest.raises(ValueError, match="LM head of this LlamaModel"):
+        use_linear_cross_entropy(make_model("llama").model)
+
+
+# ----------------------------------------------------------------------------------------------------------- training
+
+
+def lora(model, **kwargs):
+    # adapters that already do something, and so have gradients everywhere
+    config = LoraConfig(
+        r=2, task_type="CAUSAL_LM", init_lora_weights=False, **{"target_modules": ["q_proj"], **kwargs}
+    )
+    return get_peft_model(model, config, autocast_adapter_dtype=False)
+
+
+@peft_asks_by_the_old_name
+@pytest.mark.parametrize("modules_to_save", [None, ["lm_head"]])
+@pytest.mark.parametrize("kind", KINDS)
+def test_peft(make_model, kind, modules_to_save):
+    model = lora(make_model(kind).double(), modules_to_save=modules_to_save).train()
+    if modules_to_save:  # at first it is equal to the head whose place it takes
+        with torch.no_grad():
+            model.base_model.model.lm_head.modules_to_save["default"].weight.mul_(1.5)
+    patched = copy.deepcopy(model)
+    use_linear_cross_entropy(patched)
+    expected = by_formula(model, **batch(), num_items=20)
+    output, actual = loss_and_gradients(patched, **batch(), num_items_in_batch=20)
+    assert output.logits is None and any("lora_B" in name for name in actual)
+    assert any("lm_head" in name for name in actual) == bool(modules_to_save)
+    assert_same(actual, expected, 1e-12, kind)
+    with model.disable_adapter(), patched.disable_adapter(), torch.no_grad():
+        assert patched(**batch()).loss.item() == pytest.approx(model(**batch()).loss.item(), rel=1e-6)
+
+
+@peft_asks_by_the_old_name
+def test_peft_around_a_patched_model(make_model):
+    model = make_model()
+    use_linear_cross_entropy(model)
+    output, gradients = loss_and_gradients(lora(model).train(), **batch())
+    assert output.logits is None and any("lora_B" in name for name in gradients)
+
+
+@peft_asks_by_the_old_name
+def test_lora_on_the_head_is_refused(make_model):
+    model = make_model()
+    use_linear_cross_entropy(model)
+    model = lora(model, target_modules=["lm_head"]).train()  # its weight alone would be the head without the adapter
+    with pytest.raises(ValueError, match="Leave lm_head out of LoRA's target_modules"):
+        model(**batch())
+    with pytest.raises(ValueError, match="Leave lm_head out of LoRA's target_modules"):
+        use_linear_cross_entropy(model)
+
+
+def test_frozen_head(make_model):
+    model = make_model().double().train()
+    model.lm_head.requires_grad_(False)
+    expected = by_formula(model, **batch())
+    use_linear_cross_entropy(model)
+    _, actual = loss_and_gradients(model, **batch())
+    assert "lm_head.weight" not in actual
+    assert_same(actual, expected, 1e-12, "frozen head")
+
+
+def rows() -> list[dict]:
+    """Rows of which a different number of labels counts."""
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(VOCAB, (12, 10), generator=generator)
+    counted = torch.arange(10) >= torch.arange(12)[:, None] % 7
+    return [{"input_ids": x, "labels": x.where(c, -100)} for x, c in zip(ids, counted, strict=True)]
+
+
+def make_trainer(model, folder, **kwargs) -> Trainer:
+    defaults = {
+        "output_dir": str(folder),
+        "max_steps": 3,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 1e-3,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+    }
+    compute_metrics = kwargs.pop("compute_metrics", None)
+    return Trainer(
+        model=model,
+        args=TrainingArguments(**{**defaults, **kwargs}),
+        train_dataset=rows(),
+        eval_dataset=rows()[:5],
+        compute_metrics=compute_metrics,
+    )
+
+
+def curve(trainer: Trainer) -> list[float]:
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry] + [
+        trainer.evaluate()["eval_loss"]
+    ]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_trainer_has_the_same_losses(make_model, tmp_path, kind, checkpointing):
+    model = make_model(kind)
+    patched = copy.deepcopy(model)
+    use_linear_cross_entropy(patched)
+    kwargs = {CHECKPOINTING: checkpointing}
+    expected = curve(make_trainer(model, tmp_path / "logits", **kwargs))
+    calls = []
+    patched.register_forward_hook(lambda module, inputs, output: calls.append(output.logits))
+    actual = curve(make_trainer(patched, tmp_path / "none", **kwargs))
+    assert calls and all(logits is None for logits in calls), "Trainer did not reach the loss without logits"
+    assert len(expected) == 4 and len(set(expected)) == 4
+    assert actual == pytest.approx(expected, rel=1e-6)
+
+
+def test_trainer_in_bf16_and_after_it(make_model, tmp_path):
+    """accelerate wraps the forward in autocast and unwraps it again: what it unwraps must still be ours."""
+    model = make_model()
+    patched = copy.deepcopy(model)
+    use_linear_cross_entropy(patched)
+    expected = curve(make_trainer(model, tmp_path / "logits", bf16=True))
+    trainer = make_trainer(patched, tmp_path / "none", bf16=True)
+    assert curve(trainer) == pytest.approx(expected, rel=1e-3)
+    use_linear_cross_entropy(patched)  # finds itself within autocast
+    assert patched(**batch()).logits is None
+    unwrapped = trainer.accelerator.unwrap_model(trainer.model_wrapped, keep_fp32_wrapper=False)
+    assert unwrapped is patched and unwrapped(**batch()).logits is None
+
+
+def test_trainer_with_metrics(make_model, tmp_path):
+    model = make_model()
+    use_linear_cross_entropy(model, evaluation=False)
+    trainer = make_trainer(model, tmp_path, compute_metrics=lambda x: {"shape": str(x.predictions.shape)})
+    metrics = trainer.evaluate()
+    assert metrics["eval_shape"] == f"(5, 10, {VOCAB})"
+    assert model.train()(**batch()).logits is None
+
+
+@pytest.fixture
+def mesh(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("parts", [("lm_head", ""), ("",)], ids=["head of its own", "whole model"])
+def test_fsdp2(make_model, mesh, parts):
+    model = make_model().double().train()
+    expected = by_formula(model, **batch(), num_items=20)
+    use_linear_cross_entropy(model)
+    for part in parts:
+        fully_shard(model.get_submodule(part), mesh=mesh)
+    assert isinstance(model.lm_head.weight, DTensor)
+    for _ in range(2):
+        output, actual = loss_and_gradients(model, **batch(), num_items_in_batch=20)
+        assert output.logits is None
+        full = {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in actual.items()}
+        assert_same(full, expected, 1e-12, "FSDP2")
+
+
+def test_tensor_parallel_weights_are_refused(mesh):
+    hidden, weight, labels, _ = problem()
+    with pytest.raises(ValueError, match="weight is a DTensor"):
+        linear_cross_entropy(hidden, DTensor.from_local(weight, mesh), labels)
