@@ -1,0 +1,440 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Rows for pretraining: documents one after another, an end-of-text token after each, cut to length.
+
+`load_rows` does all of it: `load_documents` -> `pack` (`tokenize`, cut) -> rows for `Trainer`, with `CausalCollator`.
+Tokens and rows of a map-style corpus are Arrow files in the datasets cache; a stream is packed as it is read. What is
+exact when a run is resumed: docs/training_data.md.
+"""
+
+import lzma
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from datasets import Dataset, Features, IterableDataset, Sequence, Value
+from datasets.fingerprint import Hasher
+from torch.utils.data import get_worker_info
+from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers.utils import logging
+
+from .corpus import CorpusArguments, fault_of, load_documents
+
+logger = logging.get_logger(__name__)
+
+_CACHE_VERSION = 1  # raise it when the same documents give other tokens or rows: the cache does not see our code
+_DOCUMENTS_AT_ONCE = 256
+_TOKENS_AT_ONCE = 2**22
+_HOPELESS = 10_000  # a stream that begins with so many documents, none of them usable, is the wrong column
+# What a broken file raises while it is read; a broken network is none of it
+_UNREADABLE = (pa.ArrowInvalid, UnicodeDecodeError, EOFError, zlib.error, lzma.LZMAError)
+
+
+class Rows(NamedTuple):
+    train: Dataset | IterableDataset
+    validation: Dataset | None
+    skipped: "Skipped"
+
+
+# ------------------------------------------------------------------------------------------------- what was left out
+
+
+class Skipped:
+    """How many documents were used, and how many were not and why. DataLoader workers count into the same memory."""
+
+    REASONS = ("empty", "no text", "too long", "invalid Unicode", "unreadable")
+    _NAMES = ("used", *REASONS, "shards ended")
+    _SLOTS = 256  # a slot for each worker: two that add to the same number lose counts
+
+    def __init__(self) -> None:
+        self._counts = torch.zeros(self._SLOTS, len(self._NAMES), dtype=torch.int64).share_memory_()
+
+    def __deepcopy__(self, memo: dict) -> "Skipped":
+        return self  # a copy would count apart
+
+    def add(self, name: str, count: int = 1) -> None:
+        worker = get_worker_info()
+        slot = 0 if worker is None else 1 + worker.id % (self._SLOTS - 1)
+        self._counts[slot, self._NAMES.index(name)] += count
+
+    def __getitem__(self, name: str) -> int:
+        return int(self._counts[:, self._NAMES.index(name)].sum())
+
+    @property
+    def total(self) -> int:
+        return sum(self[reason] for reason in self.REASONS)
+
+    def __str__(self) -> str:
+        why = ", ".join(f"{self[reason]:,} {reason}" for reason in self.REASONS if self[reason])
+        return f"{self['used']:,} documents used, {self.total:,} skipped" + (f" ({why})" if why else "")
+
+    def raise_if_nothing_used(self, documents_needed: int = 1) -> None:
+        if self["used"] == 0 and self.total >= documents_needed:
+            raise ValueError(
+                f"None of the first {self.total:,} documents can be trained on: {self}. Name another text_column, or "
+                "raise max_document_characters if they are too long."
+            )
+
+
+class ReportSkipped(TrainerCallback):
+    """Says at every checkpoint and at the end how many documents of a stream were skipped, if more than before."""
+
+    def __init__(self, skipped: Skipped):
+        self.skipped, self._reported = skipped, 0
+
+    def on_save(self, args, state, control, **kwargs):
+        if state.is_world_process_zero and self.skipped.total > self._reported:
+            self._reported = self.skipped.total
+            logger.warning(f"Step {state.global_step}: {self.skipped}.")
+
+    on_train_end = on_save
+
+
+# ------------------------------------------------------------------------------------------------------------ tokens
+
+
+def tokenize(
+    documents: Dataset | IterableDataset,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_document_characters: int | None = None,
+    num_proc: int | None = None,
+    cache_dir: str | Path | None = None,
+) -> Dataset | IterableDataset:
+    """Documents as tokens, with an end-of-text at the end of each.
+
+    Special tokens that are written in a text become the tokens of their characters: a corpus cannot end a document.
+
+    Args:
+        documents: Rows of `text`; other columns stay, but for `text`.
+        num_proc: Processes for a map-style dataset. The result does not depend on it.
+        cache_dir: Where a map-style dataset is written, the datasets cache by default. The same documents and
+            tokenizer are read from there the next time.
+
+    Returns:
+        Rows of `input_ids`, int32, and `fault`, the reason why `input_ids` is empty, or None. A stream stays a stream.
+    """
+    _check_end_of_text(tokenizer)
+    options = {"tokenizer": tokenizer, "max_characters": max_document_characters}
+    if isinstance(documents, IterableDataset):
+        return documents.map(
+            _encode, batched=True, batch_size=_DOCUMENTS_AT_ONCE, fn_kwargs=options, remove_columns=["text"]
+        )
+    features = documents.features or Features()
+    kept = {name: feature for name, feature in features.items() if name not in ("text", "fault")}
+    features = Features({"input_ids": Sequence(Value("int32")), "fault": Value("string"), **kept})
+    key = Hasher.hash((documents._fingerprint, options, _CACHE_VERSION))
+    return documents.map(
+        _encode,
+        batched=True,
+        batch_size=_DOCUMENTS_AT_ONCE,
+        writer_batch_size=_DOCUMENTS_AT_ONCE,
+        remove_columns=[name for name in documents.column_names if name in ("text", "fault")],
+        fn_kwargs=options,
+        features=features,
+        num_proc=num_proc,
+        cache_file_name=str(_cache_dir(cache_dir) / f"tokens-{key}.arrow"),
+        new_fingerprint=key,
+        desc="Tokenizing",
+    )
+
+
+def _encode(batch: dict[str, list], tokenizer: PreTrainedTokenizerBase, max_characters: int | None) -> dict[str, list]:
+    texts = batch["text"]
+    faults = batch.get("fault", [None] * len(texts))
+    faults = [fault or fault_of(text, max_characters) for text, fault in zip(texts, faults, strict=True)]
+    usable = [text for text, fault in zip(texts, faults, strict=True) if fault is None]
+    encoded = iter(())
+    if usable:
+        # verbose: a document longer than the model's context is no mistake here
+        options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+        encoded = iter(tokenizer(usable, return_attention_mask=False, **options)["input_ids"])
+    eos = tokenizer.eos_token_id
+    return {"input_ids": [[] if fault else [*next(encoded), eos] for fault in faults], "fault": faults}
+
+
+def _check_end_of_text(tokenizer: PreTrainedTokenizerBase) -> None:
+    if tokenizer.eos_token_id is None:
+        raise ValueError("The tokenizer has no end-of-text token to put between documents: set tokenizer.eos_token.")
+
+
+def _cache_dir(cache_dir: str | Path | None) -> Path:
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "diff_transformer" if cache_dir is None else Path(cache_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+# -------------------------------------------------------------------------------------------------------------- rows
+
+
+def pack(
+    documents: Dataset | IterableDataset,
+    tokenizer: PreTrainedTokenizerBase,
+    sequence_length: int,
+    *,
+    max_document_characters: int | None = None,
+    num_proc: int | None = None,
+    cache_dir: str | Path | None = None,
+    validation_rows: int = 0,
+    validation: bool = False,
+    skipped: Skipped | None = None,
+) -> Dataset | IterableDataset:
+    """Documents one after another, an end-of-text after each, cut into rows of `sequence_length` tokens.
+
+    No token is lost or repeated. A map-style dataset is one line of tokens, and only its last row may be shorter; a
+    stream is one line a shard, the last row of each may be shorter. `CausalCollator` pads these.
+
+    Args:
+        documents: Rows of `text`, as `load_documents` returns them.
+        max_document_characters, num_proc, cache_dir: As in `tokenize`.
+        validation_rows: Rows to hold out, the same ones at every call: evenly spread over a map-style dataset, the
+            first of each shard of a stream.
+        validation: Return the rows that are held out, not the others.
+        skipped: Where to count documents: at once for a map-style dataset, of a stream as it is read.
+
+    Returns:
+        Rows of `input_ids`, int32; map-style ones have `row`, their position in the corpus.
+
+    Raises:
+        ValueError: No document is usable (of a stream: when 10,000 or all of its documents were not), or fewer rows
+            than are to be held out.
+    """
+    if sequence_length < 1 or validation_rows < 0:
+        raise ValueError(
+            f"Got sequence_length={sequence_length} and validation_rows={validation_rows}; a row needs at least one "
+            "token, and the rows held out are none or more."
+        )
+    skipped = Skipped() if skipped is None else skipped
+    if isinstance(documents, IterableDataset):
+        _check_end_of_text(tokenizer)
+        shards = list(range(documents.num_shards))
+        constants = {
+            "documents": documents,
+            "tokenizer": tokenizer,
+            "max_characters": max_document_characters,
+            "sequence_length": sequence_length,
+            "num_shards": len(shards),
+            "validation": validation,
+            "skipped": skipped,
+        }
+        # Two lists of the same length: datasets gives their items to workers, and shuffles them, together
+        held_out = [validation_rows // len(shards) + (i < validation_rows % len(shards)) for i in shards]
+        return IterableDataset.from_generator(
+            _stream_rows, gen_kwargs={"shards": shards, "held_out": held_out, **constants}
+        )
+
+    tokens = tokenize(
+        documents,
+        tokenizer,
+        max_document_characters=max_document_characters,
+        num_proc=num_proc,
+        cache_dir=cache_dir,
+    )
+    for fault in pc.value_counts(tokens.data.column("fault")).to_pylist():
+        skipped.add(fault["values"] or "used", fault["counts"])
+    skipped.raise_if_nothing_used()
+    rows = _cut(tokens, sequence_length, num_proc, _cache_dir(cache_dir))
+    logger.info(f"{len(rows):,} rows of {sequence_length:,} tokens; {skipped}.")
+    return _part(rows, validation_rows, validation)
+
+
+def _part(rows: Dataset, validation_rows: int, validation: bool) -> Dataset:
+    """The rows that are held out, evenly spread, or all others."""
+    if validation_rows == 0 and not validation:
+        return rows
+    if validation_rows >= len(rows):
+        raise ValueError(
+            f"Got validation_rows={validation_rows} of a corpus of {len(rows)} rows, which leaves none to train on: "
+            "hold out fewer, or use a larger corpus."
+        )
+    held_out = (2 * np.arange(validation_rows) + 1) * len(rows) // (2 * max(1, validation_rows))
+    return rows.select(held_out if validation else np.setdiff1d(np.arange(len(rows)), held_out))
+
+
+def _cut(tokens: Dataset, sequence_length: int, num_proc: int | None, folder: Path) -> Dataset:
+    """The tokens of all documents as one line, cut. Rows are made from the line, so `num_proc` cannot change them."""
+    ends = np.cumsum(pc.list_value_length(tokens.data.column("input_ids")).to_numpy(), dtype=np.int64)
+    rows = Dataset.from_dict({"row": np.arange(-(-int(ends[-1]) // sequence_length))})
+    key = Hasher.hash((tokens._fingerprint, sequence_length, _CACHE_VERSION))
+    at_once = max(1, _TOKENS_AT_ONCE // sequence_length)
+    return rows.map(
+        _slice,
+        batched=True,
+        batch_size=at_once,
+        writer_batch_size=at_once,
+        fn_kwargs={"tokens": tokens, "ends": ends, "sequence_length": sequence_length},
+        features=Features({"row": Value("int64"), "input_ids": Sequence(Value("int32"))}),
+        num_proc=num_proc,
+        cache_file_name=str(folder / f"rows-{key}.arrow"),
+        new_fingerprint=key,
+        desc="Packing",
+    )
+
+
+def _slice(batch: dict[str, list[int]], tokens: Dataset, ends: np.ndarray, sequence_length: int) -> dict[str, list]:
+    """Neighbouring rows out of the line of tokens. ends: where each document ends in it."""
+    begin = batch["row"][0] * sequence_length
+    end = min((batch["row"][-1] + 1) * sequence_length, int(ends[-1]))
+    first, last = np.searchsorted(ends, [begin, end - 1], side="right")  # the documents of its first and last token
+    line = pc.list_flatten(tokens.data.column("input_ids").slice(first, last + 1 - first)).to_numpy()
+    line = line[begin - (ends[first - 1] if first else 0) :][: end - begin]
+    return {"input_ids": [line[i : i + sequence_length] for i in range(0, len(line), sequence_length)]}
+
+
+def _stream_rows(
+    shards: list[int],
+    held_out: list[int],
+    documents: IterableDataset,
+    num_shards: int,
+    validation: bool,
+    skipped: Skipped,
+    **options: Any,
+) -> Iterator[dict[str, np.ndarray]]:
+    for shard, num_held_out in zip(shards, held_out, strict=True):
+        rows = _rows_of_shard(documents.shard(num_shards, shard), f"shard {shard} of {num_shards}", skipped, **options)
+        yield from islice(rows, num_held_out) if validation else islice(rows, num_held_out, None)
+        if not validation:
+            skipped.add("shards ended")
+            if skipped["shards ended"] >= num_shards:
+                skipped.raise_if_nothing_used()
+
+
+def _rows_of_shard(
+    documents: IterableDataset,
+    name: str,
+    skipped: Skipped,
+    tokenizer: PreTrainedTokenizerBase,
+    max_characters: int | None,
+    sequence_length: int,
+) -> Iterator[dict[str, np.ndarray]]:
+    line = np.empty(0, np.int32)
+    # `iter(batch_size)` and not `for`: inside a DataLoader worker the latter would share out the shard once more
+    batches = documents.iter(batch_size=_DOCUMENTS_AT_ONCE)
+    while True:
+        try:
+            batch = next(batches, None)
+        except _UNREADABLE as error:
+            skipped.add("unreadable")
+            logger.warning(f"The rest of {name} of the corpus cannot be read and is left out: {error!r}")
+            batch = None
+        if batch is None:
+            break
+        encoded = _encode(batch, tokenizer, max_characters)
+        for fault, count in Counter(encoded["fault"]).items():
+            skipped.add(fault or "used", count)
+        skipped.raise_if_nothing_used(_HOPELESS)
+        line = np.concatenate([line, *(np.array(ids, np.int32) for ids in encoded["input_ids"])])
+        for begin in range(0, len(line) - sequence_length + 1, sequence_length):
+            yield {"input_ids": line[begin : begin + sequence_length].copy()}  # a view would keep all of `line`
+        line = line[len(line) // sequence_length * sequence_length :]
+    if len(line):
+        yield {"input_ids": line}
+
+
+def load_rows(
+    args: CorpusArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    seed: int = 0,
+    cache_dir: str | Path | None = None,
+) -> Rows:
+    """From arguments to rows for `Trainer`: those to train on, those held out, and what was skipped.
+
+    Args:
+        seed: Of a stream's order; `Trainer` shuffles map-style rows by its own (`data_seed`).
+
+    Returns:
+        train: A Dataset (`input_ids`, `row`), or with `streaming` an IterableDataset (`input_ids`).
+        validation: A Dataset, in memory if it is from a stream; None without `validation_rows`.
+        skipped: Final for a map-style corpus, counted during training for a stream (`ReportSkipped`).
+    """
+    documents, skipped = load_documents(args), Skipped()
+    if "input_ids" in (documents.column_names or ()):
+        rows = _already_packed(documents, args, tokenizer)
+        validation = _part(rows, args.validation_rows, True) if args.validation_rows else None
+        return Rows(_part(rows, args.validation_rows, False), validation, skipped)
+    options: dict[str, Any] = {
+        "max_document_characters": args.max_document_characters,
+        "num_proc": args.num_proc,
+        "cache_dir": cache_dir,
+        "validation_rows": args.validation_rows,
+    }
+    train = pack(documents, tokenizer, args.sequence_length, **options, skipped=skipped)
+    validation = None
+    if args.validation_rows:
+        counted = Skipped()  # apart: the training stream reads the same documents again
+        validation = pack(documents, tokenizer, args.sequence_length, **options, validation=True, skipped=counted)
+    if isinstance(train, Dataset):
+        if skipped.total:
+            logger.warning(f"Of {args.dataset}: {skipped}.")
+        return Rows(train, validation, skipped)
+    if validation is not None:
+        validation = Dataset.from_list(list(validation))
+        counted.raise_if_nothing_used()
+        if len(validation) < args.validation_rows:
+            raise ValueError(
+                f"Got validation_rows={args.validation_rows}; the stream gives {len(validation)}, the first ones of "
+                f"each of its {documents.num_shards} shards. Hold out fewer, or use a larger corpus."
+            )
+    if args.shuffle_buffer:
+        train = train.shuffle(seed=seed, buffer_size=args.shuffle_buffer)
+    return Rows(train, validation, skipped)
+
+
+def _already_packed(
+    rows: Dataset | IterableDataset, args: CorpusArguments, tokenizer: PreTrainedTokenizerBase
+) -> Dataset:
+    if isinstance(rows, IterableDataset):
+        raise ValueError(f"{args.dataset} holds rows that are packed already: read it with --streaming false.")
+    ids = rows[0]["input_ids"] if len(rows) else []
+    if len(ids) != args.sequence_length or max(ids) >= len(tokenizer):
+        raise ValueError(
+            f"{args.dataset} holds {len(rows)} packed rows of {len(ids)} tokens with ids up to {max(ids, default=0)}; "
+            f"sequence_length is {args.sequence_length} and the tokenizer has {len(tokenizer)} tokens. Set the two "
+            "with which the rows were packed, or pack the text again."
+        )
+    return rows if "row" in rows.column_names else rows.add_column("row", np.arange(len(rows)))
+
+
+@dataclass
+class CausalCollator:
+    """Packed rows into a batch: `input_ids` and `labels`, (rows, tokens), and `row`, (rows,), if the rows have it.
+
+    Rows that are shorter than the longest are padded on the right, with labels of -100, which the loss leaves out.
+    There is no attention mask: with causal attention no token sees what is to its right, and what padding computes is
+    in no label. So the kernels take their path without a mask.
+
+    Args:
+        pad_token_id: Any id of the vocabulary; nothing is learnt from it.
+        pad_to_multiple_of: The length is rounded up to a multiple of this. A stream on several processes needs the
+            sequence length here, since accelerate joins batches that must be equally long.
+        sequence_parallel: For batches that are cut along their tokens: add `position_ids`, (rows, tokens), and leave
+            out `row`, which has no tokens.
+    """
+
+    pad_token_id: int
+    pad_to_multiple_of: int | None = None
+    sequence_parallel: bool = False
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        multiple = self.pad_to_multiple_of or 1
+        length = -(-max(len(row["input_ids"]) for row in rows) // multiple) * multiple
+        input_ids = torch.full((len(rows), length), self.pad_token_id)
+        labels = torch.full((len(rows), length), -100)
+        for i, row in enumerate(rows):
+            ids = torch.as_tensor(row["input_ids"], dtype=torch.int64)
+            input_ids[i, : len(ids)] = labels[i, : len(ids)] = ids
+        batch = {"input_ids": input_ids, "labels": labels}
+        if self.sequence_parallel:
+            batch["position_ids"] = torch.arange(length).repeat(len(rows), 1)
+        elif "row" in rows[0]:
+            batch["row"] = torch.tensor([row["row"] for row in rows])
+        return batch

@@ -1,0 +1,531 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Corpora as rows: what is read, how it is packed, what is left out, and what a resumed run sees."""
+
+import copy
+import gzip
+import json
+import os
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset, DatasetDict, IterableDataset
+from torch.utils.data import DataLoader
+from transformers import HfArgumentParser, Trainer, TrainingArguments
+
+from diff_transformer import DiffTransformerForCausalLM, cl100k_tokenizer
+from diff_transformer.training import corpus, data
+from diff_transformer.training.corpus import CorpusArguments, load_documents
+from diff_transformer.training.data import CausalCollator, ReportSkipped, Skipped, load_rows, pack, tokenize
+
+LENGTH = 16
+TEXTS = [" ".join(str(i * j) for j in range(1, 2 + i % 7)) for i in range(60)]
+BAD = {"empty": ["", " \n"], "no text": [None], "too long": ["x" * 300]}
+pytestmark = [
+    # More workers than shards or cores are what some tests are about
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    # Python 3.12 and later, of DataLoader's own workers
+    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
+    # datasets leaves the .csv and .json files open that it streams
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return cl100k_tokenizer(vocab_size=512)
+
+
+def line_of(texts, tokenizer) -> list[int]:
+    """The tokens of all documents, one after another: what the rows are cut from."""
+    return [i for text in texts for i in [*tokenizer(text, split_special_tokens=True)["input_ids"], 512]]
+
+
+def cut(line: list[int], length: int = LENGTH) -> list[list[int]]:
+    return [line[i : i + length] for i in range(0, len(line), length)]
+
+
+def listed(rows) -> list[list[int]]:
+    return [list(map(int, row["input_ids"])) for row in rows]
+
+
+def write_lines(file: Path, rows) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return file
+
+
+def arguments(dataset, **kwargs) -> CorpusArguments:
+    return CorpusArguments(dataset=str(dataset), **{"sequence_length": LENGTH, **kwargs})
+
+
+# --------------------------------------------------------------------------------------------------------- documents
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    "kind", ["jsonl", "jsonl.gz", "json", "parquet", "csv", "txt", "saved", "saved splits", "hub"]
+)
+def test_load_documents_reads_every_kind_of_file(tmp_path, kind, streaming):
+    rows = [{"body": text, "meta": {"name": f"s{i % 2}"}, "more": i} for i, text in enumerate(TEXTS[:6])]
+    folder, options = tmp_path / "corpus", {"text_column": "body", "source_column": "meta.name"}
+    folder.mkdir()
+    halves = {"a": rows[:3], "b": rows[3:]}
+    if kind in ("jsonl", "json"):
+        for name, half in halves.items():
+            write_lines(folder / f"{name}.{kind}", half)
+    elif kind == "jsonl.gz":
+        for name, half in halves.items():
+            (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, half)).encode()))
+    elif kind == "parquet":
+        for name, half in halves.items():
+            Dataset.from_list(half).to_parquet(folder / f"{name}.parquet")
+    elif kind == "csv":
+        options["source_column"] = "more"
+        Dataset.from_list(rows).remove_columns("meta").to_csv(folder / "a.csv")
+    elif kind == "txt":
+        options = {}
+        for i, row in enumerate(rows):
+            (folder / f"{i}.txt").write_text(row["body"])
+    elif kind == "saved":
+        Dataset.from_list(rows).save_to_disk(folder)
+    elif kind == "saved splits":
+        options["dataset_split"] = "big"
+        DatasetDict({"small": Dataset.from_list(rows[:1]), "big": Dataset.from_list(rows)}).save_to_disk(folder)
+    else:  # a copy of a repository, opened as one
+        options |= {"dataset_config": "default", "dataset_split": "test"}
+        write_lines(folder / "test.jsonl", rows)
+    (folder / ".hidden").mkdir()
+    (folder / ".hidden" / "state.csv").write_text("not the corpus")
+
+    documents = load_documents(arguments(folder, streaming=streaming, **options))
+    assert isinstance(documents, IterableDataset) == streaming
+    found = list(documents)
+    assert [row["text"] for row in found] == TEXTS[:6]
+    if kind == "txt":
+        assert "source" not in found[0]
+    else:
+        sources = [str(i) if kind == "csv" else f"s{i % 2}" for i in range(6)]
+        assert [str(row["source"]) for row in found] == sources
+        assert set(found[0]) - {"fault"} == {"text", "source"}, "other columns were read as well"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    "file, options, message",
+    [
+        ("", {}, "Got no dataset"),
+        ("missing", {}, "'missing', configuration None, split 'train' cannot be opened"),
+        ("corpus", {"text_column": "txt"}, "no column 'txt'; it has meta, meta.name, text. Name one with --text_c"),
+        ("corpus", {"source_column": "meta.nam"}, "no column 'meta.nam'; it has meta, meta.name, text"),
+        ("corpus", {"dataset_split": "test"}, "split 'test' of the files in"),
+        ("mixed", {}, "holds .csv and .jsonl to read"),
+        ("nothing", {}, "holds nothing to read"),
+        ("saved", {"dataset_split": "test"}, "no split 'test'; it has 'train', 'other'"),
+        ("saved", {"text_column": "txt"}, "no column 'txt'; it has text"),
+        ("corpus", {"dataset_config": "en"}, "Available: \\['default'\\]"),
+        ("corpus", {"dataset_config": "default", "dataset_split": "test"}, "split 'test' cannot be .*train"),
+    ],
+)
+def test_load_documents_says_what_there_is(tmp_path, monkeypatch, file, options, message, streaming):
+    monkeypatch.chdir(tmp_path)
+    write_lines(Path("corpus/a.jsonl"), [{"text": "a", "meta": {"name": "s"}}])
+    write_lines(Path("mixed/a.jsonl"), [{"text": "a"}])
+    Path("mixed/a.csv").write_text("text\na\n")
+    Path("nothing").mkdir()
+    rows = Dataset.from_list([{"text": "a"}])
+    DatasetDict({"train": rows, "other": rows}).save_to_disk("saved")
+    with pytest.raises(ValueError, match=message):
+        load_documents(arguments(file, streaming=streaming, **options))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_columns_may_be_deep_inside(tmp_path, streaming):
+    rows = [{"doc": {"body": {"text": "a"}, "source": "s"}, "text": "not this one"}]
+    Dataset.from_list(rows).to_parquet(tmp_path / "a.parquet")
+    options = {"text_column": "doc.body.text", "source_column": "doc.source", "streaming": streaming}
+    assert list(load_documents(arguments(tmp_path, **options))) == [{"text": "a", "source": "s"}]
+
+
+def test_zst_files_need_a_package(tmp_path, monkeypatch):
+    (tmp_path / "a.jsonl.zst").write_bytes(b"")
+    monkeypatch.setattr(corpus, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="pip install zstandard"):
+        load_documents(arguments(tmp_path))
+
+
+def test_a_file_that_was_replaced_is_read_again(tmp_path, tokenizer):
+    file = write_lines(tmp_path / "a.jsonl", [{"text": "first"}])
+    assert load_documents(arguments(file))[:]["text"] == ["first"]
+    write_lines(file, [{"text": "other"}])
+    os.utime(file, ns=(0, 0))  # also within the clock's resolution
+    assert load_documents(arguments(file))[:]["text"] == ["other"]
+
+
+def test_corpus_arguments_come_from_a_command_line():
+    (args,) = HfArgumentParser(CorpusArguments).parse_args_into_dataclasses(
+        ["--dataset", "x", "--streaming", "true", "--source_column", "meta.s", "--max_document_characters", "5"]
+    )
+    assert (args.dataset, args.streaming, args.source_column, args.max_document_characters) == ("x", True, "meta.s", 5)
+    assert args.dataset_split == "train" and args.text_column == "text"
+
+
+# -------------------------------------------------------------------------------------------------------------- rows
+
+
+@pytest.mark.parametrize("num_proc, at_once", [(None, 2**22), (None, 3 * LENGTH), (2, 3 * LENGTH), (3, 1)])
+def test_pack_cuts_one_line_of_tokens_whatever_num_proc_is(tokenizer, monkeypatch, num_proc, at_once):
+    monkeypatch.setattr(data, "_TOKENS_AT_ONCE", at_once)
+    rows = pack(Dataset.from_dict({"text": TEXTS}), tokenizer, LENGTH, num_proc=num_proc)
+    assert listed(rows) == cut(line_of(TEXTS, tokenizer)), "tokens were lost, repeated or moved"
+    assert rows["row"][:] == list(range(len(rows)))
+    assert rows.features["input_ids"].feature.dtype == "int32"
+    assert not list(Path(datasets.config.HF_DATASETS_CACHE).rglob("tmp*")), "temporary files were left"
+
+
+def test_pack_reads_the_cache_the_second_time(tokenizer, monkeypatch):
+    documents = Dataset.from_dict({"text": TEXTS})
+    rows = pack(documents, tokenizer, LENGTH)
+
+    def files():
+        return {file: file.stat().st_mtime_ns for file in Path(datasets.config.HF_DATASETS_CACHE).rglob("*.arrow")}
+
+    before = files()
+    assert len(before) == 2
+    monkeypatch.setattr(data, "_encode", None)  # may not be needed
+    again, skipped = cl100k_tokenizer(vocab_size=512), Skipped()
+    again("text of", padding=True)
+    assert listed(pack(documents, again, LENGTH, num_proc=2, skipped=skipped)) == listed(rows)
+    assert skipped["used"] == len(TEXTS), "what comes from the cache is not counted"
+    assert files() == before
+
+
+def test_pack_does_not_take_another_cache(tokenizer, tmp_path):
+    documents = Dataset.from_dict({"text": TEXTS})
+    first = pack(documents, tokenizer, LENGTH, cache_dir=tmp_path / "own")
+    for other in (
+        pack(documents, tokenizer, LENGTH + 1, cache_dir=tmp_path / "own"),
+        pack(documents, cl100k_tokenizer(vocab_size=300), LENGTH, cache_dir=tmp_path / "own"),
+        pack(documents, tokenizer, LENGTH, max_document_characters=10, cache_dir=tmp_path / "own"),
+        pack(Dataset.from_dict({"text": TEXTS[1:]}), tokenizer, LENGTH, cache_dir=tmp_path / "own"),
+    ):
+        assert listed(other) != listed(first)
+    assert listed(pack(documents, tokenizer, LENGTH, cache_dir=tmp_path / "own")) == listed(first)
+
+
+def test_special_tokens_in_a_text_end_no_document(tokenizer):
+    rows = pack(Dataset.from_dict({"text": ["a<|endoftext|>b"]}), tokenizer, 64)
+    ids = rows[0]["input_ids"]
+    assert ids.count(tokenizer.eos_token_id) == 1 and ids[-1] == tokenizer.eos_token_id
+    assert tokenizer.decode(ids[:-1]) == "a<|endoftext|>b"
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_pack_of_a_stream_is_one_line_a_shard(tokenizer, shards):
+    documents = Dataset.from_dict({"text": TEXTS}).to_iterable_dataset(shards)
+    rows = pack(documents, tokenizer, LENGTH)
+    size = len(TEXTS) // shards
+    expected = [row for i in range(shards) for row in cut(line_of(TEXTS[i * size : (i + 1) * size], tokenizer))]
+    assert listed(rows) == expected
+    assert listed(rows) == expected, "the second pass differs"
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 5])
+def test_dataloader_workers_share_out_the_shards(tokenizer, num_workers):
+    documents = Dataset.from_dict({"text": TEXTS}).to_iterable_dataset(3)
+    skipped = Skipped()
+    rows = pack(documents, tokenizer, LENGTH, skipped=skipped)
+    expected = sorted(listed(rows))
+    assert skipped["used"] == len(TEXTS)
+    loader = DataLoader(rows, batch_size=None, num_workers=num_workers)
+    assert sorted(listed(loader)) == expected, "rows were lost or repeated between workers"
+    assert skipped["used"] == 2 * len(TEXTS), "what the workers used was not counted"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_validation_rows_are_held_out_and_the_same_every_time(tmp_path, tokenizer, streaming):
+    for i in range(3):
+        write_lines(tmp_path / f"corpus/{i}.jsonl", [{"text": text} for text in TEXTS[20 * i : 20 * (i + 1)]])
+    args = arguments(tmp_path / "corpus", streaming=streaming, validation_rows=4, shuffle_buffer=8)
+    train, validation, _ = load_rows(args, tokenizer)
+    whole = listed(pack(load_documents(args), tokenizer, LENGTH))
+    assert len(validation) == 4 and isinstance(validation, Dataset)
+    assert sorted(listed(train) + listed(validation)) == sorted(whole)
+    assert listed(load_rows(args, tokenizer, seed=1).validation) == listed(validation)
+    if streaming:
+        first = [cut(line_of(TEXTS[20 * i : 20 * (i + 1)], tokenizer)) for i in range(3)]
+        assert listed(validation) == [*first[0][:2], first[1][0], first[2][0]]
+        assert listed(train) != listed(load_rows(args, tokenizer, seed=1).train), "the seed does not shuffle"
+    else:
+        assert np.ptp(np.diff(validation["row"][:])) <= 1, "not spread evenly"
+    with pytest.raises(ValueError, match="Got validation_rows=1000"):
+        load_rows(arguments(tmp_path / "corpus", streaming=streaming, validation_rows=1000), tokenizer)
+
+
+def test_packed_rows_are_taken_as_they_are(tmp_path, tokenizer):
+    rows = pack(Dataset.from_dict({"text": TEXTS}), tokenizer, LENGTH)
+    rows.select(range(20)).remove_columns("row").save_to_disk(tmp_path / "rows")
+    train, validation, _ = load_rows(arguments(tmp_path / "rows", validation_rows=2), tokenizer)
+    assert validation["row"][:] == [5, 15] and listed(validation) == [listed(rows)[5], listed(rows)[15]]
+    assert len(train) == 18
+    with pytest.raises(ValueError, match="20 packed rows of 16 tokens .* sequence_length is 32"):
+        load_rows(arguments(tmp_path / "rows", sequence_length=32), tokenizer)
+    with pytest.raises(ValueError, match="tokenizer has 308 tokens"):
+        load_rows(arguments(tmp_path / "rows"), cl100k_tokenizer(vocab_size=300))
+    with pytest.raises(ValueError, match="--streaming false"):
+        load_rows(arguments(tmp_path / "rows", streaming=True), tokenizer)
+
+
+def test_tokenize_keeps_the_source_also_in_a_stream(tokenizer):
+    documents = Dataset.from_dict({"text": ["a b", "", "c"], "source": ["x", "y", "z"]})
+    expected = [
+        (line_of(["a b"], tokenizer), "x", None),
+        ([], "y", "empty"),
+        (line_of(["c"], tokenizer), "z", None),
+    ]
+    for rows in (tokenize(documents, tokenizer), tokenize(documents.to_iterable_dataset(), tokenizer)):
+        assert [(row["input_ids"], row["source"], row["fault"]) for row in rows] == expected
+
+
+def test_wrong_numbers_and_a_tokenizer_without_end_of_text_are_refused(tokenizer):
+    documents = Dataset.from_dict({"text": TEXTS})
+    with pytest.raises(ValueError, match="Got sequence_length=0"):
+        pack(documents, tokenizer, 0)
+    endless = cl100k_tokenizer(vocab_size=512)
+    endless.eos_token = None
+    for kind in (documents, documents.to_iterable_dataset()):
+        with pytest.raises(ValueError, match="no end-of-text token"):
+            pack(kind, endless, LENGTH)
+
+
+# ---------------------------------------------------------------------------------------------------------- bad rows
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_bad_rows_are_counted_by_reason_and_passed_over(tokenizer, streaming):
+    bad = [text for texts in BAD.values() for text in texts]
+    mixed = [*TEXTS[:10], *bad, *TEXTS[10:]]
+    documents = Dataset.from_dict({"text": mixed})
+    skipped = Skipped()
+    rows = pack(
+        documents.to_iterable_dataset() if streaming else documents,
+        tokenizer,
+        LENGTH,
+        max_document_characters=100,
+        skipped=skipped,
+    )
+    assert listed(rows) == cut(line_of(TEXTS, tokenizer))
+    assert {reason: skipped[reason] for reason in BAD} == {reason: len(texts) for reason, texts in BAD.items()}
+    assert str(skipped) == "60 documents used, 4 skipped (2 empty, 1 no text, 1 too long)"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_broken_lines_take_no_others_with_them(tmp_path, tokenizer, streaming):
+    """Half a surrogate pair, half a line, a number, a list, bytes that are no UTF-8."""
+    lines = [
+        {"text": TEXTS[1]},
+        '{"text": "\\ud83d"}',
+        '{"text": "cut of',
+        '{"text": 5}',
+        "[1]",
+        "",
+        {"text": TEXTS[2]},
+    ]
+    file = write_lines(tmp_path / "a.jsonl", lines)
+    file.write_bytes(file.read_bytes() + b'{"text": "caf\xe9"}\n')
+    train, _, skipped = load_rows(arguments(file, streaming=streaming), tokenizer)
+    assert listed(train) == cut(line_of(TEXTS[1:3], tokenizer))
+    assert (skipped["invalid Unicode"], skipped["unreadable"], skipped["no text"]) == (1, 3, 1)
+    assert skipped["used"] == 2
+
+
+def test_a_text_file_that_is_no_utf8_is_skipped(tmp_path, tokenizer, monkeypatch):
+    messages: list[str] = []
+    monkeypatch.setattr(data.logger, "warning", messages.append)
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "b.txt").write_bytes("\ufeffcafé".encode())
+    train, _, skipped = load_rows(arguments(tmp_path), tokenizer)
+    assert listed(train) == [line_of(["café"], tokenizer)] and skipped["invalid Unicode"] == 1
+    assert messages == [f"Of {tmp_path}: 1 documents used, 1 skipped (1 invalid Unicode)."]
+
+
+def surrogates():
+    yield from ({"text": text} for text in [TEXTS[1], "x\udc00", TEXTS[2], 7, TEXTS[3]])
+
+
+def test_a_stream_of_python_objects_may_hold_what_arrow_cannot(tokenizer):
+    skipped = Skipped()
+    rows = pack(IterableDataset.from_generator(surrogates), tokenizer, LENGTH, skipped=skipped)
+    assert listed(rows) == cut(line_of(TEXTS[1:4], tokenizer))
+    assert (skipped["invalid Unicode"], skipped["no text"]) == (1, 1)
+
+
+def test_a_shard_that_breaks_off_takes_no_other_with_it(tokenizer):
+    documents = IterableDataset.from_generator(broken_shards, gen_kwargs={"files": ["bad", "good"]})
+    skipped = Skipped()
+    rows = pack(documents, tokenizer, LENGTH, skipped=skipped)
+    assert listed(rows) == cut(line_of([TEXTS[2]], tokenizer))
+    assert skipped["unreadable"] == 1
+
+
+def test_a_broken_json_file_of_a_stream_takes_no_other_with_it(tmp_path, tokenizer):
+    """Read by datasets, which knows no way around a line."""
+    write_lines(tmp_path / "corpus/a.json", [{"text": TEXTS[1]}])
+    write_lines(tmp_path / "corpus/b.json", [{"text": TEXTS[2]}, '{"text": "cut of'])
+    write_lines(tmp_path / "corpus/c.json", [{"text": TEXTS[3]}])
+    train, _, skipped = load_rows(arguments(tmp_path / "corpus", streaming=True, shuffle_buffer=0), tokenizer)
+    assert listed(train) == [line_of([TEXTS[1]], tokenizer), line_of([TEXTS[3]], tokenizer)]
+    assert skipped["unreadable"] == 1
+
+
+def broken_shards(files):
+    for file in files:
+        if file == "bad":
+            b"caf\xe9".decode()
+        yield {"text": TEXTS[2]}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_corpus_without_a_usable_row_is_an_error(tokenizer, streaming):
+    documents = Dataset.from_dict({"text": list(range(9))})
+    with pytest.raises(ValueError, match=r"None of the first 9 documents .*\(9 no text\).* text_column"):
+        list(pack(documents.to_iterable_dataset(3) if streaming else documents, tokenizer, LENGTH))
+
+
+def test_an_endless_stream_without_a_usable_row_is_an_error(tokenizer, monkeypatch):
+    monkeypatch.setattr(data, "_HOPELESS", 500)
+    with pytest.raises(ValueError, match="None of the first 512 documents"):
+        list(pack(IterableDataset.from_generator(endless), tokenizer, LENGTH))
+
+
+def endless():
+    for _ in range(5000):
+        yield {"text": ""}
+
+
+def test_skipped_is_counted_across_workers(tokenizer):
+    texts = TEXTS + [""] * 30
+    skipped = Skipped()
+    rows = pack(Dataset.from_dict({"text": texts}).to_iterable_dataset(6), tokenizer, LENGTH, skipped=skipped)
+    list(DataLoader(rows.shuffle(seed=0, buffer_size=4), batch_size=None, num_workers=2))
+    assert (skipped["used"], skipped["empty"]) == (60, 30)
+    list(copy.deepcopy(rows))  # as interleave_datasets does
+    assert (skipped["used"], skipped["empty"]) == (120, 60), "the copy counts apart"
+
+
+# --------------------------------------------------------------------------------------------------------- the batch
+
+
+def test_collator_pads_short_rows_on_the_right():
+    collator = CausalCollator(pad_token_id=7)
+    batch = collator([{"input_ids": [1, 2, 3], "row": 4}, {"input_ids": np.array([5], np.int32), "row": 9}])
+    assert batch["input_ids"].tolist() == [[1, 2, 3], [5, 7, 7]]
+    assert batch["labels"].tolist() == [[1, 2, 3], [5, -100, -100]]
+    assert batch["row"].tolist() == [4, 9]
+    assert {value.dtype for value in batch.values()} == {torch.int64}
+    assert set(collator([{"input_ids": [1]}])) == {"input_ids", "labels"}
+    assert CausalCollator(7, pad_to_multiple_of=4)([{"input_ids": [1] * 5}])["input_ids"].shape == (1, 8)
+
+
+def test_padding_needs_no_attention_mask(tiny_config):
+    """The loss and gradients of a padded row are those of the row alone."""
+    model = DiffTransformerForCausalLM(tiny_config())
+    row = {"input_ids": torch.randint(0, 199, (11,)).tolist()}
+
+    def run(collator):
+        model.zero_grad()
+        loss = model(**collator([row])).loss
+        loss.backward()
+        return [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
+
+    for padded, alone in zip(run(CausalCollator(3, pad_to_multiple_of=16)), run(CausalCollator(3)), strict=True):
+        torch.testing.assert_close(padded, alone, rtol=1e-4, atol=1e-6)
+
+
+# ---------------------------------------------------------------------------------------------------------- resuming
+
+
+class Recorder(Trainer):
+    """Keeps the rows of every optimizer step, in order."""
+
+    def train(self, *args, **kwargs):
+        self.steps: dict[int, list[list[int]]] = {}
+        return super().train(*args, **kwargs)
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        self.steps.setdefault(self.state.global_step, []).extend(inputs["input_ids"].tolist())
+        return super().training_step(model, inputs, num_items_in_batch)
+
+
+@pytest.fixture
+def make_trainer(tmp_path, tiny_config):
+    def make(rows, **kwargs) -> Recorder:
+        torch.manual_seed(0)
+        sizes = {"vocab_size": 520, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+        defaults = {
+            "output_dir": str(tmp_path / "output"),
+            "max_steps": 6,
+            "per_device_train_batch_size": 4,
+            "save_strategy": "steps",
+            "save_steps": 4,
+            "save_only_model": False,
+            "report_to": [],
+            "use_cpu": True,
+            "disable_tqdm": True,
+            "data_seed": 3,
+        }
+        return Recorder(
+            model=DiffTransformerForCausalLM(tiny_config(**sizes)),
+            args=TrainingArguments(**{**defaults, **kwargs}),
+            train_dataset=rows,
+            data_collator=CausalCollator(0, pad_to_multiple_of=LENGTH),
+        )
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"dataloader_num_workers": 2}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}],
+    ids=["workers", "batch"],
+)
+def test_resumed_trainer_goes_on_with_the_same_rows(tmp_path, tokenizer, make_trainer, changed):
+    """In the middle of the second epoch, of two and a half steps each."""
+    rows = pack(Dataset.from_dict({"text": TEXTS}), tokenizer, LENGTH).select(range(10))
+    whole = make_trainer(rows)
+    whole.train()
+    seen = [row for step in whole.steps.values() for row in step]
+    assert sorted(seen[:10]) == sorted(seen[10:]) == sorted(listed(rows)), "an epoch is not every row once"
+    assert seen[:10] != seen[10:], "the epochs have the same order"
+    resumed = make_trainer(rows, **changed)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "output/checkpoint-4"))
+    assert resumed.steps == {step: whole.steps[step] for step in (4, 5)}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resumed_trainer_goes_on_with_the_same_stream(tmp_path, tokenizer, make_trainer, monkeypatch, workers):
+    for i in range(3):
+        write_lines(tmp_path / f"corpus/{i}.jsonl", [{"text": text} for text in [*TEXTS[20 * i : 20 * i + 20], ""]])
+    args = arguments(tmp_path / "corpus", streaming=True, shuffle_buffer=5, validation_rows=3)
+
+    def make():
+        return load_rows(args, tokenizer, seed=1)
+
+    whole = make_trainer(make().train, dataloader_num_workers=workers)
+    whole.train()
+    assert len({tuple(row) for step in whole.steps.values() for row in step}) == 24, "rows were seen twice"
+    rows = make()
+    resumed = make_trainer(rows.train, dataloader_num_workers=workers)
+    messages: list[str] = []
+    monkeypatch.setattr(data.logger, "warning", messages.append)
+    resumed.add_callback(ReportSkipped(rows.skipped))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "output/checkpoint-4"))
+    assert resumed.steps == {step: whole.steps[step] for step in (4, 5)}
+    assert messages == [f"Step 6: {rows.skipped}."] and rows.skipped["empty"] > 0, "what was skipped was not said"

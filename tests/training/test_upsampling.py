@@ -1,0 +1,253 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Length up-sampling: which documents are kept, in which mix, in which rows, and what the report says."""
+
+import json
+
+import numpy as np
+import pytest
+from datasets import Dataset, Features, Sequence, Value, load_from_disk
+
+from diff_transformer import cl100k_tokenizer
+from diff_transformer.training.data import tokenize
+from diff_transformer.training.upsampling import BUCKETS, SLIMPAJAMA_SHARES, Lengths, upsample_lengths
+
+EOS = 0
+
+
+def corpus(documents) -> Dataset:
+    """From (source, length): a document's tokens are its number, from 1 on, and the end-of-text."""
+    rows = [
+        {"input_ids": [i] * (length - 1) + [EOS] if length else [], "source": source}
+        for i, (source, length) in enumerate(documents, start=1)
+    ]
+    features = Features({"input_ids": Sequence(Value("int32")), "source": Value("string")})
+    return Dataset.from_list(rows, features=features)
+
+
+def random_corpus(seed: int, sources: dict[str, int], num_documents: int = 3000) -> list[tuple[str, int]]:
+    """(source, length) with lengths around the value given for a source, log-normal."""
+    draw = np.random.default_rng(seed)
+    names = draw.choice(list(sources), num_documents)
+    return [(str(name), 2 + int(draw.lognormal(np.log(sources[name]), 1.0))) for name in names]
+
+
+def ids_of(rows, source) -> list[int]:
+    """The documents of a source in the order of the rows, without the ends of text."""
+    line = np.array([i for row in rows for i in row["input_ids"] if row["source"] == source])
+    return list(dict.fromkeys(line[line != EOS].tolist()))
+
+
+@pytest.fixture
+def upsample(tmp_path):
+    def run(documents, *, name="rows", **kwargs):
+        defaults = {"sequence_length": 4, "eos_token_id": EOS, "long_from": 10, "keep_short": 0.0}
+        return upsample_lengths(documents, tmp_path / name, **{**defaults, **kwargs})
+
+    return run
+
+
+# --------------------------------------------------------------------------------------------- hand-counted documents
+
+# Document:         1          2          3          4          5          6          7
+HAND = [("a", 10), ("b", 3), ("a", 4), ("b", 12), ("a", 12), ("b", 9), ("a", 6)]
+
+
+def test_only_long_documents_are_kept_with_probability_0(upsample):
+    rows, _ = upsample(corpus(HAND), token_budget=32, shares={"a": 5, "b": 3})
+    lines = {name: [i for row in rows if row["source"] == name for i in row["input_ids"]] for name in "ab"}
+    assert lines["a"] == [1] * 9 + [EOS] + [5] * 10, "20 tokens: all of document 1, then 10 of document 5"
+    assert lines["b"] == [4] * 11 + [EOS], "12 tokens: document 4"
+
+
+def test_every_document_is_kept_with_probability_1(upsample):
+    rows, _ = upsample(corpus(HAND), token_budget=56, shares={"a": 4, "b": 3}, keep_short=1.0)
+    assert (ids_of(rows, "a"), ids_of(rows, "b")) == ([1, 3, 5, 7], [2, 4, 6])
+
+
+def test_the_first_documents_are_taken_until_the_budget_is_spent(upsample):
+    rows, _ = upsample(corpus(HAND), token_budget=24, shares={"a": 1, "b": 1}, keep_short=1.0)
+    assert (ids_of(rows, "a"), ids_of(rows, "b")) == ([1, 3], [2, 4])
+    assert sum(len(row["input_ids"]) for row in rows) == 24
+
+
+def test_the_threshold_is_inclusive(upsample):
+    rows, _ = upsample(corpus([("a", 9), ("a", 10), ("a", 11)]), token_budget=20, shares={"a": 1})
+    assert ids_of(rows, "a") == [2, 3]
+
+
+def test_documents_end_with_one_end_of_text(upsample):
+    documents = Dataset.from_dict({"input_ids": [[5] * 7, [6] * 7 + [EOS], [], [7] * 8], "source": ["a"] * 4})
+    rows, _ = upsample(documents, token_budget=24, keep_short=1.0)
+    line = [i for row in rows for i in row["input_ids"]]
+    assert line == [5] * 7 + [EOS] + [6] * 7 + [EOS] + [7] * 8
+
+
+def test_slimpajama_shares_sum_to_1():
+    assert sum(SLIMPAJAMA_SHARES.values()) == pytest.approx(1.0, abs=1e-6) and len(SLIMPAJAMA_SHARES) == 7
+
+
+# ----------------------------------------------------------------------------------------------------------- the mix
+
+SOURCES = {"web": 12, "books": 150, "code": 40, "qa": 6}
+
+
+def test_short_documents_are_kept_with_their_probability(upsample):
+    documents = random_corpus(1, {"web": 12}, 6000)
+    lengths = np.array([length for _, length in documents])
+    short, long = lengths[lengths < 64], lengths[lengths >= 64]
+    budget = int(2 * (0.1 * short.sum() + long.sum()))  # twice what there will be: all documents are read
+    _, report = upsample(corpus(documents), token_budget=budget, sequence_length=100, long_from=64, keep_short=0.1)
+    num_short = int(report.after.documents["web"].sum()) - len(long)
+    assert abs(num_short - 0.1 * len(short)) < 3 * (0.1 * 0.9 * len(short)) ** 0.5 + 2, "not one in ten"
+
+
+@pytest.mark.parametrize("shares", [None, {"web": 1, "books": 1, "code": 2, "qa": 0.5}], ids=["measured", "given"])
+def test_the_mix_stays_to_within_a_row(upsample, shares):
+    documents = random_corpus(2, SOURCES)
+    tokens = {name: sum(length for source, length in documents if source == name) for name in SOURCES}
+    wanted = tokens if shares is None else shares
+    rows, report = upsample(
+        corpus(documents), token_budget=20_003, sequence_length=50, long_from=64, keep_short=0.2, shares=shares
+    )
+    assert report.exhausted is None and len(rows) == 400, "the budget was not spent to within a row"
+    for name in SOURCES:
+        part = 400 * wanted[name] / sum(wanted.values())
+        assert abs(rows["source"][:].count(name) - part) < 1, f"the share of {name} drifted"
+        assert report.shares[name] == pytest.approx(part / 400)
+    assert {len(row) for row in rows["input_ids"]} == {50} and rows["row"][:] == list(range(400))
+
+
+def test_a_source_that_runs_out_makes_all_smaller(upsample):
+    documents = [("a", 10)] * 3 + [("b", 10)] * 100
+    rows, report = upsample(corpus(documents), token_budget=200, sequence_length=5, shares={"a": 1, "b": 3})
+    assert report.exhausted == "a"
+    assert [rows["source"][:].count(name) for name in "ab"] == [6, 19], "not 1 to 3 to within a row, or not all of a"
+    assert {name: int(report.after.tokens[name].sum()) for name in "ab"} == {"a": 30, "b": 95}
+    assert {name: int(report.after.documents[name].sum()) for name in "ab"} == {"a": 3, "b": 10}
+    assert "a ran out: 125 of 200 tokens" in str(report)
+
+
+def test_a_source_chooses_alone(upsample):
+    """Neither other sources nor the order of reading between them changes what is kept of one."""
+    documents = random_corpus(3, SOURCES, 1500)
+    budget = {"web": 1000, "books": 9000, "code": 4000, "qa": 500}
+    options = {"sequence_length": 100, "long_from": 64, "keep_short": 0.3}
+    together, _ = upsample(corpus(documents), token_budget=14_500, shares=budget, **options)
+    numbered = [(name, length, i) for i, (name, length) in enumerate(documents, start=1)]
+    for name in ("web", "books"):
+        own = [(source, length) for source, length, _ in numbered if source == name]
+        numbers = [i for source, _, i in numbered if source == name]
+        alone, _ = upsample(corpus(own), name=name, token_budget=budget[name], shares={name: 1}, **options)
+        assert [numbers[i - 1] for i in ids_of(alone, name)] == ids_of(together, name)
+    by_source = sorted(numbered, key=lambda row: row[0])
+    again = corpus([row[:2] for row in by_source])
+    sorted_rows, _ = upsample(again, name="sorted", token_budget=14_500, shares=budget, **options)
+    for name in SOURCES:
+        assert [by_source[i - 1][2] for i in ids_of(sorted_rows, name)] == ids_of(together, name)
+    assert sorted_rows["source"][:] == together["source"][:]
+
+
+def test_sources_draw_different_numbers_and_seeds_matter(upsample):
+    documents = [(name, 5) for _ in range(400) for name in "ab"]
+    options = {"token_budget": 96, "keep_short": 0.3, "shares": {"a": 1, "b": 1}}
+    first, _ = upsample(corpus(documents), **options)
+    kept = {name: [(i - 1) // 2 for i in ids_of(first, name)] for name in "ab"}
+    assert kept["a"] != kept["b"], "two sources drew the same numbers"
+    again, _ = upsample(corpus(documents), name="again", **options)
+    assert again[:] == first[:], "the same seed gave other rows"
+    other, _ = upsample(corpus(documents), name="other", seed=1, **options)
+    assert ids_of(other, "a") != ids_of(first, "a")
+
+
+def test_rows_of_the_sources_are_spread_evenly(upsample):
+    """Also where the corpus has one source after the other."""
+    documents = [("a", 20)] * 100 + [("b", 20)] * 300 + [("c", 20)] * 20
+    rows, _ = upsample(corpus(documents), token_budget=8000, sequence_length=20)
+    sources = np.array(rows["source"][:])
+    for name in "abc":
+        share = (sources == name).mean()
+        drift = np.cumsum(sources == name) - share * np.arange(1, len(rows) + 1)
+        assert np.abs(drift).max() <= 1.5, f"{name} is not spread evenly"
+
+
+# ------------------------------------------------------------------------------------------- stream, files, the report
+
+
+@pytest.mark.parametrize("kind", ["map", "stream"])
+def test_from_texts(upsample, kind):
+    tokenizer = cl100k_tokenizer(vocab_size=512)
+    texts = Dataset.from_dict({"text": ["", *["a b c"] * 40, None], "source": ["y", *["x", "y"] * 20, "x"]})
+    documents = tokenize(texts if kind == "map" else texts.to_iterable_dataset(3), tokenizer)
+    rows, report = upsample(
+        documents,
+        token_budget=60,
+        sequence_length=10,
+        eos_token_id=tokenizer.eos_token_id,
+        keep_short=1.0,
+        shares={"x": 2, "y": 1},
+    )
+    ids = [*tokenizer("a b c")["input_ids"], tokenizer.eos_token_id]
+    assert rows["source"][:].count("x") == 4 and len(rows) == 6
+    for name, count in (("x", 40), ("y", 20)):
+        line = [i for row in rows if row["source"] == name for i in row["input_ids"]]
+        assert line == (ids * count)[:count]
+    read = 40 if kind == "map" else 2 * -(-40 // len(ids)) - 1  # a stream is read no further than needed
+    assert sum(int(counts.sum()) for counts in report.before.documents.values()) == read
+    assert report.skipped == {"empty": 1}
+
+
+def test_the_folder_is_what_was_returned_and_nothing_else(tmp_path, upsample):
+    rows, report = upsample(corpus(HAND), token_budget=32, shares={"a": 5, "b": 3})
+    folder = tmp_path / "rows"
+    assert load_from_disk(folder)[:] == rows[:]
+    assert rows.features["input_ids"].feature.dtype == "int32"
+    assert json.loads((folder / "report.json").read_text()) == json.loads(json.dumps(report.to_json()))
+    left = {file.name for file in folder.iterdir()} - {"report.json", "state.json", "dataset_info.json"}
+    assert all(name.endswith(".arrow") for name in left) and [file.name for file in tmp_path.iterdir()] == ["rows"]
+    with pytest.raises(FileExistsError):
+        upsample(corpus(HAND), token_budget=32)
+    again, _ = upsample(corpus(HAND), token_budget=16, keep_short=1.0, overwrite=True)
+    assert len(again) == 4 and len(load_from_disk(folder)) == 4
+
+
+def test_nothing_is_left_of_a_run_that_fails(tmp_path, upsample):
+    with pytest.raises(ValueError, match="No document was kept of 'c'; the corpus has the sources 'a', 'b'"):
+        upsample(corpus(HAND), token_budget=32, shares={"a": 1, "b": 1, "c": 1})
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_report_counts_lengths_and_sources(upsample):
+    lengths = [1023, 1024, 2048, 4095, 4096, 8192, 16384, 32768, 65536, 70000]
+    documents = corpus([("a", length) for length in lengths])
+    measured = Lengths.of(documents)
+    assert measured.documents["a"].tolist() == [1, 1, 2, 1, 1, 1, 1, 2]
+    assert measured.tokens["a"].tolist() == [1023, 1024, 6143, 4096, 8192, 16384, 32768, 135536]
+    _, report = upsample(documents, token_budget=100_000, sequence_length=1000, long_from=4096)
+    # 4096 + 8192 + 16384 + 32768 are 61440; the next one is cut, and counts in the bucket of its whole length
+    assert report.after.documents["a"].tolist() == [0, 0, 0, 1, 1, 1, 1, 1]
+    assert report.after.tokens["a"].tolist() == [0, 0, 0, 4096, 8192, 16384, 32768, 38560]
+    table = str(report).splitlines()
+    assert [line.split()[0] for line in table] == ["length", *BUCKETS, "source", "a"]
+    assert table[4].split() == ["4-8K", "1", "1", "2.00%", "4.10%"]
+    assert table[-1].split() == ["a", "205,166", "100,000", "100.00%", "100.00%", "100.00%"]
+    assert report.to_json()["after"]["a"]["tokens"][3] == 4096
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"token_budget": 3}, "Got token_budget=3, sequence_length=4"),
+        ({"keep_short": 1.5}, "keep_short=1.5"),
+        ({"shares": {"a": 1, "b": 0}}, "every source one above 0"),
+        ({"shares": {}}, "it needs a source"),
+        ({"shares": {"a": 1, "b": 1}, "sequence_length": 30}, "'a' has 0 rows to give|'b' has 0 rows to give"),
+    ],
+)
+def test_wrong_numbers_are_refused(upsample, options, message):
+    with pytest.raises(ValueError, match=message):
+        upsample(corpus(HAND), **{"token_budget": 200, **options})
+
+
+def test_a_stream_needs_shares(upsample):
+    with pytest.raises(ValueError, match="SLIMPAJAMA_SHARES"):
+        upsample(corpus(HAND).to_iterable_dataset(), token_budget=32)
