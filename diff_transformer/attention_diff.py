@@ -14,6 +14,7 @@ Two kinds of attention function are known here:
 Legend for shapes: B batch, H query heads, K key/value heads, T query tokens, S key tokens, D = 2d = head_dim.
 """
 
+import sys
 from collections.abc import Callable
 
 import torch
@@ -108,6 +109,7 @@ def packed_attention(
     `module.num_key_value_groups` must be 2 H / K: the function sees 2 H query heads.
     """
     _refuse_dropout(module, dropout)
+    _refuse_split_sequences(module)
     batch, num_heads, q_len, head_dim = query.shape
     query1, query2 = query.chunk(2, dim=-1)
     pad = head_dim // 2
@@ -147,6 +149,7 @@ def flash_diff_attention_forward(
     kernels only.
     """
     _refuse_dropout(module, dropout)
+    _refuse_split_sequences(module)
     if kwargs.get("output_attentions", False):
         logger.warning_once(
             "`flash_diff` attention never holds an attention map, so `output_attentions=True` returns none. Load the "
@@ -244,7 +247,29 @@ def _refuse_dropout(module: nn.Module, dropout: float) -> None:
         )
 
 
-DIFFERENTIAL_ATTENTION_FUNCTIONS = (eager_attention_forward, flash_diff_attention_forward)
+def sequence_parallel_group() -> "torch.distributed.ProcessGroup | None":
+    """The processes among which DeepSpeed splits every training sequence (Ulysses); `None` where it splits none."""
+    state = sys.modules.get("deepspeed.runtime.sequence_parallel.parallel_state_sp")
+    return None if state is None else state._SEQUENCE_PARALLEL_GROUP
+
+
+def _refuse_split_sequences(module: nn.Module) -> None:
+    # DeepSpeed replaces transformers' attention functions, but not those of `ALL_ATTENTION_FUNCTIONS` below: every
+    # process would attend to its part alone, and the loss would still fall
+    if (
+        sequence_parallel_group() is not None
+        and module.training
+        and ALL_ATTENTION_FUNCTIONS[FLASH_DIFF] is flash_diff_attention_forward
+    ):
+        raise ValueError(
+            "DeepSpeed splits the sequences among processes (sp_size > 1), but the attention of this model was not "
+            "told to put them together. Call diff_transformer.training.ulysses.enable_ulysses(model) before the "
+            "training starts; it needs the installed package, not remote code."
+        )
+
+
+# Those that take lambda. One that is added to `ALL_ATTENTION_FUNCTIONS` belongs here too.
+DIFFERENTIAL_ATTENTION_FUNCTIONS = {eager_attention_forward, flash_diff_attention_forward}
 
 # Local to this copy of the file: no other model can ask for "flash_diff", and in one process an installed package and
 # a model's remote code each use their own function.
@@ -372,4 +397,5 @@ __all__ = [
     "packed_attention",
     "position_ids_from_cu_seq_lens",
     "runs_fused",
+    "sequence_parallel_group",
 ]

@@ -1,0 +1,136 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Sequences longer than one GPU can train on: Ulysses sequence parallelism (arXiv:2309.14509).
+
+accelerate (`parallelism_config_sp_size` in its configuration, see recipes/accelerate/ulysses.yaml) and DeepSpeed give
+each of s processes 1/s of every sequence. Everything but attention works on tokens one by one. For attention the
+processes exchange: each gets the whole sequence for 1/s of the *differential* heads, runs the fused attention on it,
+and sends the outputs back. The result is exact.
+"""
+
+from copy import copy
+
+import accelerate
+import torch
+import torch.distributed as dist
+import transformers
+from transformers import PreTrainedModel
+
+from ..attention_diff import (
+    ALL_ATTENTION_FUNCTIONS,
+    DIFFERENTIAL_ATTENTION_FUNCTIONS,
+    FLASH_DIFF,
+    flash_diff_attention_forward,
+    flash_diff_cu_seq_lens,
+    sequence_parallel_group,
+)
+from ..configuration_diff import DiffTransformerConfig
+from ..modeling_diff import _ImplementationByDefault
+
+
+def enable_ulysses(model: PreTrainedModel) -> None:
+    """Readies a Differential Transformer for a `Trainer` that was launched with `parallelism_config_sp_size` > 1.
+
+    To be called before `Trainer.train`. Attention then runs on "flash_diff", whatever the model was loaded with. A
+    model of another architecture is left alone: DeepSpeed replaces transformers' own attention functions itself.
+
+    The batches need `position_ids`, which restart where a row is packed with documents, and a length that s divides.
+    Rows are padded on the right: DeepSpeed sends no mask around, and a causal model sees nothing to its right.
+
+    `Trainer` can then also resume in the middle of an epoch, on as many processes as wrote the checkpoint.
+
+    Raises ValueError for a model from remote code and for rope types that Ulysses cannot compute.
+    """
+    config = model.config
+    if config.model_type != DiffTransformerConfig.model_type:
+        return
+    if not isinstance(config, DiffTransformerConfig):
+        raise ValueError(
+            f"{type(model).__name__} comes from remote code ({type(model).__module__}), but only the classes of the "
+            "installed package can split sequences. Import diff_transformer and load without trust_remote_code=True."
+        )
+    rope_type = config.rope_parameters["rope_type"]
+    if rope_type in ("dynamic", "longrope"):
+        raise ValueError(
+            f"rope_type={rope_type!r} takes its frequencies from the length of the sequence, of which each process "
+            "sees a part: they would differ. Train with a type of fixed frequencies, for example 'default' with a "
+            "higher rope_theta, or without sequence parallelism."
+        )
+    ALL_ATTENTION_FUNCTIONS[FLASH_DIFF] = ulysses_attention_forward
+    DIFFERENTIAL_ATTENTION_FUNCTIONS.add(ulysses_attention_forward)
+    transformers.trainer.skip_first_batches = _skip_first_batches
+    # accelerate admits no name but transformers' own, and DeepSpeed wants the model to have the same
+    config._attn_implementation = _ImplementationByDefault("sdpa")
+
+
+def ulysses_attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    position_ids: torch.Tensor,
+    **kwargs,
+) -> tuple[torch.Tensor, None]:
+    """`flash_diff_attention_forward` for one part of s of the sequences: query (B, H, T/s, D), key and value
+    (B, K, T/s, D), position_ids (B or 1, T/s); the output is (B, T/s, H, D).
+
+    s divides H, and one of s and K the other. Outside of training every process has whole sequences.
+    """
+    group = sequence_parallel_group()
+    if group is None or not module.training:
+        return flash_diff_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    size = group.size()
+    # More processes than key/value heads: several of them attend to copies of one
+    copies = max(1, size // key.shape[1])
+    key, value = (x.repeat_interleave(copies, dim=1) for x in (key, value))
+    # Autocast leaves rotated queries and keys in float32
+    query, key, value = (_exchange(x.to(value.dtype), 1, 2, group) for x in (query, key, value))  # (B, H/s, T, D)
+
+    positions = position_ids.expand(len(query), -1).contiguous()
+    parts = [torch.empty_like(positions) for _ in range(size)]
+    dist.all_gather(parts, positions, group=group)
+    # What the model says of documents and padding is about its part of the sequence
+    kwargs["cu_seq_lens_q"], kwargs["max_length_q"] = flash_diff_cu_seq_lens(torch.cat(parts, dim=1))
+    kwargs["padding_spans"] = None
+    attn_output, _ = flash_diff_attention_forward(module, query, key, value, None, **kwargs)  # (B, T, H/s, D)
+    return _exchange(attn_output, 1, 2, group), None
+
+
+def _exchange(tensor: torch.Tensor, split_dim: int, gather_dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+    """Every process gives each process a part of `split_dim`, and joins those that it is given along `gather_dim`."""
+    parts = torch.stack(tensor.chunk(group.size(), dim=split_dim))
+    return torch.cat(_AllToAll.apply(parts, group).unbind(), dim=gather_dim)
+
+
+class _AllToAll(torch.autograd.Function):
+    """Entry j of dimension 0 goes to process j, entry i of the result comes from process i. It is its own transpose:
+    a gradient goes back the way its value came."""
+
+    @staticmethod
+    def forward(ctx, parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        received = torch.empty_like(parts)
+        dist.all_to_all_single(received, parts, group=group)
+        return received
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _AllToAll.apply(gradient.contiguous(), ctx.group), None
+
+
+def _skip_first_batches(dataloader, num_batches: int = 0):
+    """accelerate's, which `Trainer` calls to resume, also for the loader of DeepSpeed: it takes a batch from every
+    process and deals out a part of each in turn, and accelerate does not know how to skip in it."""
+    if type(dataloader).__name__ != "UlyssesSPDataLoaderAdapter":
+        return accelerate.skip_first_batches(dataloader, num_batches)
+    rounds, rest = divmod(num_batches, dataloader.sp_world_size)
+    skipped = copy(dataloader)  # the next epoch starts with the original
+    skipped.dl = accelerate.skip_first_batches(dataloader.dl, rounds)
+    skipped.iter, skipped.micro_batches = iter(skipped.dl), copy(dataloader.micro_batches)
+    for _ in range(rest):
+        next(skipped)
+    return skipped
+
+
+__all__ = ["enable_ulysses", "ulysses_attention_forward"]
