@@ -9,13 +9,23 @@ VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "diff_transformer/__init_
 
 EXTRAS = {
     "triton": ["triton>=3.6; sys_platform == 'linux'"],  # the fused kernels, on CUDA
-    "train": ["accelerate>=1.1", "datasets>=3.0", "peft>=0.14", "trl>=1.0", "tensorboard", "tiktoken>=0.9"],
+    "train": [
+        "accelerate>=1.12",
+        "datasets>=4.0",
+        "matplotlib>=3.8",
+        "peft>=0.18",
+        "tensorboard",
+        "trl>=1.0",
+        "zstandard",  # corpora as .jsonl.zst
+    ],
+    "ulysses": ["deepspeed>=0.18.2; sys_platform == 'linux'"],  # sequence parallelism, and ZeRO-3
     "eval": ["matplotlib>=3.8"],
     "hub": ["huggingface_hub>=1.0"],
 }
 EXTRAS["dev"] = [
     *EXTRAS["triton"],
     *EXTRAS["train"],
+    *EXTRAS["ulysses"],
     *EXTRAS["eval"],
     "fastapi",  # with the next three: `transformers serve`, tried by a test
     "openai",
@@ -26,6 +36,7 @@ EXTRAS["dev"] = [
     "pytest",
     "pytest-xdist",
     "ruff",
+    "tiktoken>=0.9",  # what the tokenizer is compared with
 ]
 
 setup(

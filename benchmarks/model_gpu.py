@@ -24,10 +24,11 @@ import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from benchmarks.report import as_csv, first_line, hardware, versions, write
 from diff_transformer import DiffTransformerConfig
+from diff_transformer.training.models import transformer_twin
 
 TASKS = ("forward", "forward+backward")
 CONTESTANTS = {  # name -> model, attention
@@ -59,17 +60,6 @@ def diff_config(options: argparse.Namespace) -> DiffTransformerConfig:
     if options.layers is not None:
         changes["num_hidden_layers"] = options.layers
     return DiffTransformerConfig.from_paper_size("3B", **changes)
-
-
-def transformer_config(config: DiffTransformerConfig) -> LlamaConfig:
-    """Llama of equal size: 2h heads of d; it lacks the lambda vectors and head norms, some 10^4 numbers."""
-    same = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings")
-    same += ("rms_norm_eps", "tie_word_embeddings", "eos_token_id")
-    return LlamaConfig(
-        num_attention_heads=2 * config.num_attention_heads,
-        num_key_value_heads=2 * config.num_key_value_heads,
-        **{name: getattr(config, name) for name in same},
-    )
 
 
 def build(config: PreTrainedConfig, dtype: torch.dtype, device: str) -> PreTrainedModel:
@@ -331,7 +321,7 @@ def main(arguments: list[str] | None = None) -> int:
     if wrong:
         print("RED: flash_diff is wrong, so there is nothing to time.", *wrong, sep="\n  ")
         return 1
-    configs = {"DIFF": config, "Transformer": transformer_config(config)}
+    configs = {"DIFF": config, "Transformer": transformer_twin(config)}
     models = {}
     for name, one in configs.items():
         models[name] = build(one, dtype, options.device)

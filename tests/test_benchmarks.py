@@ -222,7 +222,7 @@ def test_model_gpu_models_are_of_equal_size(model_gpu):
     options = model_gpu.parse(["--device", "meta"])
     config = model_gpu.diff_config(options)
     diff = model_gpu.build(config, torch.bfloat16, "meta")
-    llama = model_gpu.build(model_gpu.transformer_config(config), torch.bfloat16, "meta")
+    llama = model_gpu.build(model_gpu.transformer_twin(config), torch.bfloat16, "meta")
     assert llama.config.head_dim == config.diff_head_dim == 128 and llama.config.num_attention_heads == 24
     extra = 28 * (4 * 128 + 256)  # lambda vectors and the head norm of every layer
     assert diff.num_parameters() - llama.num_parameters() == extra

@@ -1,0 +1,95 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Callbacks of the stages: the progress bar, a warning when loss or gradients spike, and an orderly stop."""
+
+import signal
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from transformers import ProgressCallback, TrainerCallback
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
+
+
+class Bar(ProgressCallback):
+    """Trainer's progress bar with the last log on it, in the place of a line for every entry."""
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if self.training_bar is None or "loss" not in logs:
+            return
+        shown = {"loss": f"{logs['loss']:.3f}", "grad": f"{logs.get('grad_norm', float('nan')):.2f}"}
+        if "tokens_per_second" in logs:
+            shown["tokens/s"] = f"{logs['tokens_per_second']:,.0f}"
+        if "mfu" in logs:
+            shown["MFU"] = f"{logs['mfu']:.1%}"
+        self.training_bar.set_postfix(shown)
+
+
+class SpikeWarning(TrainerCallback):
+    """Warns when loss or gradient norm leaps out of the last entries of the log.
+
+    A leap is more than `threshold` times the spread (the median distance to the median) above the median.
+    """
+
+    def __init__(self, threshold: float = 10.0, window: int = 50):
+        self.threshold, self.window = threshold, window
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if not state.is_world_process_zero or "loss" not in logs:
+            return
+        entries = [entry for entry in state.log_history[:-1] if "loss" in entry][-self.window :]
+        for name in ("loss", "grad_norm"):
+            before = [entry[name] for entry in entries if name in entry]
+            if len(before) < 10 or name not in logs:
+                continue
+            median = statistics.median(before)
+            spread = statistics.median(abs(value - median) for value in before)
+            if logs[name] > median + self.threshold * max(spread, 0.01 * abs(median)):
+                logger.warning(
+                    f"Step {state.global_step}: {name} spiked to {logs[name]:.3g}; the median of the last "
+                    f"{len(before)} entries is {median:.3g}."
+                )
+
+
+class StopOnSignal(TrainerCallback):
+    """On SIGTERM or Ctrl-C: finish the step, save, stop. All processes of a run stop after the same step.
+
+    A second Ctrl-C interrupts at once, without saving.
+    """
+
+    # A launcher passes on a Ctrl-C that the terminal has already sent to every process
+    SAME_SIGNAL_SECONDS = 2.0
+
+    def __init__(self):
+        self.received = 0
+        self._when = 0.0
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _receive(self, number: int, frame) -> None:
+        now = time.monotonic()
+        if self.received and number == signal.SIGINT and now - self._when > self.SAME_SIGNAL_SECONDS:
+            raise KeyboardInterrupt
+        if not self.received:
+            self.received, self._when = number, now
+            print(f"\n{signal.Signals(number).name}: finishing the step, then saving a checkpoint", flush=True)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if args.world_size > 1:  # the signal may have reached the others a step later, or not at all
+            received = torch.tensor(self.received, device=args.device)
+            dist.all_reduce(received, op=dist.ReduceOp.MAX)
+            self.received = int(received)
+        if self.received:
+            control.should_save = True
+            control.should_training_stop = True

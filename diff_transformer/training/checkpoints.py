@@ -1,0 +1,62 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Which checkpoint of a run is whole.
+
+A checkpoint ends with a list of its files and their sizes, written when everything else is on disk. A folder without
+the list was cut off while it was written; one that differs from it was damaged later.
+"""
+
+import json
+import os
+from pathlib import Path
+
+from transformers.trainer_utils import sort_checkpoints
+
+FILES = "files.json"
+
+
+def seal(checkpoint: Path) -> None:
+    """Writes the list of files: from here on the checkpoint counts."""
+    sizes = {
+        path.relative_to(checkpoint).as_posix(): path.stat().st_size
+        for path in sorted(checkpoint.rglob("*"))
+        if path.is_file() and path.name != FILES
+    }
+    temporary = checkpoint / f".{FILES}"
+    temporary.write_text(json.dumps(sizes, indent=1))
+    os.replace(temporary, checkpoint / FILES)
+
+
+def fault(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint, None if it is whole."""
+    try:
+        sizes = json.loads((checkpoint / FILES).read_text())
+    except FileNotFoundError:
+        return f"it has no {FILES}: it was cut off while it was saved"
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return f"its {FILES} is damaged"
+    for name, size in sizes.items():
+        path = checkpoint / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size:,} bytes instead of {size:,}"
+    return None
+
+
+def last_whole_checkpoint(output_dir: Path) -> tuple[Path | None, dict[Path, str]]:
+    """The checkpoint of most steps that is whole, and the later ones that are not, with their faults."""
+    faulty: dict[Path, str] = {}
+    for checkpoint in map(Path, reversed(sort_checkpoints(str(output_dir)))):
+        reason = fault(checkpoint)
+        if reason is None:
+            return checkpoint, faulty
+        faulty[checkpoint] = reason
+    return None, faulty
+
+
+def set_aside(checkpoint: Path) -> Path:
+    """Renames a faulty checkpoint, so that it neither counts as the latest one nor is lost."""
+    number = 0
+    while (aside := checkpoint.with_name(f"faulty-{checkpoint.name}{f'-{number}' if number else ''}")).exists():
+        number += 1
+    return checkpoint.rename(aside)

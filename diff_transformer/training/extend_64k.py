@@ -1,0 +1,257 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Extends the context of a checkpoint, in the paper from 4K to 64K (arXiv:2410.05258; data as in arXiv:2402.10171).
+
+    accelerate launch -m diff_transformer.training.extend_64k --config recipes/extend_64k/config.yaml
+
+Checkpoint -> rope_theta and max_position_embeddings raised -> corpus with long documents up-sampled -> budget ->
+Trainer -> model/, with the loss by position before and after.
+"""
+
+import gc
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from datasets import Dataset, load_from_disk
+from transformers import (
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainingArguments,
+    set_seed,
+)
+from transformers.utils import logging
+from trl import ModelConfig
+
+from . import smoke
+from .corpus import CorpusArguments, load_documents
+from .data import CausalCollator, tokenize
+from .loss import token_nll, use_linear_cross_entropy
+from .models import load, load_config, whole_models
+from .runs import RunArguments, checkpoint_to_resume, fit, parse, print_budget, sequence_parallel_size, set_batch
+from .trainer import RunTrainer
+from .ulysses import enable_ulysses
+from .upsampling import SLIMPAJAMA_SHARES, upsample_lengths
+
+logger = logging.get_logger(__name__)
+
+SMOKE = {
+    **smoke.TRAINING,
+    "dataset": smoke.DATA,
+    "model_name_or_path": smoke.MODEL,
+    "source_column": "meta.source",
+    "sequence_length": 4 * smoke.LENGTH,
+    "rope_theta": 640_000,
+    "long_from": 2 * smoke.LENGTH,
+    "total_tokens": 20 * 8 * smoke.LENGTH,
+    "tokens_per_step": 8 * smoke.LENGTH,
+    "per_device_train_batch_size": 1,
+    "validation_rows": 4,
+    "output_dir": "runs/smoke_extend_64k",
+}
+
+
+@dataclass
+class ExtensionArguments:
+    """How positions are encoded after the extension, and which documents it learns from."""
+
+    rope_type: str = field(
+        default="default",
+        metadata={
+            "help": "default: raise rope_theta, as the paper; linear, dynamic, yarn: keep it and stretch positions.",
+            "choices": ["default", "linear", "dynamic", "yarn"],
+        },
+    )
+    rope_theta: float | None = field(
+        default=None,
+        metadata={"help": "640000 in the paper (from 10000); by default that of the checkpoint."},
+    )
+    long_from: int = field(default=4096, metadata={"help": "Documents of at least so many tokens are all kept."})
+    shares: dict | str | None = field(
+        default=None,
+        metadata={
+            "help": "Tokens of each source as JSON, or slimpajama; by default as in the corpus, which a stream cannot "
+            "tell."
+        },
+    )
+    keep_short: float = field(default=0.1, metadata={"help": "The probability with which shorter ones are kept."})
+
+    def __post_init__(self):
+        if isinstance(self.shares, str):
+            self.shares = SLIMPAJAMA_SHARES if self.shares == "slimpajama" else json.loads(self.shares)
+
+
+ARGUMENTS = (ExtensionArguments, CorpusArguments, ModelConfig, RunArguments, TrainingArguments)
+
+
+def extended_config(
+    config: PreTrainedConfig, sequence_length: int, rope_type: str = "default", rope_theta: float | None = None
+) -> PreTrainedConfig:
+    """The configuration of a checkpoint with room for `sequence_length` tokens.
+
+    Raises ValueError for a contradiction: a length that is not longer, a lower theta, no change of the rotary
+    embedding at all, a checkpoint already stretched by another rope type.
+    """
+    old_length, rope = config.max_position_embeddings, dict(config.rope_parameters)
+    old_theta = rope["rope_theta"]
+    theta = old_theta if rope_theta is None else rope_theta
+    if sequence_length <= old_length:
+        raise ValueError(
+            f"sequence_length={sequence_length:,} was given, but the checkpoint already has max_position_embeddings="
+            f"{old_length:,}. An extension needs a longer one."
+        )
+    if rope["rope_type"] != "default":
+        raise ValueError(
+            f"The checkpoint's rope_type is {rope['rope_type']!r}: it was extended already, from "
+            f"{rope.get('original_max_position_embeddings', 'an unknown number of')} tokens. Extend the original."
+        )
+    if theta < old_theta:
+        raise ValueError(
+            f"rope_theta={theta:g} was given, less than the checkpoint's {old_theta:g}: positions would turn faster, "
+            "and distances beyond those of the training would come up. Give a larger one (640000 in the paper)."
+        )
+    if rope_type == "default":
+        if theta == old_theta:
+            raise ValueError(
+                f"rope_type='default' needs a larger rope_theta than the checkpoint's {old_theta:g}; 640000 in the "
+                "paper. Or choose linear, dynamic or yarn."
+            )
+        rope["rope_theta"] = theta
+    else:
+        rope |= {"rope_type": rope_type, "rope_theta": theta, "factor": sequence_length / old_length}
+        if rope_type != "linear":
+            rope["original_max_position_embeddings"] = old_length
+    return type(config).from_dict(
+        config.to_dict() | {"max_position_embeddings": sequence_length, "rope_parameters": rope}
+    )
+
+
+def long_rows(
+    corpus: CorpusArguments,
+    extension: ExtensionArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    total_tokens: int,
+    seed: int,
+    folder: Path,
+) -> Dataset:
+    """The corpus with long documents up-sampled, written to `folder`, or read from there if it exists."""
+    if folder.exists():
+        return load_from_disk(str(folder))
+    if corpus.source_column is None:
+        raise ValueError("source_column is needed: long documents are up-sampled within each source.")
+    documents = tokenize(
+        load_documents(corpus),
+        tokenizer,
+        max_document_characters=corpus.max_document_characters,
+        num_proc=corpus.num_proc,
+    )
+    rows, report = upsample_lengths(
+        documents,
+        folder,
+        token_budget=total_tokens + corpus.validation_rows * corpus.sequence_length,
+        sequence_length=corpus.sequence_length,
+        eos_token_id=tokenizer.eos_token_id,
+        shares=extension.shares,
+        long_from=extension.long_from,
+        keep_short=extension.keep_short,
+        seed=seed,
+    )
+    print(report, flush=True)
+    return rows
+
+
+@torch.no_grad()
+def nll_by_position(model: PreTrainedModel, rows: torch.Tensor, num_buckets: int = 8) -> dict[str, float]:
+    """Mean negative log-likelihood (nats per token) of the tokens in each of `num_buckets` equal spans of positions.
+
+    Args:
+        rows: (rows, tokens) ids, one row at a time through the model.
+    """
+    was_training = model.training
+    model.eval()
+    head, sums = model.get_output_embeddings(), torch.zeros(rows.shape[1] - 1, dtype=torch.float64)
+    for row in rows:
+        ids = row[None].to(model.device)
+        hidden_states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        sums += token_nll(hidden_states[0, :-1], head.weight, ids[0, 1:], bias=head.bias).double().cpu()
+    model.train(was_training)
+    edges = torch.linspace(0, rows.shape[1] - 1, num_buckets + 1).long().tolist()
+    return {
+        f"{start + 1:,}-{end:,}": (sums[start:end].mean() / len(rows)).item()
+        for start, end in zip(edges, edges[1:], strict=False)
+    }
+
+
+def main(argv: list[str] | None = None) -> None:
+    extension, corpus, chosen_model, run, training = parse(ARGUMENTS, SMOKE, argv)
+    resume = checkpoint_to_resume(training)
+    set_seed(training.seed)
+    output_dir = Path(training.output_dir)
+    with training.main_process_first(local=False):
+        if corpus.dataset == smoke.DATA:
+            corpus.dataset = str(smoke.write_corpus(output_dir / smoke.DATA))
+        if chosen_model.model_name_or_path == smoke.MODEL:
+            chosen_model.model_name_or_path = str(smoke.write_model(output_dir / smoke.MODEL))
+
+    # 1. Model, with the loss of the checkpoint as it is. One process measures, the others wait
+    old_config = load_config(chosen_model.model_name_or_path)
+    config = extended_config(old_config, corpus.sequence_length, extension.rope_type, extension.rope_theta)
+    model, tokenizer = load(
+        chosen_model.model_name_or_path, config, attn_implementation=chosen_model.attn_implementation
+    )
+    tokenizer.model_max_length = corpus.sequence_length
+    use_linear_cross_entropy(model)
+    if sequence_parallel_size() > 1:
+        enable_ulysses(model)
+
+    # 2. Data
+    if run.total_tokens is None:
+        raise ValueError("total_tokens is needed: the up-sampled corpus is drawn for it (1.5e9 in the paper).")
+    with training.main_process_first(desc="up-sampling long documents"):
+        rows = long_rows(corpus, extension, tokenizer, int(run.total_tokens), training.seed, output_dir / "corpus")
+    split = rows.train_test_split(corpus.validation_rows, seed=training.seed)
+    train, validation = split["train"], split["test"]
+    probe = torch.tensor(validation[:8]["input_ids"])
+
+    # 3. Budget
+    set_batch(training, run, corpus.sequence_length)
+    print_budget(config, training, run, corpus.sequence_length)
+    before = _measure(chosen_model.model_name_or_path, probe, training, "before")
+
+    # 4. Training
+    trainer = RunTrainer(
+        model=model,
+        args=training,
+        train_dataset=train,
+        eval_dataset=validation,
+        processing_class=tokenizer,
+        data_collator=CausalCollator(tokenizer.eos_token_id, sequence_parallel=sequence_parallel_size() > 1),
+        peak_flops_per_device=run.peak_flops_per_device,
+    )
+    fit(trainer, resume)
+
+    # 5. What it brought, measured on what was saved
+    del trainer, model
+    gc.collect()
+    torch.cuda.empty_cache()
+    after = _measure(str(output_dir / "model"), probe, training, "after")
+    if training.process_index == 0:
+        print("Nats per token at positions   before    after")
+        for span, loss in before.items():
+            print(f"{span:>27} {loss:>8.3f} {after[span]:>8.3f}")
+
+
+def _measure(path: str, rows: torch.Tensor, training: TrainingArguments, when: str) -> dict[str, float]:
+    """The loss by position of a saved model, on the first process while the others wait."""
+    with training.main_process_first(local=False, desc=f"measuring the loss by position {when}"):
+        if training.process_index != 0:
+            return {}
+        dtype = torch.bfloat16 if training.bf16 else torch.float32
+        with whole_models():
+            model, _ = load(path, load_config(path), dtype=dtype)
+        return nll_by_position(model.to(training.device), rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Rows of the mathematical datasets as token ids and completion masks, which TRL's `SFTTrainer` takes as they are.
+
+Tokenized here rather than by the trainer because only here an over-long row can be left out: cut off, a reasoning
+trace would teach to think without an end. Every row left out is counted under its reason.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, DatasetDict, Features, List, Value, load_dataset, load_from_disk
+from transformers import PreTrainedTokenizerBase
+
+Messages = list[dict[str, str]]
+
+# The marks of OpenThoughts' traces, in their order
+TRACE_MARKS = ("<|begin_of_thought|>", "<|end_of_thought|>", "<|begin_of_solution|>", "<|end_of_solution|>")
+_ENCODED = Features(
+    {"input_ids": List(Value("int32")), "completion_mask": List(Value("int8")), "fault": Value("string")}
+)
+_ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
+
+
+@dataclass
+class MathArguments:
+    """The rows to learn."""
+
+    dataset: str = field(default="", metadata={"help": "Hub id, or a local folder or file."})
+    dataset_config: str | None = field(default=None, metadata={"help": "Its configuration, if it has several."})
+    dataset_split: str = field(default="train", metadata={"help": "Its split."})
+    prompt_column: str = field(default="problem", metadata={"help": "Stage 1: the column of the questions."})
+    completion_column: str = field(default="solution", metadata={"help": "Stage 1: the column of the answers."})
+    only_correct: bool = field(
+        default=False, metadata={"help": "Stage 2: leave out traces whose column `correct` is not true."}
+    )
+    validation_rows: int = field(default=0, metadata={"help": "Rows held out for the validation loss."})
+
+
+_FILES = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
+
+
+def load_table(arguments: MathArguments, columns: set[str]) -> Dataset:
+    """The rows of a dataset of the Hub, or of a local file or folder, which must have `columns`.
+
+    Raises ValueError, with what there is, for columns or a split that it does not have.
+    """
+    path, split = Path(arguments.dataset).expanduser(), arguments.dataset_split
+    if not arguments.dataset:
+        raise ValueError("Got no dataset; name one on the Hub, or a file or folder: --dataset PATH.")
+    if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
+        saved = load_from_disk(str(path))
+        if isinstance(saved, DatasetDict) and split not in saved:
+            raise ValueError(f"{path} has the splits {', '.join(saved)}, not {split!r}.")
+        rows = saved[split] if isinstance(saved, DatasetDict) else saved
+    elif path.is_file():
+        if path.suffix not in _FILES:
+            raise ValueError(f"{path} is no file of rows; they end in {', '.join(_FILES)}.")
+        rows = load_dataset(_FILES[path.suffix], data_files=str(path), split="train")
+    else:
+        rows = load_dataset(arguments.dataset, arguments.dataset_config, split=split)
+    if not columns <= set(rows.column_names):
+        raise ValueError(
+            f"{arguments.dataset} has the columns {', '.join(rows.column_names)}; "
+            f"{', '.join(sorted(columns - set(rows.column_names)))} is needed. Name another column or dataset."
+        )
+    return rows
+
+
+def question_and_answer(row: dict[str, Any], prompt_column: str, completion_column: str) -> Messages | str:
+    """The messages of a row of two columns of text, or why it is left out."""
+    texts = [row[prompt_column], row[completion_column]]
+    if not all(isinstance(text, str) and text.strip() for text in texts):
+        return "a question or answer that is empty or no text"
+    return [{"role": role, "content": text} for role, text in zip(("user", "assistant"), texts, strict=True)]
+
+
+def reasoning_trace(row: dict[str, Any], only_correct: bool = False) -> Messages | str:
+    """The messages of a row of OpenThoughts-114k-math, or why it is left out.
+
+    The long reasoning is in `conversations`; `messages` holds a short solution of another origin and is not looked at.
+    """
+    if only_correct and row.get("correct") is not True:
+        return "an answer that was not verified"
+    turns = row["conversations"]
+    if not turns or any(turn.get("from") not in _ROLES for turn in turns):
+        return "conversations that are empty or have an unknown speaker"
+    messages = [{"role": _ROLES[turn["from"]], "content": turn["value"]} for turn in turns]
+    if not all(isinstance(message["content"], str) and message["content"].strip() for message in messages):
+        return "a turn that is empty or no text"
+    if messages[-1]["role"] != "assistant":
+        return "conversations that do not end with an answer"
+    positions = [messages[-1]["content"].find(mark) for mark in TRACE_MARKS]
+    if -1 in positions or positions != sorted(positions):
+        return "a trace without its thought and solution marks"
+    system = row.get("system")
+    if messages[0]["role"] != "system" and isinstance(system, str) and system.strip():
+        messages.insert(0, {"role": "system", "content": system})
+    return messages
+
+
+def tokenize_messages(
+    rows: Dataset,
+    to_messages: Callable[[dict[str, Any]], Messages | str],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    num_proc: int | None = None,
+) -> tuple[Dataset, dict[str, int]]:
+    """Token ids of every row and the mask of its completion, the last message, in the tokenizer's chat template.
+
+    Returns:
+        A dataset of `input_ids` and `completion_mask` (1 for the answer and its end mark), both lists of `int` of at
+        most `max_length`, and how many rows were left out for which reason. Texts with a special token of the
+        tokenizer in them are left out: it would be read as one, and end or begin a turn.
+
+    Raises:
+        ValueError: every row was left out.
+    """
+
+    special_tokens = tokenizer.all_special_tokens
+
+    def left_out(fault: str) -> dict[str, Any]:
+        return {"input_ids": [], "completion_mask": [], "fault": fault}
+
+    def encode(row: dict[str, Any]) -> dict[str, Any]:
+        messages = to_messages(row)
+        if isinstance(messages, str):
+            return left_out(messages)
+        if any(token in message["content"] for token in special_tokens for message in messages):
+            return left_out("a text with a special token in it")
+        prompt = _ids(tokenizer, messages[:-1], add_generation_prompt=True)
+        whole = _ids(tokenizer, messages)
+        if whole[: len(prompt)] != prompt:
+            raise ValueError(
+                "The chat template of the tokenizer does not begin a conversation with the tokens of its prompt, so "
+                "the completion cannot be told from it. Give the tokenizer a template that only appends."
+            )
+        if len(whole) > max_length:
+            return left_out(f"more than {max_length:,} tokens")
+        return {
+            "input_ids": whole,
+            "completion_mask": [0] * len(prompt) + [1] * (len(whole) - len(prompt)),
+            "fault": "",
+        }
+
+    encoded = rows.map(
+        encode, remove_columns=rows.column_names, features=_ENCODED, num_proc=num_proc, desc="Tokenizing"
+    )
+    faults = Counter(encoded["fault"])
+    kept = [i for i, fault in enumerate(encoded["fault"]) if not fault]
+    faults.pop("", None)
+    if not kept:
+        raise ValueError(f"All {len(rows):,} rows were left out: {dict(faults)}. Look at the dataset and its columns.")
+    return encoded.select(kept).remove_columns("fault"), dict(faults)
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, messages: Messages, **kwargs: Any) -> list[int]:
+    encoding: Any = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, **kwargs)
+    return encoding["input_ids"]

@@ -1,0 +1,134 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""The model and tokenizer a stage trains: DIFF, or the Transformer that it is compared with."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.integrations import deepspeed
+
+from ..configuration_diff import DiffTransformerConfig
+from ..tokenization_cl100k import cl100k_tokenizer
+
+ARCHITECTURES = ("diff", "transformer")
+
+
+@dataclass
+class NewModelArguments:
+    """A model from nothing. Its twin is the same command with `--architecture transformer`."""
+
+    architecture: str = field(
+        default="diff",
+        metadata={
+            "help": "diff: the Differential Transformer; transformer: its twin, Llama with twice as many heads of "
+            "half the width, equal in parameters and FLOPs.",
+            "choices": ARCHITECTURES,
+        },
+    )
+    size: str = field(default="3B", metadata={"help": "One of the paper's: 830M, 1.4B, 2.8B, 3B, 6.8B, 13.1B."})
+    config_overrides: dict | str | None = field(
+        default=None,
+        metadata={"help": 'Fields of DiffTransformerConfig to change, as JSON: {"num_hidden_layers": 4}.'},
+    )
+    tokenizer_ranks: int | None = field(
+        default=None,
+        metadata={"help": "Keep this many merge ranks of cl100k_base (small models); all 100,256 by default."},
+    )
+
+    def __post_init__(self):
+        if isinstance(self.config_overrides, str):  # from the command line
+            self.config_overrides = json.loads(self.config_overrides)
+
+
+def transformer_twin(config: DiffTransformerConfig) -> LlamaConfig:
+    """The paper's Transformer of equal size: 2h heads of d (and 2 hk key/value heads), full rotation.
+
+    It lacks the lambda vectors and head norms, L (4d + 2d) numbers.
+    """
+    rope_parameters = {key: value for key, value in config.rope_parameters.items() if key != "partial_rotary_factor"}
+    same = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings"]
+    same += ["rms_norm_eps", "tie_word_embeddings", "eos_token_id", "pad_token_id", "initializer_range"]
+    return LlamaConfig(
+        num_attention_heads=2 * config.num_attention_heads,
+        num_key_value_heads=2 * config.num_key_value_heads,
+        head_dim=config.diff_head_dim,
+        rope_parameters=rope_parameters,
+        bos_token_id=None,
+        **{name: getattr(config, name) for name in same},
+    )
+
+
+def new_tokenizer(arguments: NewModelArguments, sequence_length: int) -> PreTrainedTokenizerBase:
+    return cl100k_tokenizer(vocab_size=arguments.tokenizer_ranks, model_max_length=sequence_length)
+
+
+def new_config(
+    arguments: NewModelArguments, tokenizer: PreTrainedTokenizerBase, sequence_length: int
+) -> PreTrainedConfig:
+    """The configuration of a paper's size for the tokenizer's words, their number rounded up to a multiple of 64.
+
+    Raises ValueError for an unknown size or field.
+    """
+    overrides: Any = arguments.config_overrides or {}  # a str only before __post_init__
+    known = {f.name for f in fields(DiffTransformerConfig)}
+    if not set(overrides) <= known:
+        raise ValueError(
+            f"config_overrides has {', '.join(sorted(set(overrides) - known))}, which DiffTransformerConfig does not "
+            "have. help(diff_transformer.DiffTransformerConfig) describes its fields."
+        )
+    values = {
+        "vocab_size": -(-len(tokenizer) // 64) * 64,
+        "max_position_embeddings": sequence_length,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    config = DiffTransformerConfig.from_paper_size(arguments.size, **{**values, **overrides})
+    return config if arguments.architecture == "diff" else transformer_twin(config)
+
+
+def load_config(path: str | None, **kwargs: Any) -> PreTrainedConfig:
+    """The configuration of a checkpoint of either architecture; others are refused."""
+    if path is None:
+        raise ValueError("This stage starts from a checkpoint: name one with --model_name_or_path.")
+    try:
+        config = AutoConfig.from_pretrained(path, **kwargs)
+    except OSError as error:
+        raise ValueError(
+            f"{path} is neither a folder with a model nor one on the Hub that can be reached. Name another with "
+            "--model_name_or_path; a stage leaves its model in OUTPUT_DIR/model."
+        ) from error
+    if config.model_type not in (DiffTransformerConfig.model_type, LlamaConfig.model_type):
+        raise ValueError(
+            f"{path} has the model type {config.model_type!r}; these stages train diff_transformer and its twin, "
+            "llama. Convert checkpoints of other code bases with `diff-transformer convert`."
+        )
+    return config
+
+
+@contextmanager
+def whole_models() -> Iterator[None]:
+    """In here one process loads a model alone and whole. DeepSpeed's ZeRO-3 splits every model that is loaded, which
+    all processes must do together."""
+    split = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = split
+
+
+def load(path: str, config: PreTrainedConfig, **kwargs: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model and tokenizer of a checkpoint, the model with `config` in the place of its own."""
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    return AutoModelForCausalLM.from_pretrained(path, config=config, **kwargs), tokenizer

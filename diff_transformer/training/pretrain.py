@@ -1,0 +1,83 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Pretrains DIFF, or its Transformer twin, from nothing on a corpus of text (Tables 9 and 10, arXiv:2410.05258).
+
+    accelerate launch -m diff_transformer.training.pretrain --config recipes/pretrain/config.yaml
+
+Corpus -> tokens packed to length -> budget -> model -> Trainer -> model/, training.png.
+"""
+
+from pathlib import Path
+
+from transformers import AutoModelForCausalLM, TrainingArguments, set_seed
+from transformers.utils import logging
+from trl import ModelConfig
+
+from . import smoke
+from .corpus import CorpusArguments
+from .data import CausalCollator, ReportSkipped, load_rows
+from .loss import use_linear_cross_entropy
+from .models import NewModelArguments, new_config, new_tokenizer
+from .runs import RunArguments, checkpoint_to_resume, fit, parse, print_budget, sequence_parallel_size, set_batch
+from .trainer import RunTrainer
+from .ulysses import enable_ulysses
+
+logger = logging.get_logger(__name__)
+
+ARGUMENTS = (NewModelArguments, CorpusArguments, ModelConfig, RunArguments, TrainingArguments)
+SMOKE = {
+    **smoke.TRAINING,
+    **smoke.NEW_MODEL,
+    "dataset": smoke.DATA,
+    "streaming": False,
+    "source_column": "meta.source",
+    "sequence_length": smoke.LENGTH,
+    "validation_rows": 16,
+    "eval_strategy": "steps",
+    "eval_steps": 10,
+    "output_dir": "runs/smoke_pretrain",
+    "tokens_per_step": 8 * smoke.LENGTH,
+}
+
+
+def main(argv: list[str] | None = None) -> None:
+    new_model, corpus, attention, run, training = parse(ARGUMENTS, SMOKE, argv)
+    resume = checkpoint_to_resume(training)
+    set_seed(training.seed)
+
+    # 1. Data
+    if corpus.dataset == smoke.DATA:
+        with training.main_process_first(local=False):
+            corpus.dataset = str(smoke.write_corpus(Path(training.output_dir) / smoke.DATA))
+    tokenizer = new_tokenizer(new_model, corpus.sequence_length)
+    with training.main_process_first(desc="packing the corpus"):
+        train, validation, skipped = load_rows(corpus, tokenizer, seed=training.seed)
+
+    # 2. Model, the same numbers on every process
+    config = new_config(new_model, tokenizer, corpus.sequence_length)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.attn_implementation)
+    use_linear_cross_entropy(model)
+    if sequence_parallel_size() > 1:
+        enable_ulysses(model)
+
+    # 3. Budget
+    set_batch(training, run, corpus.sequence_length)
+    print_budget(config, training, run, corpus.sequence_length, None if corpus.streaming else len(train))
+
+    # 4. Training
+    trainer = RunTrainer(
+        model=model,
+        args=training,
+        train_dataset=train,
+        eval_dataset=validation,
+        processing_class=tokenizer,
+        data_collator=CausalCollator(
+            tokenizer.eos_token_id, corpus.sequence_length, sequence_parallel=sequence_parallel_size() > 1
+        ),
+        callbacks=[ReportSkipped(skipped)],
+        peak_flops_per_device=run.peak_flops_per_device,
+    )
+    fit(trainer, resume)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""What a stage does around its trainer: arguments, tokens into steps, resuming, training, the model and a picture."""
+
+import math
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedConfig, ProgressCallback, TrainingArguments
+from transformers.integrations import is_deepspeed_zero3_enabled, is_tensorboard_available
+from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils import logging
+from trl import TrlParser
+
+from .budget import Budget, Layout, peak_flops
+from .callbacks import Bar, SpikeWarning, StopOnSignal
+from .checkpoints import FILES, fault, last_whole_checkpoint, set_aside
+from .plots import plot_run
+from .trainer import RunTrainer
+
+logger = logging.get_logger(__name__)
+
+# `gradient_checkpointing` before transformers 5.23
+_CHECKPOINTING = "activation_checkpointing"
+if _CHECKPOINTING not in {f.name for f in fields(TrainingArguments)}:
+    _CHECKPOINTING = "gradient_checkpointing"
+
+
+@dataclass
+class RunArguments:
+    """What all stages have in common, beside transformers' TrainingArguments."""
+
+    total_tokens: float | None = field(
+        default=None, metadata={"help": "Train on this many tokens (1e12); sets max_steps."}
+    )
+    tokens_per_step: float | None = field(
+        default=None,
+        metadata={
+            "help": "The batch of an optimizer step in tokens (4194304 is 4M); sets gradient_accumulation_steps from "
+            "the number of processes, so that a recipe is the same on any number of GPUs."
+        },
+    )
+    checkpoint_activations: bool = field(
+        default=False,
+        metadata={"help": f"Recompute activations in the backward ({_CHECKPOINTING} of TrainingArguments)."},
+    )
+    peak_tflops: float | None = field(
+        default=None,
+        metadata={"help": "Peak TFLOP/s of a device, for MFU and the budget; known for NVIDIA's data-centre GPUs."},
+    )
+    expected_mfu: float | None = field(
+        default=None,
+        metadata={
+            "help": "The share of that peak with which the budget estimates hours; by default 40 % of it in all FLOPs "
+            "that are executed, an assumption."
+        },
+    )
+    smoke: bool = field(
+        default=False,
+        metadata={"help": "The same path in under two minutes on a CPU: a tiny model and data of this machine."},
+    )
+
+    @property
+    def peak_flops_per_device(self) -> float | None:
+        return None if self.peak_tflops is None else self.peak_tflops * 1e12
+
+
+def parse(dataclass_types: Iterable[type], smoke: Mapping[str, object], argv: list[str] | None = None) -> tuple:
+    """Reads `--config FILE.yaml` and the command line, which wins.
+
+    `--smoke` stands for the arguments `smoke`, stronger than the file and weaker than the command line.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if "--smoke" in argv:
+        argv = [*(word for name, value in smoke.items() for word in (f"--{name}", str(value))), *argv]
+    parser = TrlParser(dataclass_types)
+    parser.set_defaults_with_config(
+        **{_CHECKPOINTING: False},  # not None, for which SFTConfig has its deprecated name stand in
+        report_to="tensorboard" if is_tensorboard_available() else "none",
+        logging_nan_inf_filter=False,  # RunTrainer stops at such a loss instead of leaving it out of the mean
+        logging_first_step=True,
+        ddp_find_unused_parameters=False,  # every parameter takes part in every step
+        remove_unused_columns=False,
+    )
+    return parser.parse_args_and_config(argv)
+
+
+def set_batch(training: TrainingArguments, run: RunArguments, sequence_length: int) -> None:
+    """Turns tokens into accumulation and steps, for rows of `sequence_length` tokens on all processes.
+
+    Raises ValueError if `tokens_per_step` is not a multiple of what the processes take at a time.
+    """
+    setattr(training, _CHECKPOINTING, run.checkpoint_activations)
+    if hasattr(training, "gradient_checkpointing"):  # the old name mirrors the new one
+        training.gradient_checkpointing = run.checkpoint_activations
+    replicas = training.world_size // sequence_parallel_size()
+    at_a_time = training.per_device_train_batch_size * sequence_length * replicas
+    if run.tokens_per_step is not None:
+        if run.tokens_per_step % at_a_time:
+            raise ValueError(
+                f"tokens_per_step={run.tokens_per_step:,.0f} was given, but {replicas} replicas with "
+                f"{training.per_device_train_batch_size} rows of {sequence_length:,} tokens each take {at_a_time:,} "
+                "tokens at a time. Choose a multiple of it, or another per_device_train_batch_size."
+            )
+        training.gradient_accumulation_steps = int(run.tokens_per_step) // at_a_time
+    if run.total_tokens is not None:
+        training.max_steps = -(-int(run.total_tokens) // (at_a_time * training.gradient_accumulation_steps))
+
+
+def print_budget(
+    config: PreTrainedConfig,
+    training: TrainingArguments,
+    run: RunArguments,
+    sequence_length: int,
+    num_rows: int | None = None,
+    trainable_parameters: int | None = None,
+) -> None:
+    """Prints what the run costs, on the first process. num_rows: of an epoch, where no `max_steps` is set."""
+    if training.process_index != 0:
+        return
+    sequence_parallel = sequence_parallel_size()
+    sharded = is_deepspeed_zero3_enabled() or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("true", "1")
+    layout = Layout(
+        data_parallel=training.world_size // sequence_parallel,
+        sequence_parallel=sequence_parallel,
+        shard=training.world_size if sharded else 1,
+        per_device_batch_size=training.per_device_train_batch_size,
+        gradient_accumulation_steps=training.gradient_accumulation_steps,
+        activation_checkpointing=run.checkpoint_activations,
+        sync_each_batch=is_deepspeed_zero3_enabled(),
+    )
+    if training.max_steps > 0:
+        tokens = training.max_steps * layout.tokens_per_step(sequence_length)
+    elif num_rows is not None:
+        tokens = math.ceil(training.num_train_epochs * num_rows) * sequence_length
+    else:
+        raise ValueError("A streamed corpus has no known end: give --total_tokens or --max_steps.")
+    device, memory = "CPU", None
+    if training.device.type == "cuda":
+        device = torch.cuda.get_device_name(training.device)
+        memory = torch.cuda.get_device_properties(training.device).total_memory
+    budget = Budget(
+        config,
+        sequence_length,
+        tokens,
+        layout,
+        gpu=device,
+        peak_flops_per_device=run.peak_flops_per_device or peak_flops(device),
+        gpu_memory=memory,
+        mfu=run.expected_mfu,
+        trainable_parameters=trainable_parameters,
+    )
+    print(budget, flush=True)
+
+
+def sequence_parallel_size() -> int:
+    """How many processes share a sequence, as `accelerate launch` was told."""
+    return int(os.environ.get("PARALLELISM_CONFIG_SP_SIZE", "1"))
+
+
+def checkpoint_to_resume(training: TrainingArguments) -> str | None:
+    """The checkpoint that `--resume_from_checkpoint` means, None for a run from the start.
+
+    `last` is the last whole one; a faulty one after it is renamed, not deleted. A folder with checkpoints in it is
+    refused without the argument, so that no run overwrites another.
+    """
+    wanted, output_dir = training.resume_from_checkpoint, Path(training.output_dir)
+    found = get_last_checkpoint(output_dir) if output_dir.is_dir() else None
+    if wanted is None:
+        if found is not None:
+            raise FileExistsError(
+                f"{output_dir} has the checkpoints of a run, the last is {Path(found).name}. Continue it with "
+                "--resume_from_checkpoint last, or name another --output_dir."
+            )
+        return None
+    if wanted != "last":
+        reason = fault(Path(wanted)) if (Path(wanted) / FILES).exists() else None
+        if reason is not None or not Path(wanted).is_dir():
+            raise ValueError(
+                f"{wanted} cannot be resumed: {reason or 'there is no such folder'}. Name another, or last."
+            )
+        return wanted
+    with training.main_process_first(local=False, desc="looking for the last checkpoint"):
+        whole, faulty = last_whole_checkpoint(output_dir) if output_dir.is_dir() else (None, {})
+        for checkpoint, reason in faulty.items():
+            logger.warning(f"{checkpoint} does not count, {reason}. Kept as {set_aside(checkpoint).name}.")
+    if whole is None:
+        raise FileNotFoundError(
+            f"--resume_from_checkpoint last was given, but {output_dir} has no whole checkpoint. Start without it."
+        )
+    logger.warning(f"Continuing from {whole}.")
+    return str(whole)
+
+
+def fit(trainer: RunTrainer, resume_from_checkpoint: str | None, name: str = "model") -> None:
+    """Trains, then leaves `model/` (or another `name`; with the tokenizer) and `training.png` in the output folder.
+
+    SIGTERM or Ctrl-C ends the process with 128 + its number, after a checkpoint and with the words to go on.
+    """
+    output_dir, stop = Path(trainer.args.output_dir), StopOnSignal()
+    if trainer.pop_callback(ProgressCallback) is not None:
+        trainer.add_callback(Bar)
+    trainer.add_callback(SpikeWarning)
+    trainer.add_callback(stop)
+    with stop.listening():
+        trainer.train(resume_from_checkpoint=resume_from_checkpoint)
+    if trainer.is_world_process_zero():
+        trainer.save_state()
+        plot_run(trainer.state.log_history, output_dir / "training.png")
+    if stop.received:
+        if trainer.is_world_process_zero():
+            print(
+                f"Stopped after step {trainer.state.global_step:,} of {trainer.state.max_steps:,} with a checkpoint. "
+                "Continue with the same command and --resume_from_checkpoint last"
+            )
+        sys.exit(128 + stop.received)
+    trainer.save_whole_model(output_dir / name)
+    if trainer.is_world_process_zero():
+        print(f"{name.capitalize():<9}{output_dir / name}\nPicture  {output_dir / 'training.png'}")

@@ -1,0 +1,133 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Fine-tuning on mathematics, the part that both stages share: rows -> tokens -> budget -> TRL's SFTTrainer -> model/.
+
+The loss is that of the answers alone, rows are packed without seeing one another, and with `--use_peft` a LoRA adapter
+is trained, saved, and merged into the model.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from peft import PeftModel
+from transformers import GenerationConfig, PreTrainedTokenizerBase, set_seed
+from transformers.utils import logging
+from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
+
+from ..folders import whole_folder
+from . import smoke
+from .math_data import MathArguments, Messages, load_table, tokenize_messages
+from .models import load, load_config, whole_models
+from .runs import RunArguments, checkpoint_to_resume, fit, parse, print_budget, sequence_parallel_size, set_batch
+from .trainer import RunTrainer
+
+logger = logging.get_logger(__name__)
+
+ARGUMENTS = (MathArguments, ModelConfig, RunArguments, SFTConfig)
+SMOKE = {
+    **smoke.TRAINING,
+    "dataset": smoke.DATA,
+    "model_name_or_path": smoke.MODEL,
+    "max_length": 256,
+    "per_device_train_batch_size": 2,
+    "tokens_per_step": 1024,
+    "validation_rows": 20,
+    "eval_strategy": "steps",
+    "eval_steps": 10,
+}
+
+
+class MathTrainer(RunTrainer, SFTTrainer):
+    """TRL's `SFTTrainer` with what every stage adds."""
+
+
+def run_stage(
+    columns: Callable[[MathArguments], set[str]],
+    to_messages: Callable[[MathArguments], Callable[[dict[str, Any]], Messages | str]],
+    write_smoke_data: Callable[[Path], Path],
+    smoke_arguments: Mapping[str, object],
+    argv: list[str] | None,
+) -> None:
+    """From the arguments, `columns` are those that a row needs, and `to_messages` the function that reads them."""
+    data, chosen_model, run, training = parse(ARGUMENTS, smoke_arguments, argv)
+    if sequence_parallel_size() > 1:
+        raise ValueError(
+            f"{sequence_parallel_size()} processes were to share a sequence, which TRL's packed rows do not allow. "
+            "Sequences of 16K fit on one GPU: launch with recipes/accelerate/fsdp2.yaml or zero3.yaml."
+        )
+    resume = checkpoint_to_resume(training)
+    set_seed(training.seed)
+    with training.main_process_first(local=False):
+        if data.dataset == smoke.DATA:
+            data.dataset = str(write_smoke_data(Path(training.output_dir) / smoke.DATA))
+        if chosen_model.model_name_or_path == smoke.MODEL:
+            folder = smoke.write_model(Path(training.output_dir) / smoke.MODEL, training.max_length)
+            chosen_model.model_name_or_path = str(folder)
+
+    # 1. Model
+    config = load_config(chosen_model.model_name_or_path)
+    if training.max_length > config.max_position_embeddings:
+        raise ValueError(
+            f"max_length={training.max_length:,} was given, but {chosen_model.model_name_or_path} was trained for "
+            f"{config.max_position_embeddings:,} tokens. Extend its context first (extend_64k), or lower max_length."
+        )
+    model, tokenizer = load(
+        chosen_model.model_name_or_path, config, attn_implementation=chosen_model.attn_implementation
+    )
+
+    # 2. Data
+    with training.main_process_first(desc="tokenizing the rows"):
+        rows, left_out = tokenize_messages(
+            load_table(data, columns(data)),
+            to_messages(data),
+            tokenizer,
+            training.max_length,
+            training.dataset_num_proc,
+        )
+    if training.process_index == 0:
+        print(f"Rows     {len(rows):,} to learn" + "".join(f", {n:,} left out: {why}" for why, n in left_out.items()))
+    train, validation = rows, None
+    if data.validation_rows:
+        train, validation = rows.train_test_split(data.validation_rows, seed=training.seed).values()
+
+    # 3. Trainer, which makes the adapter
+    set_batch(training, run, training.max_length)
+    trainer = MathTrainer(
+        model=model,
+        args=training,
+        train_dataset=train,
+        eval_dataset=validation,
+        processing_class=tokenizer,
+        peft_config=get_peft_config(chosen_model),
+        peak_flops_per_device=run.peak_flops_per_device,
+    )
+    model.generation_config.eos_token_id = end_marks(rows[0], tokenizer)
+
+    # 4. Budget, training
+    trainable = trainer.get_num_trainable_parameters() if chosen_model.use_peft else None
+    print_budget(config, training, run, training.max_length, len(trainer.train_dataset), trainable)
+    fit(trainer, resume, "adapter" if chosen_model.use_peft else "model")
+    if chosen_model.use_peft and trainer.is_world_process_zero():
+        merge(chosen_model.model_name_or_path, Path(training.output_dir), model.generation_config)
+
+
+def end_marks(row: dict[str, list[int]], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Where generation stops: at the end of text, and at the special token that ends an answer in the template."""
+    marks = [i for i, learnt in zip(row["input_ids"], row["completion_mask"], strict=True) if learnt]
+    marks = [i for i in marks if i in tokenizer.all_special_ids][-1:]
+    return list(dict.fromkeys([tokenizer.eos_token_id, *marks]))
+
+
+def merge(base: str, output_dir: Path, generation_config: GenerationConfig) -> None:
+    """Adds the adapter to the model it was trained on and saves the sum: `adapter/` -> `model/`.
+
+    Both are read from disk, so that it is the same however the training was distributed.
+    """
+    with whole_models():
+        model, tokenizer = load(base, load_config(base), dtype="auto")
+    model.generation_config = generation_config
+    merged = PeftModel.from_pretrained(model, output_dir / "adapter").merge_and_unload()
+    with whole_folder(output_dir / "model", size=0, overwrite=True) as folder:
+        merged.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    print(f"Merged   {output_dir / 'model'}")

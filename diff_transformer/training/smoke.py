@@ -1,0 +1,125 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Data and a model for `--smoke`: files of this machine, no hub, the same code path as a real run.
+
+The corpus is the sources of the Python standard library. The questions are sums, in the columns of the real datasets.
+"""
+
+import json
+import random
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoModelForCausalLM, set_seed
+
+from .models import NewModelArguments, new_config, new_tokenizer, whole_models
+
+DATA = "smoke-data"  # in the place of a dataset
+MODEL = "smoke-model"  # in the place of a checkpoint
+LENGTH = 128
+NEW_MODEL = {
+    "tokenizer_ranks": 512,
+    "config_overrides": json.dumps(
+        {
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "initializer_range": 0.1,
+        }
+    ),
+}
+# What all stages share: seconds on a CPU
+TRAINING = {
+    "use_cpu": True,
+    "bf16": False,
+    "checkpoint_activations": False,
+    "per_device_train_batch_size": 4,
+    "max_steps": 20,
+    "save_steps": 10,
+    "logging_steps": 2,
+    "warmup_steps": 2,
+    "learning_rate": 5e-3,
+    "dataloader_num_workers": 0,
+    "save_total_limit": 2,
+    "peak_tflops": 0.1,
+}
+
+
+def write_corpus(folder: Path, num_files: int = 60) -> Path:
+    """JSON lines of `text` and `meta.source` (packages, modules) of the Python standard library."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    paths = {
+        "modules": sorted(root.glob("*.py"))[: num_files // 2],
+        "packages": sorted(
+            path for name in ("json", "email", "http", "logging") for path in root.glob(f"{name}/*.py")
+        ),
+    }
+    rows = [
+        {"text": path.read_text(encoding="utf-8", errors="replace"), "meta": {"source": source}}
+        for source, files in paths.items()
+        for path in files[: num_files // 2]
+    ]
+    if len(rows) < 10:
+        raise FileNotFoundError(
+            f"{root} has {len(rows)} sources of the Python standard library and 10 are needed: some systems ship "
+            "Python without them. Name a corpus of your own with --dataset."
+        )
+    return _write(folder / "corpus.jsonl", rows)
+
+
+def _sums(seed: int, count: int) -> Iterable[tuple[str, str, int]]:
+    draw = random.Random(seed)
+    for _ in range(count):
+        a, b = draw.randint(2, 99), draw.randint(2, 99)
+        yield f"What is {a} plus {b}?", f"{a} + {b} = {a + b}.", a + b
+
+
+def write_questions(folder: Path, count: int = 400) -> Path:
+    rows = [{"problem": question, "solution": answer} for question, answer, _ in _sums(0, count)]
+    return _write(folder / "questions.jsonl", rows)
+
+
+def write_traces(folder: Path, count: int = 200) -> Path:
+    """The schema of open-r1/OpenThoughts-114k-math, with the short solution in `messages` that must not be learnt."""
+    rows = [
+        {
+            "source": "smoke",
+            "problem": question,
+            "solution": str(result),
+            "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": "SHORT SOLUTION"}],
+            "system": "Think first.",
+            "conversations": [
+                {"from": "user", "value": "Return your final response within \\boxed{}. " + question},
+                {
+                    "from": "assistant",
+                    "value": f"<|begin_of_thought|>\n\n{answer}\n\n<|end_of_thought|>\n\n"
+                    f"<|begin_of_solution|>\n\n\\boxed{{{result}}}\n\n<|end_of_solution|>",
+                },
+            ],
+            "generated_token_count": 40,
+            "correct": True,
+        }
+        for question, answer, result in _sums(1, count)
+    ]
+    return _write(folder / "traces.jsonl", rows)
+
+
+def write_model(folder: Path, length: int = LENGTH) -> Path:
+    """A checkpoint that knows nothing, for a stage that starts from one."""
+    arguments = NewModelArguments(**NEW_MODEL)
+    tokenizer = new_tokenizer(arguments, length)
+    set_seed(0)
+    config = new_config(arguments, tokenizer, length)
+    with whole_models():
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _write(file: Path, rows: list[dict[str, Any]]) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}")
+    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return temporary.replace(file)

@@ -1,0 +1,176 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""What every stage adds to transformers' `Trainer`.
+
+Weight decay spares lambda and the norms; the log has lambda, tokens per second and MFU; a checkpoint is whole or does
+not count; a loss that is not finite stops the run before it reaches the weights.
+"""
+
+import math
+import re
+import shutil
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor
+from transformers import Trainer
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
+from transformers.utils import logging
+
+from ..modeling_diff import DiffTransformerAttention
+from .budget import model_flops_per_token, peak_flops
+from .checkpoints import seal
+
+logger = logging.get_logger(__name__)
+
+# transformers spares biases and what it recognises as norms by name. Decay would pull the lambda vectors to zero, that
+# is lambda to lambda_init, and the head norm's weight, a gain like that of every norm, to zero.
+_NO_DECAY = re.compile(r"(^|\.)(lambda_[qk][12]|subln\.weight)$")
+
+
+class NonFiniteLossError(RuntimeError):
+    """The loss became NaN or infinite."""
+
+
+def decay_parameter_names(names: list[str]) -> list[str]:
+    """Of the names that transformers would decay, those that are: neither lambda vectors nor head norms."""
+    return [name for name in names if not _NO_DECAY.search(name)]
+
+
+def layer_lambdas(model: torch.nn.Module) -> list[float]:
+    """lambda (Eq. 2, arXiv:2410.05258) of every layer, first to last; empty for a Transformer.
+
+    With sharded parameters (FSDP2, DeepSpeed ZeRO-3) every process must call it.
+    """
+    layers = [module for module in model.modules() if isinstance(module, DiffTransformerAttention)]
+    vectors = [vector for x in layers for vector in (x.lambda_q1, x.lambda_k1, x.lambda_q2, x.lambda_k2)]
+    with torch.no_grad(), _gathered(vectors):
+        values = [layer.get_lambda() for layer in layers]
+        return [(value.full_tensor() if isinstance(value, DTensor) else value).item() for value in values]
+
+
+def _gathered(parameters: list[torch.nn.Parameter]) -> AbstractContextManager:
+    """A context in which DeepSpeed's ZeRO-3 has put the shards of the parameters together."""
+    if not any(hasattr(parameter, "ds_id") for parameter in parameters):
+        return nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(parameters)
+
+
+class RunTrainer(Trainer):
+    """transformers' `Trainer` with the above. TRL's takes it as well: `class MyTrainer(RunTrainer, SFTTrainer)`.
+
+    Args, beside the trainer's own:
+        peak_flops_per_device: floating-point operations per second to which MFU relates; looked up for GPUs that
+            `budget` knows, without it no MFU is logged.
+    """
+
+    def __init__(self, *args, peak_flops_per_device: float | None = None, **kwargs):
+        super().__init__(*args, **kwargs)
+        device = self.args.device
+        if peak_flops_per_device is None and device.type == "cuda":
+            peak_flops_per_device = peak_flops(torch.cuda.get_device_name(device))
+        self.peak_flops_per_device = peak_flops_per_device
+        self._rows: list[int] | None = None
+        self._num_tokens, self._num_flops = 0, 0.0
+        self._since: float | None = None
+
+    def get_decay_parameter_names(self, model) -> list[str]:
+        return decay_parameter_names(super().get_decay_parameter_names(model))
+
+    # ------------------------------------------------------------------------------------------------------ the steps
+
+    def _prepare_inputs(self, inputs):
+        rows = inputs.pop("row", None)  # which rows of the dataset these are; nothing for the model
+        self._rows = None if rows is None else torch.as_tensor(rows).tolist()
+        return super()._prepare_inputs(inputs)
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        if self._since is None:
+            self._since = time.monotonic()
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if not math.isfinite(loss.item()):
+            self._raise_non_finite(loss.item(), inputs)
+        batch_size, length = inputs["input_ids"].shape
+        # Tensor-parallel processes share a batch; all others have tokens of their own, or their part of a sequence
+        tokens = batch_size * length * self.accelerator.num_processes // self.get_tp_size()
+        self._num_tokens += tokens
+        self._num_flops += tokens * model_flops_per_token(self._config(), length * self.get_sp_size())
+        return loss
+
+    def _config(self):
+        return self.accelerator.unwrap_model(self.model).config
+
+    def _raise_non_finite(self, loss: float, inputs: dict) -> None:
+        step = self.state.global_step
+        file = Path(self.args.output_dir) / f"non_finite_step_{step}_process_{self.args.process_index}.safetensors"
+        batch = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+        save_file({name: value.contiguous().cpu() for name, value in batch.items()}, file)
+        lambdas = [entry for entry in self.state.log_history if "lambda/layer_00" in entry][-1:]
+        last = [f"{value:.4f}" for name, value in (lambdas or [{}])[0].items() if name.startswith("lambda/")]
+        raise NonFiniteLossError(
+            f"The loss of a batch in step {step + 1} is {loss}. Rows of the dataset: "
+            f"{'not numbered' if self._rows is None else self._rows}; the batch is kept in {file}. "
+            f"Last lambdas logged, by layer: {', '.join(last) or 'none'}. The weights were not changed by this step. "
+            "Look at the batch and at the gradient norms before it; go on from the last checkpoint with "
+            "--resume_from_checkpoint last and a lower learning rate or max_grad_norm, or without the rows."
+        )
+
+    # -------------------------------------------------------------------------------------------------------- the log
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs:
+            now = time.monotonic()
+            seconds = now - self._since if self._since is not None else 0.0
+            if self._num_tokens and seconds > 0:
+                logs["tokens_per_second"] = self._num_tokens / seconds
+                if self.peak_flops_per_device is not None:
+                    peak = self.peak_flops_per_device * self.accelerator.num_processes
+                    logs["mfu"] = self._num_flops / seconds / peak
+            self._num_tokens, self._num_flops, self._since = 0, 0.0, now
+            logs |= {f"lambda/layer_{i:02d}": value for i, value in enumerate(layer_lambdas(self.model))}
+        super().log(logs, start_time)
+
+    # ------------------------------------------------------------------------------------------------ the checkpoints
+
+    def _save_checkpoint(self, model, trial) -> None:
+        """Seals the checkpoint when it is on disk, and only then deletes older ones."""
+        output_dir = Path(self._get_output_dir(trial=trial))
+        checkpoint = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                seal(checkpoint)
+        except BaseException:
+            # A disk that is full stays so with half a checkpoint on it. Other processes may still write theirs.
+            if self.accelerator.num_processes == 1:
+                shutil.rmtree(checkpoint, ignore_errors=True)
+            logger.error(
+                f"{checkpoint} could not be saved and does not count; the checkpoints before it are untouched. Make "
+                "room if the disk is full, then go on from the last one with --resume_from_checkpoint last."
+            )
+            raise
+        finally:
+            self.args.save_total_limit = limit
+        if self.args.should_save:
+            rotate_checkpoints(str(output_dir), limit, self.state.best_model_checkpoint)
+
+    def save_whole_model(self, folder: Path) -> None:
+        """Saves model and tokenizer under another name, then renames: `folder` is never half a model.
+
+        Every process must call it.
+        """
+        part, old = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("part", "old"))
+        self.save_model(str(part))
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            if folder.exists():
+                folder.rename(old)
+            part.rename(folder)
+            shutil.rmtree(old, ignore_errors=True)
+        self.accelerator.wait_for_everyone()

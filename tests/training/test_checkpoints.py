@@ -1,0 +1,72 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Which checkpoint counts."""
+
+import json
+
+import pytest
+
+from diff_transformer.training.checkpoints import FILES, fault, last_whole_checkpoint, seal, set_aside
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A folder with the sealed checkpoints 5, 10 and 100."""
+    for step in (5, 10, 100):
+        folder = tmp_path / f"checkpoint-{step}"
+        (folder / "pytorch_model_fsdp_0").mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(b"weights" * step)
+        (folder / "pytorch_model_fsdp_0" / "__0_0.distcp").write_bytes(b"shard" * step)
+        seal(folder)
+    return tmp_path
+
+
+def test_the_checkpoint_of_most_steps_counts(run):
+    assert last_whole_checkpoint(run) == (run / "checkpoint-100", {})
+    assert fault(run / "checkpoint-100") is None
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model_fsdp_0/__0_0.distcp"])
+@pytest.mark.parametrize("damage", ["truncated", "missing"])
+def test_a_damaged_file_is_found_and_the_checkpoint_before_is_taken(run, name, damage):
+    file = run / "checkpoint-100" / name
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-1])
+    whole, faulty = last_whole_checkpoint(run)
+    assert whole == run / "checkpoint-10"
+    assert list(faulty) == [run / "checkpoint-100"] and name in faulty[run / "checkpoint-100"]
+
+
+def test_a_checkpoint_cut_off_before_its_list_does_not_count(run):
+    (run / "checkpoint-100" / FILES).unlink()
+    whole, faulty = last_whole_checkpoint(run)
+    assert whole == run / "checkpoint-10" and "cut off" in faulty[run / "checkpoint-100"]
+
+
+def test_a_damaged_list_does_not_count(run):
+    text = (run / "checkpoint-100" / FILES).read_text()
+    (run / "checkpoint-100" / FILES).write_text(text[: len(text) // 2])
+    assert last_whole_checkpoint(run)[0] == run / "checkpoint-10"
+
+
+def test_no_whole_checkpoint(run):
+    for step in (5, 10, 100):
+        (run / f"checkpoint-{step}" / "model.safetensors").unlink()
+    whole, faulty = last_whole_checkpoint(run)
+    assert whole is None and len(faulty) == 3
+
+
+def test_sealing_again_takes_new_files_in(run):
+    (run / "checkpoint-5" / "later.bin").write_bytes(b"123")
+    seal(run / "checkpoint-5")
+    sizes = json.loads((run / "checkpoint-5" / FILES).read_text())
+    assert sizes["later.bin"] == 3 and FILES not in sizes
+
+
+def test_set_aside_keeps_the_files_and_never_overwrites(run):
+    aside = set_aside(run / "checkpoint-100")
+    assert (aside / "model.safetensors").is_file() and not (run / "checkpoint-100").exists()
+    (run / "checkpoint-10").rename(run / "checkpoint-100")
+    assert set_aside(run / "checkpoint-100") not in (aside, run / "checkpoint-100")
+    assert last_whole_checkpoint(run)[0] == run / "checkpoint-5"

@@ -1,0 +1,133 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Rows of the mathematical datasets: which text is learnt, which rows are left out."""
+
+import copy
+
+import pytest
+from datasets import Dataset
+
+from diff_transformer import cl100k_tokenizer
+from diff_transformer.training.math_data import question_and_answer, reasoning_trace, tokenize_messages
+
+REASONING = "Okay, so I need to compute 1/3 + 1/6. Let me think. The common denominator is 6. Wait, check: yes."
+SOLUTION = "The sum is $\\frac{2}{6} + \\frac{1}{6} = \\boxed{\\frac{1}{2}}$."
+# A row of open-r1/OpenThoughts-114k-math: all its columns, in its types
+TRACE = {
+    "source": "olympiads",
+    "problem": "Compute $\\frac13 + \\frac16$.",
+    "solution": "1/2, since 2/6 + 1/6 = 3/6.",
+    "messages": [
+        {"role": "user", "content": "Compute $\\frac13 + \\frac16$."},
+        {"role": "assistant", "content": "1/2, since 2/6 + 1/6 = 3/6."},
+    ],
+    "system": "Your role as an assistant involves thoroughly exploring questions.",
+    "conversations": [
+        {
+            "from": "user",
+            "value": "Return your final response within \\boxed{}. Compute $\\frac13 + \\frac16$.",
+        },
+        {
+            "from": "assistant",
+            "value": f"<|begin_of_thought|>\n\n{REASONING}\n\n<|end_of_thought|>\n\n"
+            f"<|begin_of_solution|>\n\n{SOLUTION}\n\n<|end_of_solution|>",
+        },
+    ],
+    "generated_token_count": 61,
+    "correct": True,
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return cl100k_tokenizer()
+
+
+def changed(**columns) -> dict:
+    return {**copy.deepcopy(TRACE), **columns}
+
+
+def learnt(row: dict, tokenizer) -> str:
+    return tokenizer.decode([i for i, keep in zip(row["input_ids"], row["completion_mask"], strict=True) if keep])
+
+
+def test_stage_2_learns_the_reasoning_of_conversations_and_not_the_short_solution(tokenizer):
+    rows, left_out = tokenize_messages(Dataset.from_list([TRACE]), reasoning_trace, tokenizer, 16384)
+    assert left_out == {} and rows.column_names == ["input_ids", "completion_mask"]
+    answer = TRACE["conversations"][1]["value"]
+    assert learnt(rows[0], tokenizer) == f"{answer}<|im_end|>\n"
+    whole = tokenizer.decode(rows[0]["input_ids"])
+    assert whole.startswith("<|im_start|>system\nYour role as an assistant")
+    assert whole.count(REASONING) == 1 and "since 2/6" not in whole
+    question = TRACE["conversations"][0]["value"]
+    assert whole == (
+        f"<|im_start|>system\n{TRACE['system']}<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n"
+        f"<|im_start|>assistant\n{answer}<|im_end|>\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (changed(conversations=[]), "empty"),
+        (changed(conversations=TRACE["conversations"][:1]), "do not end with an answer"),
+        (changed(conversations=[{"from": "narrator", "value": "x"}]), "unknown speaker"),
+        (changed(conversations=[TRACE["conversations"][0], {"from": "assistant", "value": "1/2"}]), "solution marks"),
+        (changed(conversations=[{"from": "user", "value": " "}, TRACE["conversations"][1]]), "a turn that is empty"),
+        (
+            changed(
+                conversations=[
+                    TRACE["conversations"][0],
+                    {"from": "assistant", "value": TRACE["conversations"][1]["value"].partition(SOLUTION)[0]},
+                ]
+            ),
+            "solution marks",
+        ),
+    ],
+)
+def test_traces_that_cannot_be_learnt_are_counted_and_left_out(row, reason, tokenizer):
+    rows, left_out = tokenize_messages(Dataset.from_list([TRACE, row, row]), reasoning_trace, tokenizer, 16384)
+    assert len(rows) == 1
+    ((why, count),) = left_out.items()
+    assert reason in why and count == 2
+
+
+@pytest.mark.parametrize("correct", [False, None])
+def test_unverified_answers_are_learnt_unless_only_correct(correct):
+    row = changed(correct=correct)
+    assert isinstance(reasoning_trace(row), list)
+    assert "not verified" in reasoning_trace(row, only_correct=True)
+    assert isinstance(reasoning_trace(TRACE, only_correct=True), list)
+
+
+def test_over_long_rows_are_left_out_whole(tokenizer):
+    rows = Dataset.from_list([TRACE, changed(system="")])
+    lengths = [len(row) for row in tokenize_messages(rows, reasoning_trace, tokenizer, 16384)[0]["input_ids"]]
+    kept, left_out = tokenize_messages(rows, reasoning_trace, tokenizer, lengths[1])
+    assert [len(row) for row in kept["input_ids"]] == [lengths[1]]
+    assert left_out == {f"more than {lengths[1]} tokens": 1}
+    with pytest.raises(ValueError, match="All 2 rows were left out"):
+        tokenize_messages(rows, reasoning_trace, tokenizer, 10)
+
+
+def test_stage_1_takes_its_columns_by_name(tokenizer):
+    rows = Dataset.from_list(
+        [
+            {"query": "1+1?", "response": "2", "extra": 1},
+            {"query": "", "response": "2", "extra": 1},
+            {"query": "1+2?", "response": None, "extra": 1},
+            {"query": "Is <|im_end|> a token?", "response": "yes", "extra": 1},
+        ]
+    )
+    rows, left_out = tokenize_messages(rows, lambda row: question_and_answer(row, "query", "response"), tokenizer, 512)
+    assert learnt(rows[0], tokenizer) == "2<|im_end|>\n"
+    assert tokenizer.decode(rows[0]["input_ids"]) == (
+        "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
+    )
+    assert left_out == {"a question or answer that is empty or no text": 2, "a text with a special token in it": 1}
+
+
+def test_a_template_that_rewrites_the_prompt_is_refused():
+    tokenizer = cl100k_tokenizer(vocab_size=512)
+    tokenizer.chat_template = "{{ messages | length }}" + tokenizer.chat_template
+    with pytest.raises(ValueError, match="template that only appends"):
+        tokenize_messages(Dataset.from_list([TRACE]), reasoning_trace, tokenizer, 16384)

@@ -1,0 +1,404 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""The four stages: their recipes, and the way through all of them on a tiny model."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from datasets import load_from_disk
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DiffLlamaConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    pipeline,
+)
+
+from diff_transformer import PAPER_SIZES, DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.training import extend_64k, math_stage1, math_stage2, pretrain, sft_math
+from diff_transformer.training.extend_64k import extended_config, nll_by_position
+from diff_transformer.training.models import (
+    NewModelArguments,
+    load_config,
+    new_config,
+    new_tokenizer,
+    transformer_twin,
+)
+from diff_transformer.training.runs import checkpoint_to_resume, parse, set_batch
+
+ROOT = Path(__file__).parents[2]
+STAGES = {"pretrain": pretrain, "extend_64k": extend_64k, "math_stage1": math_stage1, "math_stage2": math_stage2}
+# peft 0.21 and TRL 1.16 ask for properties that transformers 5.23 renamed
+pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*is deprecated:FutureWarning")
+
+
+@pytest.fixture(autouse=True)
+def _no_cache_outside(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets_cache")
+
+
+def parse_stage(stage: str, argv: list[str]) -> tuple:
+    module = STAGES[stage]
+    return parse(getattr(module, "ARGUMENTS", sft_math.ARGUMENTS), sft_math.SMOKE, argv)
+
+
+def history(output_dir: Path) -> list[dict]:
+    return json.loads((output_dir / "trainer_state.json").read_text())["log_history"]
+
+
+def losses(output_dir: Path, name: str = "loss") -> list[float]:
+    return [entry[name] for entry in history(output_dir) if name in entry]
+
+
+# ------------------------------------------------------------------------------------------------------------ recipes
+
+RECIPES = sorted(path.relative_to(ROOT / "recipes") for path in (ROOT / "recipes").glob("*/*.yaml"))
+RECIPES = [path for path in RECIPES if path.parent.name != "accelerate"]
+
+
+def test_every_stage_has_a_recipe():
+    assert {path.parent.name for path in RECIPES} == set(STAGES)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+def test_recipes_parse_through_the_command_line(recipe, tmp_path):
+    file = ROOT / "recipes" / recipe
+    values = yaml.safe_load(file.read_text())
+    assert file.read_text().startswith("# "), "the first line names the hardware"
+    overrides = ["--output_dir", str(tmp_path), "--seed", "7", "--use_cpu"]  # without a GPU bf16 asks for use_cpu
+    arguments = parse_stage(recipe.parent.name, ["--config", str(file), *overrides])
+    got = {name: value for part in arguments for name, value in vars(part).items()}
+    assert got["seed"] == 7 and got["output_dir"] == str(tmp_path), "the command line wins"
+    for name, value in values.items():
+        if name not in ("seed", "output_dir", "shares", "config_overrides"):
+            assert got[name] == value, name
+    training, run = arguments[-1], arguments[-2]
+    length = got.get("sequence_length") or got["max_length"]
+    for world_size in (1, 8, 16) if recipe.name == "scaling.yaml" else (1, 8, 64):
+        type(training).world_size, before = property(lambda self, n=world_size: n), type(training).world_size
+        try:
+            set_batch(training, run, length)
+        finally:
+            type(training).world_size = before
+        rows = training.per_device_train_batch_size * training.gradient_accumulation_steps * world_size
+        assert rows * length == run.tokens_per_step, f"{world_size} GPUs"
+    if run.total_tokens:
+        assert run.total_tokens <= training.max_steps * run.tokens_per_step < run.total_tokens + run.tokens_per_step
+
+
+def test_the_papers_values_are_in_the_recipes():
+    """Tables 9 and 10, and the text of the 64K extension and the two stages on mathematics."""
+    values = {str(recipe): yaml.safe_load((ROOT / "recipes" / recipe).read_text()) for recipe in RECIPES}
+    expected = {
+        "pretrain/config.yaml": {
+            "size": "3B",
+            "learning_rate": 3.2e-4,
+            "lr_scheduler_kwargs": {"lr_end": 1.28e-5, "power": 1.0},
+            "warmup_steps": 1000,
+            "weight_decay": 0.1,
+            "adam_beta1": 0.9,
+            "adam_beta2": 0.95,
+            "total_tokens": 1e12,
+            "tokens_per_step": 4 * 2**20,
+            "sequence_length": 4096,
+        },
+        "pretrain/scaling.yaml": {
+            "learning_rate": 1.5e-4,
+            "warmup_steps": 375,
+            "weight_decay": 0.05,
+            "adam_beta2": 0.98,
+            "max_steps": 40_000,
+            "tokens_per_step": 2**18,
+            "sequence_length": 2048,
+        },
+        "extend_64k/config.yaml": {
+            "learning_rate": 8e-5,
+            "rope_theta": 640_000.0,
+            "total_tokens": 1.5e9,
+            "sequence_length": 65_536,
+        },
+        "math_stage1/config.yaml": {"learning_rate": 8e-5, "total_tokens": 2e10, "tokens_per_step": 4 * 2**20},
+        "math_stage2/config.yaml": {
+            "learning_rate": 1e-5,
+            "total_tokens": 2e9,
+            "tokens_per_step": 2**20,
+            "max_length": 16_384,
+            "dataset": "open-r1/OpenThoughts-114k-math",
+        },
+    }
+    for recipe, wanted in expected.items():
+        assert {name: values[recipe][name] for name in wanted} == wanted, recipe
+
+
+def test_an_unknown_value_of_a_recipe_is_refused(tmp_path):
+    (tmp_path / "config.yaml").write_text("learning_rat: 1.0e-3\n")
+    with pytest.raises(ValueError, match="learning_rat"):
+        parse_stage("pretrain", ["--config", str(tmp_path / "config.yaml"), "--output_dir", str(tmp_path)])
+
+
+def test_the_command_line_beats_smoke_and_smoke_beats_the_file(tmp_path):
+    file = str(ROOT / "recipes" / "math_stage2" / "config.yaml")
+    data, _, run, training = parse_stage("math_stage2", ["--config", file, "--smoke", "--max_steps", "3"])
+    assert run.smoke and training.max_steps == 3
+    assert data.dataset == sft_math.SMOKE["dataset"] and training.max_length == sft_math.SMOKE["max_length"]
+    assert training.adam_beta2 == 0.95, "what smoke does not name is the file's"
+
+
+def test_tokens_per_step_that_do_not_fit_are_refused(tmp_path):
+    _, _, run, training = parse_stage("math_stage2", ["--smoke", "--output_dir", str(tmp_path)])
+    run.tokens_per_step = 1000
+    with pytest.raises(ValueError, match="Choose a multiple"):
+        set_batch(training, run, 256)
+
+
+# ------------------------------------------------------------------------------------------------------------- models
+
+
+@pytest.mark.parametrize("size", PAPER_SIZES)
+def test_the_twin_has_the_parameters_of_the_model_but_lambda_and_the_head_norms(size):
+    config = new_config(NewModelArguments(size=size), new_tokenizer(NewModelArguments(), 2048), 2048)
+    assert config.vocab_size == 100_288
+    with torch.device("meta"):
+        ours, twin = DiffTransformerForCausalLM(config), LlamaForCausalLM(transformer_twin(config))
+    lambdas = config.num_hidden_layers * (4 * config.diff_head_dim + config.head_dim)
+    assert ours.num_parameters() - twin.num_parameters() == lambdas
+    assert twin.config.num_attention_heads == 2 * config.num_attention_heads
+    assert twin.config.head_dim == config.diff_head_dim
+    assert twin.config.rope_parameters["rope_theta"] == config.rope_parameters["rope_theta"]
+
+
+def test_an_unknown_field_or_checkpoint_is_refused(tmp_path):
+    arguments = NewModelArguments(config_overrides='{"num_layers": 2}')
+    with pytest.raises(ValueError, match="num_layers"):
+        new_config(arguments, new_tokenizer(NewModelArguments(tokenizer_ranks=512), 64), 64)
+    with pytest.raises(ValueError, match="neither a folder"):
+        load_config(str(tmp_path / "nothing"))
+    with pytest.raises(ValueError, match="--model_name_or_path"):
+        load_config(None)
+    DiffLlamaConfig(num_hidden_layers=1).save_pretrained(tmp_path / "diffllama")
+    with pytest.raises(ValueError, match="diff-transformer convert"):
+        load_config(str(tmp_path / "diffllama"))
+
+
+# ---------------------------------------------------------------------------------------------------------- extension
+
+
+def make_config(architecture: str, **kwargs):
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = DiffTransformerConfig(vocab_size=199, max_position_embeddings=32, eos_token_id=None, **sizes, **kwargs)
+    return config if architecture == "diff" else transformer_twin(config)
+
+
+@pytest.mark.parametrize("architecture", ["diff", "transformer"])
+@pytest.mark.parametrize("rope_type", ["default", "linear", "dynamic", "yarn"])
+def test_every_rope_type_extends_and_keeps_the_short_context_for_dynamic(architecture, rope_type, tmp_path):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(make_config(architecture), attn_implementation="sdpa").eval()
+    model.save_pretrained(tmp_path)
+    theta = 640_000.0 if rope_type == "default" else None
+    config = extended_config(load_config(str(tmp_path)), 128, rope_type, theta)
+    assert config.max_position_embeddings == 128 and config.rope_parameters["rope_type"] == rope_type
+    assert config.rope_parameters["rope_theta"] == (theta or 10_000.0)
+    extended = AutoModelForCausalLM.from_pretrained(tmp_path, config=config, attn_implementation="sdpa").eval()
+    ids = torch.randint(0, 199, (1, 100))
+    with torch.no_grad():
+        short, short_before = extended(ids[:, :32]).logits, model(ids[:, :32]).logits
+        assert torch.isfinite(extended(ids).logits).all()
+    assert torch.equal(short, short_before) == (rope_type == "dynamic"), "dynamic only stretches beyond what it knows"
+    extended.save_pretrained(tmp_path / "again")
+    again = load_config(str(tmp_path / "again"))
+    assert again.rope_parameters == config.rope_parameters and again.max_position_embeddings == 128
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((32, "default", 640_000.0), "needs a longer one"),
+        ((16, "yarn", None), "needs a longer one"),
+        ((128, "default", 5_000.0), "positions would turn faster"),
+        ((128, "default", None), "needs a larger rope_theta"),
+    ],
+)
+def test_contradictions_are_refused(arguments, message):
+    for architecture in ("diff", "transformer"):
+        with pytest.raises(ValueError, match=message):
+            extended_config(make_config(architecture), *arguments)
+
+
+def test_an_extended_checkpoint_is_not_stretched_again():
+    once = extended_config(make_config("diff"), 128, "yarn")
+    with pytest.raises(ValueError, match="from 32 tokens"):
+        extended_config(once, 512, "yarn")
+    assert extended_config(extended_config(make_config("diff"), 128, "default", 2e4), 256, "default", 3e4)
+
+
+@pytest.mark.parametrize("model_class", [DiffTransformerForCausalLM, LlamaForCausalLM])
+def test_nll_by_position_is_the_models_own_loss(model_class, tiny_config):
+    config = tiny_config() if model_class is DiffTransformerForCausalLM else transformer_twin(tiny_config())
+    model = model_class(config).train()
+    rows = torch.randint(0, 199, (3, 33))
+    table = nll_by_position(model, rows, num_buckets=4)
+    assert model.training and list(table) == ["1-8", "9-16", "17-24", "25-32"]
+    with torch.no_grad():
+        log_probabilities = model.eval()(rows).logits[:, :-1].double().log_softmax(-1)
+    nll = -log_probabilities.gather(-1, rows[:, 1:, None])[..., 0].mean(0)
+    assert list(table.values()) == pytest.approx(nll.view(4, 8).mean(1).tolist(), rel=1e-5)
+
+
+# ----------------------------------------------------------------------------------------------------------- the chain
+
+
+def readme_commands(heading: str) -> list[list[str]]:
+    """The commands under a heading of recipes/README.md."""
+    section = (ROOT / "recipes" / "README.md").read_text().partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    (block,) = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
+    return [shlex.split(line) for line in block.replace("\\\n", "").splitlines() if line.strip()]
+
+
+def run_command(words: list[str], folder: Path) -> str:
+    """A command as a user types it, in a folder of its own."""
+    assert words[:2] == ["accelerate", "launch"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "HF_DATASETS_CACHE": str(folder / "cache"),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    command = [sys.executable, "-m", "accelerate.commands.launch", *words[2:]]
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400)
+    assert result.returncode == 0, f"{shlex.join(words)}:\n{result.stdout[-3000:]}\n{result.stderr[-6000:]}"
+    return result.stdout
+
+
+def assert_falls(output_dir: Path, by: float) -> None:
+    values = losses(output_dir)
+    assert values[-1] < values[0] - by, f"{output_dir.name}: {values}"
+
+
+def test_the_readmes_smoke_commands_lead_from_nothing_to_a_pipeline(tmp_path):
+    outputs = [run_command(words, tmp_path) for words in readme_commands("A try in two minutes")]
+    assert len(outputs) == 4
+    folders = [tmp_path / "runs" / str(i) for i in (1, 2, 3, 4)]
+    for output, folder in zip(outputs, folders, strict=True):
+        for line in ("Model ", "Data ", "Memory ", "Time ", "Compute "):
+            assert f"\n{line}" in f"\n{output}", f"the budget lacks {line}"
+        assert (folder / "training.png").read_bytes()[:4] == b"\x89PNG"
+        (*_, last) = (entry for entry in history(folder) if "loss" in entry)
+        assert {"lambda/layer_00", "lambda/layer_01", "grad_norm", "tokens_per_second", "mfu"} <= set(last)
+    for folder, by in zip(folders, (1.0, 0.05, 0.5, 0.5), strict=True):
+        assert_falls(folder, by)
+
+    # the extension: both numbers in the config, what was printed, only whole rows of one source
+    config = load_config(str(folders[1] / "model"))
+    assert config.max_position_embeddings == 512 and config.rope_parameters["rope_theta"] == 640_000
+    assert AutoTokenizer.from_pretrained(folders[1] / "model").model_max_length == 512
+    assert len(re.findall(r"^ +\d+-\d+ +\d\.\d{3} +\d\.\d{3}$", outputs[1], re.MULTILINE)) == 8
+    assert "modules" in outputs[1] and "packages" in outputs[1]
+    assert {len(ids) for ids in load_from_disk(str(folders[1] / "corpus"))["input_ids"]} == {512}
+
+    # the last model generates, and stops where the chat template ends an answer
+    tokenizer = AutoTokenizer.from_pretrained(folders[3] / "model")
+    model = AutoModelForCausalLM.from_pretrained(folders[3] / "model")
+    assert isinstance(model, DiffTransformerForCausalLM)
+    assert model.generation_config.eos_token_id == [
+        tokenizer.eos_token_id,
+        tokenizer.convert_tokens_to_ids("<|im_end|>"),
+    ]
+    generate = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    messages = [{"role": "user", "content": "What is 2 plus 3?"}]
+    reply = generate(messages, max_new_tokens=8, do_sample=False)[0]["generated_text"][-1]
+    assert reply["role"] == "assistant" and reply["content"]
+
+    # the same command in this process: the same losses, bit for bit; another seed: others
+    again = ["--smoke", "--output_dir", str(tmp_path / "again")]
+    pretrain.main(again)
+    assert losses(tmp_path / "again") == losses(folders[0])
+    assert losses(tmp_path / "again", "eval_loss") == losses(folders[0], "eval_loss")
+    pretrain.main(["--smoke", "--output_dir", str(tmp_path / "other"), "--seed", "1", "--max_steps", "2"])
+    assert losses(tmp_path / "other") != losses(folders[0])[:2]
+
+
+def test_the_transformer_twin_goes_the_same_way_with_lora_at_its_end(tmp_path, capsys):
+    def run(stage: str, *argv: str) -> Path:
+        folder = tmp_path / stage
+        STAGES[stage].main(["--smoke", "--max_steps", "8", "--save_steps", "8", "--output_dir", str(folder), *argv])
+        assert not any("lambda" in name for entry in history(folder) for name in entry)
+        return folder / "model"
+
+    model = run("pretrain", "--architecture", "transformer")
+    model = run("extend_64k", "--model_name_or_path", str(model), "--rope_type", "yarn", "--rope_theta", "10000")
+    model = run("math_stage1", "--model_name_or_path", str(model))
+    config = load_config(str(model))
+    assert isinstance(config, LlamaConfig) and config.rope_parameters["rope_type"] == "yarn"
+    assert config.max_position_embeddings == 512
+    merged = run("math_stage2", "--model_name_or_path", str(model), "--use_peft", "--lora_r", "4")
+    assert "are trained" in capsys.readouterr().out
+
+    ids = torch.randint(0, 512, (1, 50))
+    base = AutoModelForCausalLM.from_pretrained(model).eval()
+    with torch.no_grad():
+        before = base(ids).logits
+        adapted = PeftModel.from_pretrained(base, merged.parent / "adapter").eval()(ids).logits
+        together = AutoModelForCausalLM.from_pretrained(merged).eval()(ids).logits
+    torch.testing.assert_close(together, adapted, rtol=0, atol=1e-5)
+    assert (together - before).abs().max() > 1e-3, "the adapter learnt nothing"
+
+
+@pytest.mark.parametrize("stage", ["extend_64k", "math_stage1", "math_stage2"])
+def test_a_stage_alone_makes_its_own_smoke_model(stage, tmp_path):
+    STAGES[stage].main(["--smoke", "--max_steps", "2", "--output_dir", str(tmp_path / "run")])
+    assert load_file(tmp_path / "run" / "model" / "model.safetensors")
+
+
+# ------------------------------------------------------------------------------------------------------------ packing
+
+
+def test_packed_rows_have_the_loss_of_rows_alone(tmp_path, monkeypatch):
+    """Stage 2 on the same rows, packed and padded: the first logged loss before any update."""
+    seen = {}
+    for packing in ("true", "false"):
+        folder = tmp_path / packing
+        argv = ["--smoke", "--validation_rows", "0", "--eval_strategy", "no", "--packing", packing]
+        argv += ["--output_dir", str(folder), "--tokens_per_step", "4096", "--per_device_train_batch_size", "16"]
+        trainers = []
+        monkeypatch.setattr(sft_math, "fit", lambda trainer, *args, kept=trainers: kept.append(trainer))
+        math_stage2.main(argv)
+        (trainer,) = trainers
+        loss, tokens = 0.0, 0
+        with torch.no_grad():
+            for batch in trainer.get_train_dataloader():
+                count = int((batch["labels"][:, 1:] != -100).sum())
+                loss += trainer.compute_loss(trainer.model, dict(batch)).item() * count
+                tokens += count
+        seen[packing] = (loss / tokens, tokens)
+        assert ("cu_seq_lens_q" in batch) == (packing == "true")
+    assert seen["true"][1] == seen["false"][1] > 1000
+    assert seen["true"][0] == pytest.approx(seen["false"][0], rel=1e-5)
+
+
+# ----------------------------------------------------------------------------------------------------------- resuming
+
+
+def test_a_folder_with_checkpoints_is_not_overwritten(tmp_path):
+    (tmp_path / "checkpoint-10").mkdir()
+    training = parse_stage("pretrain", ["--output_dir", str(tmp_path), "--use_cpu"])[-1]
+    with pytest.raises(FileExistsError, match="--resume_from_checkpoint last"):
+        checkpoint_to_resume(training)
+    training.resume_from_checkpoint = "last"
+    with pytest.raises(FileNotFoundError, match="no whole checkpoint"):
+        checkpoint_to_resume(training)
+    assert (tmp_path / "faulty-checkpoint-10").is_dir(), "what does not count is kept under another name"
+    training.resume_from_checkpoint = str(tmp_path / "nothing")
+    with pytest.raises(ValueError, match="no such folder"):
+        checkpoint_to_resume(training)

@@ -1,0 +1,251 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""What the stages add to transformers' Trainer, in one process."""
+
+import json
+import math
+from contextlib import suppress
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaForCausalLM, Trainer, TrainingArguments
+
+from diff_transformer import DiffTransformerForCausalLM
+from diff_transformer.training import trainer as trainer_module
+from diff_transformer.training.callbacks import SpikeWarning
+from diff_transformer.training.checkpoints import FILES, fault
+from diff_transformer.training.models import transformer_twin
+from diff_transformer.training.plots import plot_run
+from diff_transformer.training.trainer import NonFiniteLossError, RunTrainer, layer_lambdas
+
+LENGTH = 24
+
+
+@pytest.fixture
+def make_trainer(tiny_config, tmp_path):
+    def make(model=None, callbacks=None, rows=None, **kwargs) -> RunTrainer:
+        if model is None:
+            model = DiffTransformerForCausalLM(tiny_config())
+        if rows is None:
+            ids = torch.randint(0, 199, (12, LENGTH))
+            rows = [{"input_ids": row, "labels": row, "row": i} for i, row in enumerate(ids)]
+        defaults = {
+            "output_dir": str(tmp_path / "run"),
+            "max_steps": 4,
+            "per_device_train_batch_size": 2,
+            "gradient_accumulation_steps": 2,
+            "learning_rate": 1e-3,
+            "logging_steps": 1,
+            "save_steps": 2,
+            "report_to": [],
+            "use_cpu": True,
+            "disable_tqdm": True,
+            "remove_unused_columns": False,
+            "logging_nan_inf_filter": False,
+        }
+        return RunTrainer(
+            model=model,
+            args=TrainingArguments(**{**defaults, **kwargs}),
+            train_dataset=rows,
+            callbacks=callbacks,
+            peak_flops_per_device=1e9,
+        )
+
+    return make
+
+
+# ------------------------------------------------------------------------------------------------------- weight decay
+
+
+def test_weight_decay_spares_lambda_the_norms_and_biases(make_trainer, tiny_config):
+    model = DiffTransformerForCausalLM(tiny_config(attention_bias=True, mlp_bias=True))
+    trainer = make_trainer(model, weight_decay=0.5)
+    trainer.create_optimizer()
+    decayed, spared = trainer.optimizer.param_groups
+    assert decayed["weight_decay"] == 0.5 and spared["weight_decay"] == 0.0
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    decayed = {names[id(parameter)] for parameter in decayed["params"]}
+    spared = {names[id(parameter)] for parameter in spared["params"]}
+    assert decayed == {name for name, parameter in model.named_parameters() if parameter.ndim == 2}
+    assert {name.rpartition("self_attn.")[2] for name in spared if "self_attn" in name} >= {
+        "lambda_q1",
+        "lambda_k1",
+        "lambda_q2",
+        "lambda_k2",
+        "subln.weight",
+        "q_proj.bias",
+    }
+    assert decayed | spared == set(names.values())
+
+
+def test_a_decayed_step_leaves_lambda_alone_without_gradients(make_trainer):
+    """The plain Trainer would shrink it."""
+    trainer = make_trainer(weight_decay=0.5, learning_rate=1.0)
+    for wanted, trainer_class in ((True, RunTrainer), (False, Trainer)):
+        trainer = make_trainer(weight_decay=0.5, learning_rate=1.0)
+        trainer.__class__ = trainer_class
+        trainer.create_optimizer()
+        attention = trainer.model.model.layers[0].self_attn
+        before = attention.lambda_q1.detach().clone(), attention.subln.weight.detach().clone()
+        for parameter in trainer.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        trainer.optimizer.step()
+        assert torch.equal(attention.lambda_q1, before[0]) == wanted
+        assert torch.equal(attention.subln.weight, before[1]) == wanted
+
+
+# ------------------------------------------------------------------------------------------------------------ the log
+
+
+def test_the_log_has_lambda_of_every_layer_tokens_and_mfu(make_trainer):
+    trainer = make_trainer()
+    trainer.train()
+    entries = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert len(entries) == 4
+    for i, layer in enumerate(trainer.model.model.layers):
+        assert entries[-1][f"lambda/layer_{i:02d}"] == pytest.approx(layer.self_attn.get_lambda().item())
+        assert entries[0][f"lambda/layer_{i:02d}"] != entries[-1][f"lambda/layer_{i:02d}"], "lambda does not move"
+    for entry in entries:
+        per_token = trainer_module.model_flops_per_token(trainer.model.config, LENGTH)
+        assert entry["mfu"] == pytest.approx(entry["tokens_per_second"] * per_token / 1e9)
+
+
+def test_tokens_per_second_counts_every_micro_batch(make_trainer, monkeypatch):
+    ticks = iter(range(0, 10_000, 10))
+    monkeypatch.setattr(trainer_module.time, "monotonic", lambda: next(ticks))
+    trainer = make_trainer()
+    trainer.train()
+    speeds = [entry["tokens_per_second"] for entry in trainer.state.log_history if "loss" in entry]
+    assert speeds == [2 * 2 * LENGTH / 10] * 4
+
+
+def test_the_twin_has_no_lambda(make_trainer, tiny_config):
+    model = LlamaForCausalLM(transformer_twin(tiny_config()))
+    assert layer_lambdas(model) == []
+    trainer = make_trainer(model)
+    trainer.train()
+    assert not any(name.startswith("lambda") for entry in trainer.state.log_history for name in entry)
+
+
+def test_a_spike_is_warned_of_once_and_a_drift_is_not(caplog, monkeypatch):
+    callback = SpikeWarning()
+
+    class State:
+        is_world_process_zero, global_step, log_history = True, 0, []
+
+    def log(loss: float, grad_norm: float) -> str:
+        State.global_step += 1
+        State.log_history.append({"loss": loss, "grad_norm": grad_norm})
+        caplog.clear()
+        callback.on_log(None, State, None, logs=State.log_history[-1])
+        return caplog.text
+
+    monkeypatch.setattr(trainer_module.logging.get_logger("transformers"), "propagate", True)
+    monkeypatch.setattr(trainer_module.logging.get_logger("diff_transformer"), "propagate", True)
+    assert not any(log(5.0 - 0.05 * i, 1.0 + 0.02 * (i % 5)) for i in range(30))
+    assert "grad_norm spiked to 25" in log(3.5, 25.0)
+    assert "loss spiked to 9" in log(9.0, 1.0)
+    assert not log(3.4, 1.0)
+
+
+def test_the_picture_is_a_png_with_and_without_lambda(tmp_path):
+    history = [{"step": i, "loss": 5.0 - i, "grad_norm": 1.0, "lambda/layer_00": 0.2 + i} for i in range(1, 4)]
+    plot_run([*history, {"step": 3, "eval_loss": 3.0}], tmp_path / "run.png")
+    with_lambda = (tmp_path / "run.png").read_bytes()
+    plot_run([{k: v for k, v in entry.items() if "lambda" not in k} for entry in history], tmp_path / "run.png")
+    assert with_lambda[:8] == (tmp_path / "run.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    height = [int.from_bytes(png[20:24], "big") for png in (with_lambda, (tmp_path / "run.png").read_bytes())]
+    assert height[0] > height[1], "the picture with lambda has one panel more"
+    assert [path.name for path in tmp_path.iterdir()] == ["run.png"]
+
+
+# ----------------------------------------------------------------------------------------- losses that are not finite
+
+
+def test_a_nan_stops_before_the_weights_with_the_rows_and_lambdas(make_trainer, tmp_path):
+    trainer = make_trainer(logging_steps=1)
+    weights = {}
+
+    original = trainer.compute_loss
+
+    def compute_loss(model, inputs, **kwargs):
+        loss = original(model, inputs, **kwargs)
+        if trainer.state.global_step == 2:
+            weights.update({name: p.detach().clone() for name, p in model.named_parameters()})
+            return loss * float("nan")
+        return loss
+
+    trainer.compute_loss = compute_loss
+    with pytest.raises(NonFiniteLossError) as error:
+        trainer.train()
+    message = str(error.value)
+    lambdas = [f"{value:.4f}" for value in layer_lambdas(trainer.model)]
+    assert "step 3 is nan" in message and ", ".join(lambdas) in message
+    assert "--resume_from_checkpoint last" in message
+    (file,) = (tmp_path / "run").glob("non_finite*.safetensors")
+    batch = load_file(file)["input_ids"]
+    rows = json.loads("[" + message.partition("Rows of the dataset: [")[2].partition("]")[0] + "]")
+    assert torch.equal(batch, torch.stack([trainer.train_dataset[i]["input_ids"] for i in rows]))
+    assert all(torch.equal(p, weights[name]) for name, p in trainer.model.named_parameters())
+    assert fault(tmp_path / "run" / "checkpoint-2") is None
+
+
+def test_infinity_stops_too(make_trainer):
+    trainer = make_trainer()
+    trainer.compute_loss = lambda model, inputs, **kwargs: next(model.parameters()).sum() * 0 + math.inf
+    with pytest.raises(NonFiniteLossError, match="is inf"):
+        trainer.train()
+
+
+# -------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def test_checkpoints_are_sealed_and_rotated(make_trainer, tmp_path):
+    make_trainer(max_steps=6, save_total_limit=2).train()
+    assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-6"]
+    for step in (4, 6):
+        assert fault(tmp_path / "run" / f"checkpoint-{step}") is None
+    sizes = json.loads((tmp_path / "run" / "checkpoint-6" / FILES).read_text())
+    assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json", "rng_state.pth"} <= set(sizes)
+
+
+def test_a_full_disk_keeps_the_checkpoint_before(make_trainer, tmp_path, monkeypatch):
+    """The disk is full while the optimizer is saved, with room for one checkpoint only."""
+    trainer = make_trainer(save_total_limit=1)
+    original = trainer._save_optimizer_and_scheduler
+
+    def full(folder):
+        if trainer.state.global_step == 4:
+            raise OSError(28, "No space left on device")
+        original(folder)
+
+    monkeypatch.setattr(trainer, "_save_optimizer_and_scheduler", full)
+    with pytest.raises(OSError, match="No space left"):
+        trainer.train()
+    assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-2"]
+    assert fault(tmp_path / "run" / "checkpoint-2") is None
+
+
+def test_the_model_is_saved_whole_or_not_at_all(make_trainer, tmp_path, monkeypatch):
+    trainer = make_trainer()
+    trainer.save_whole_model(tmp_path / "model")
+    saved = load_file(tmp_path / "model" / "model.safetensors")
+    with torch.no_grad():
+        trainer.model.lm_head.weight.add_(1.0)
+
+    def full(folder):
+        (tmp_path / folder).mkdir()
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "save_model", full)
+        with suppress(OSError):
+            trainer.save_whole_model(tmp_path / "model")
+    again = load_file(tmp_path / "model" / "model.safetensors")
+    assert all(torch.equal(again[name], tensor) for name, tensor in saved.items())
+
+    trainer.save_whole_model(tmp_path / "model")
+    assert not torch.equal(
+        load_file(tmp_path / "model" / "model.safetensors")["lm_head.weight"], saved["lm_head.weight"]
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "run"]

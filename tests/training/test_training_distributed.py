@@ -1,0 +1,356 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""`Trainer` under every recipe of recipes/accelerate: two real processes on gloo against one process.
+
+The file has two halves, as tests/test_distributed.py: `accelerate launch` starts it as a script with the arguments
+SCENARIO FOLDER, and pytest compares what the processes wrote into the folder. The scenarios are named after recipes.
+"""
+
+import collections
+import faulthandler
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import launching
+import pytest
+import torch
+import torch.distributed as dist
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import launch_command_parser
+from accelerate.state import PartialState
+from accelerate.utils import DistributedType, ParallelismConfig
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments, default_data_collator
+
+from diff_transformer import DiffTransformerForCausalLM
+from diff_transformer.attention_diff import flash_diff_attention_forward, flash_diff_cu_seq_lens
+from diff_transformer.training import extend_64k, pretrain
+from diff_transformer.training import ulysses as ulysses_module
+from diff_transformer.training.checkpoints import fault
+
+RECIPES = Path(__file__).parents[2] / "recipes" / "accelerate"
+WORLD_SIZE = 2
+BATCH_SIZE = 4  # rows that a step takes from all processes together
+ULYSSES_BATCH_SIZE = 2
+LENGTH = 32
+VOCAB_SIZE = 200
+# Arguments of the configuration, over those of `tiny_config`, which has two key/value heads
+MODELS = {"grouped": {}, "tied": {"tie_word_embeddings": True, "num_key_value_heads": 1}}
+
+
+# ------------------------------------------------------------------------------------------ in one process or in two
+
+
+def train(folder: Path, model_name: str, output: str, check=None, count_tokens: bool = True, **kwargs) -> dict:
+    """`Trainer` on a model and the rows of the folder: what it logs. The weights are in the folder OUTPUT/final."""
+    resume = kwargs.pop("resume_from_checkpoint", None)
+    defaults = {
+        "output_dir": str(folder / output),
+        "max_steps": 4,
+        "learning_rate": 0.1,
+        "adam_epsilon": 1.0,  # no update of unit size from a gradient that is nothing but rounding
+        "logging_steps": 1,
+        "save_steps": 2,
+        "dataloader_pin_memory": False,
+        "report_to": [],
+        "disable_tqdm": True,
+    }
+    # Before the model: ZeRO-3 splits the weights as they are loaded
+    args = TrainingArguments(**{**defaults, **kwargs})
+    model = AutoModelForCausalLM.from_pretrained(folder / model_name)
+    if ParallelismConfig().sp_enabled:
+        ulysses_module.enable_ulysses(model)
+    rows = torch.load(folder / "rows.pt")
+    trainer = Trainer(
+        model=model, args=args, train_dataset=rows, eval_dataset=rows[:4], data_collator=default_data_collator
+    )
+    # Under sequence parallelism `Trainer` averages the micro-batches of a step, whatever they count
+    trainer.model_accepts_loss_kwargs &= count_tokens
+    trainer.train(resume_from_checkpoint=resume)
+    if check is not None:
+        check(trainer)
+    trainer.save_model(str(folder / output / "final"))
+    history = trainer.state.log_history
+    return {key: [entry[key] for entry in history if key in entry] for key in ("loss", "grad_norm", "eval_loss")}
+
+
+def train_and_resume(folder: Path, **kwargs) -> None:
+    """Every model from start to end, and once more from the checkpoint in the middle, each to its own folder."""
+    for name in MODELS:
+        whole, resumed = (f"{sys.argv[1]}-{name}-{part}" for part in ("whole", "resumed"))
+        write(folder, whole, train(folder, name, whole, **kwargs))
+        kwargs_resumed = {**kwargs, "resume_from_checkpoint": str(folder / whole / "checkpoint-2")}
+        write(folder, resumed, train(folder, name, resumed, **kwargs_resumed))
+
+
+def write(folder: Path, output: str, logged: dict) -> None:
+    if dist.get_rank() == 0:
+        (folder / f"{output}.json").write_text(json.dumps(logged))
+
+
+# -------------------------------------------------------------------------------------------------- the two processes
+
+
+def ddp(folder: Path) -> None:
+    train_and_resume(folder, per_device_train_batch_size=BATCH_SIZE // WORLD_SIZE, use_cpu=True)
+    exchange_heads_for_tokens()
+
+
+def fsdp2(folder: Path) -> None:
+    train_and_resume(folder, per_device_train_batch_size=BATCH_SIZE // WORLD_SIZE, check=is_sharded_by_layer)
+
+
+def fsdp2_alone(folder: Path) -> None:
+    for name in MODELS:
+        checkpoint = str(folder / f"fsdp2-{name}-whole" / "checkpoint-2")
+        kwargs = {"per_device_train_batch_size": BATCH_SIZE, "resume_from_checkpoint": checkpoint}
+        write(folder, f"fsdp2_alone-{name}", train(folder, name, f"fsdp2_alone-{name}", **kwargs))
+
+
+def zero3(folder: Path) -> None:
+    train_and_resume(folder, per_device_train_batch_size=BATCH_SIZE // WORLD_SIZE, check=is_sharded_by_deepspeed)
+
+
+def ulysses(folder: Path) -> None:
+    kwargs = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": ULYSSES_BATCH_SIZE}
+    kwargs |= {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 1}
+    train_and_resume(folder, check=forget_sequence_parallelism, **kwargs)
+
+
+def fsdp2_stage(folder: Path) -> None:
+    pretrain.main(["--smoke", "--use_cpu", "false", "--output_dir", str(folder / "fsdp2_stage")])
+
+
+def ulysses_stage(folder: Path) -> None:
+    extend_64k.main(["--smoke", "--use_cpu", "false", "--output_dir", str(folder / "ulysses_stage")])
+
+
+def is_sharded_by_layer(trainer: Trainer) -> None:
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    assert all(isinstance(layer, FSDPModule) for layer in model.model.layers), "the layers are no units of FSDP2"
+    whole = [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]
+    assert not whole, f"not sharded: {whole}"
+
+
+def is_sharded_by_deepspeed(trainer: Trainer) -> None:
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    whole = [n for n, p in model.named_parameters() if p.ds_tensor.numel() != -(-p.ds_numel // WORLD_SIZE)]
+    assert not whole, f"not sharded: {whole}"
+
+
+def forget_sequence_parallelism(trainer: Trainer) -> None:
+    """DeepSpeed admits it once a process; the next `Trainer` starts anew."""
+    from deepspeed.runtime.sequence_parallel import parallel_state_sp
+
+    assert parallel_state_sp.get_sequence_parallel_world_size() == WORLD_SIZE, "the sequences are not split"
+    parallel_state_sp._release_sequence_parallel_groups()
+
+
+def exchange_heads_for_tokens() -> None:
+    """`ulysses_attention_forward` on parts of sequences against flash_diff on the whole, without DeepSpeed: batches of
+    several rows, more and fewer key/value heads than processes, packed documents, all gradients."""
+    rank = dist.get_rank()
+    ulysses_module.sequence_parallel_group = lambda: dist.group.WORLD
+    module = SimpleNamespace(training=True, is_causal=True)
+    part = slice(rank * LENGTH // WORLD_SIZE, (rank + 1) * LENGTH // WORLD_SIZE)
+    plain, packed = torch.arange(LENGTH), torch.cat((torch.arange(11), torch.arange(LENGTH - 11)))
+    for num_heads, num_kv_heads in ((4, 4), (4, 2), (4, 1), (2, 2)):
+        for position_ids in (plain[None], packed[None], torch.stack((plain, packed, plain))):
+            torch.manual_seed(num_heads + num_kv_heads)
+            shapes = [(3, heads, LENGTH, 16) for heads in (num_heads, num_kv_heads, num_kv_heads)]
+            states = [torch.randn(shape) for shape in shapes]
+            gradient = torch.randn(3, LENGTH, num_heads, 16)
+            results = []
+            for take in (slice(None), part):
+                inputs = [x[:, :, take].clone().requires_grad_() for x in states]
+                inputs.append(torch.tensor(0.3, requires_grad=True))
+                if take is part:
+                    kwargs = {"position_ids": position_ids[:, take]}
+                    function = ulysses_module.ulysses_attention_forward
+                else:
+                    lengths = flash_diff_cu_seq_lens(position_ids.expand(3, -1))
+                    kwargs = dict(zip(("cu_seq_lens_q", "max_length_q"), lengths, strict=True))
+                    function = flash_diff_attention_forward
+                output, _ = function(module, *inputs[:3], None, lambda_full=inputs[3], scaling=0.3, **kwargs)
+                output.backward(gradient[:, take])
+                results.append([output.detach().transpose(1, 2), *(x.grad for x in inputs)])
+            expected, actual = results
+            dist.all_reduce(actual[-1])  # every process has the heads' part of lambda's gradient that it computed
+            for what, x, y in zip(("output", "query", "key", "value"), actual, expected, strict=False):
+                torch.testing.assert_close(x, y[:, :, part], rtol=1e-4, atol=1e-5, msg=lambda m, w=what: f"{w}: {m}")
+            torch.testing.assert_close(actual[-1], expected[-1], rtol=1e-4, atol=1e-4)
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(launching.TIMEOUT - 30, exit=True)  # even if nobody waits for it any more
+    torch.set_num_threads(1)
+    scenario, folder = sys.argv[1], Path(sys.argv[2])
+    if scenario != "ddp":
+        # accelerate shards on accelerators only: it is told that the processes are on some
+        PartialState._prepare_backend = lambda *args: ("gloo", DistributedType.MULTI_GPU)
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        import deepspeed.ops
+
+        # DeepSpeed would compile shared-memory collectives for the CPU: minutes, for nothing
+        deepspeed.ops.__compatible_ops__ = collections.defaultdict(bool)
+    globals()[scenario](folder)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+# ----------------------------------------------------------------------------------------------------- the one process
+
+
+needs_deepspeed = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None,
+    reason="needs DeepSpeed: pip install deepspeed",
+)
+
+
+@pytest.fixture
+def folder(tmp_path, tiny_config) -> Path:
+    """With models and rows: half of them packed with two documents, each with another number of labels."""
+    for name, kwargs in MODELS.items():
+        DiffTransformerForCausalLM(tiny_config(vocab_size=VOCAB_SIZE, **kwargs)).save_pretrained(tmp_path / name)
+    rows = []
+    for i in range(16):
+        input_ids = torch.randint(0, VOCAB_SIZE, (LENGTH,))
+        start = int(torch.randint(3, LENGTH - 3, ())) if i % 2 else LENGTH
+        position_ids = torch.cat((torch.arange(start), torch.arange(LENGTH - start)))
+        labels = input_ids.masked_fill(torch.arange(LENGTH) < 5 * i % 23, -100)
+        rows.append({"input_ids": input_ids, "labels": labels, "position_ids": position_ids})
+    torch.save([{key: value.tolist() for key, value in row.items()} for row in rows], tmp_path / "rows.pt")
+    return tmp_path
+
+
+def run_recipe(recipe: str, folder: Path, *options: str, scenario: str | None = None, processes: int = WORLD_SIZE):
+    """The recipe as it is, but in float32 and on this many processes of the CPU."""
+    command = ["--config_file", str(RECIPES / f"{recipe}.yaml"), "--num_processes", str(processes)]
+    command += ["--mixed_precision", "no", "--main_process_port", "0", *options]
+    command += [__file__, scenario or recipe, str(folder)]
+    environment = {"ACCELERATE_TORCH_DEVICE": "cpu", "DS_ACCELERATOR": "cpu"}
+    launching.launch("accelerate.commands.launch", *command, **environment)
+
+
+def single(folder: Path, name: str, **kwargs) -> dict[str, list[float]]:
+    return train(folder, name, f"single-{name}", use_cpu=True, **kwargs)
+
+
+def logged(folder: Path, output: str) -> dict[str, list[float]]:
+    return json.loads((folder / f"{output}.json").read_text())
+
+
+def assert_same(folder: Path, name: str, output: str, actual: dict, expected: dict) -> None:
+    """The logs, and tensor by tensor what training changed."""
+    assert len(expected["loss"]) == 4
+    for key, values in expected.items():
+        assert actual[key] == pytest.approx(values, rel=1e-5 if "loss" in key else 1e-4), f"{output}: {key}"
+    start, trained, reference = (
+        AutoModelForCausalLM.from_pretrained(folder / path).state_dict()
+        for path in (name, f"{output}/final", f"single-{name}/final")
+    )
+    assert trained.keys() == reference.keys()
+    for key in start:
+        change = reference[key] - start[key]
+        scale = change.abs().max().item()
+        assert scale > 0, f"{key} was not trained, which compares nothing"
+        # The weights were rounded once a step; a change may be small beside them
+        atol = 1e-5 * scale + 4 * torch.finfo(torch.float32).eps * start[key].abs().max().item()
+        torch.testing.assert_close(
+            trained[key] - start[key], change, rtol=1e-3, atol=atol, msg=lambda m, k=key: f"{output}, {k}: {m}"
+        )
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_recipe_has_only_settings_that_accelerate_knows(path):
+    assert path.read_text().startswith("# 8 GPUs"), "the first line says for what hardware it is"
+    config = load_config_from_file(str(path))
+    assert (config.num_processes, config.mixed_precision) == (8, "bf16")
+    # load_config_from_file checks the outer names, and accelerate takes any inner ones without a word
+    known = vars(launch_command_parser().parse_args(["script.py"]))
+    settings = {**config.fsdp_config, **config.deepspeed_config, **config.parallelism_config}
+    assert settings.keys() <= known.keys(), "accelerate has no such settings"
+    sizes = [value for key, value in config.parallelism_config.items() if key.endswith("_size")]
+    if sizes:
+        assert torch.tensor(sizes).prod() == config.num_processes, "the sizes do not multiply to the processes"
+
+
+def test_ddp_trains_like_one_process_and_resumes_on_one_and_two(folder):
+    run_recipe("ddp", folder)
+    for name in MODELS:
+        expected = single(folder, name, per_device_train_batch_size=BATCH_SIZE)
+        for output in (f"ddp-{name}-whole", f"ddp-{name}-resumed"):
+            assert_same(folder, name, output, logged(folder, output), expected)
+        checkpoint = str(folder / f"ddp-{name}-whole" / "checkpoint-2")
+        kwargs = {"per_device_train_batch_size": BATCH_SIZE, "use_cpu": True, "resume_from_checkpoint": checkpoint}
+        output = f"ddp-{name}-alone"
+        assert_same(folder, name, output, train(folder, name, output, **kwargs), expected)
+
+
+def test_fsdp2_trains_like_one_process_and_resumes_on_one_and_two(folder):
+    run_recipe("fsdp2", folder)
+    run_recipe("fsdp2", folder, scenario="fsdp2_alone", processes=1)
+    for name in MODELS:
+        expected = single(folder, name, per_device_train_batch_size=BATCH_SIZE)
+        for output in (f"fsdp2-{name}-whole", f"fsdp2-{name}-resumed", f"fsdp2_alone-{name}"):
+            assert_same(folder, name, output, logged(folder, output), expected)
+
+
+@needs_deepspeed
+def test_zero3_trains_like_one_process_and_resumes(folder):
+    run_recipe("zero3", folder)
+    for name in MODELS:
+        expected = single(folder, name, per_device_train_batch_size=BATCH_SIZE)
+        for output in (f"zero3-{name}-whole", f"zero3-{name}-resumed"):
+            assert_same(folder, name, output, logged(folder, output), expected)
+
+
+@needs_deepspeed
+def test_ulysses_trains_like_one_process_and_resumes(folder):
+    sizes = ("--parallelism_config_sp_size", str(WORLD_SIZE), "--parallelism_config_dp_shard_size", "1")
+    run_recipe("ulysses", folder, *sizes)
+    kwargs = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": ULYSSES_BATCH_SIZE}
+    kwargs |= {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 1}
+    for name in MODELS:
+        expected = single(folder, name, count_tokens=False, **kwargs)
+        for output in (f"ulysses-{name}-whole", f"ulysses-{name}-resumed"):
+            assert_same(folder, name, output, logged(folder, output), expected)
+
+
+def assert_same_run(folder: Path, output: str, expected: str) -> None:
+    """Losses, gradient norms and lambda of a stage, which sees its parameters in parts."""
+    actual, expected = (
+        json.loads((folder / path / "trainer_state.json").read_text())["log_history"] for path in (output, expected)
+    )
+    compared = [name for name in expected[0] if name in ("loss", "grad_norm") or name.startswith("lambda/")]
+    assert len(compared) == 4 and len(expected) > 10
+    for name in (*compared, "eval_loss"):
+        values = [[entry[name] for entry in history if name in entry] for history in (actual, expected)]
+        assert values[0] == pytest.approx(values[1], rel=1e-4 if name == "grad_norm" else 1e-5), name
+
+
+def test_pretraining_under_fsdp2_is_that_of_one_process(tmp_path):
+    run_recipe("fsdp2", tmp_path, scenario="fsdp2_stage")
+    pretrain.main(["--smoke", "--output_dir", str(tmp_path / "single")])
+    assert_same_run(tmp_path, "fsdp2_stage", "single")
+    saved, expected = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / run / "model").state_dict()
+        for run in ("fsdp2_stage", "single")
+    )
+    assert saved.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(saved[name], tensor, rtol=0, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+    assert (tmp_path / "fsdp2_stage" / "model" / "modeling_diff.py").is_file()
+    assert fault(tmp_path / "fsdp2_stage" / "checkpoint-20") is None
+
+
+@needs_deepspeed
+def test_the_extension_under_ulysses_is_that_of_one_process(tmp_path):
+    sizes = ("--parallelism_config_sp_size", "2", "--parallelism_config_dp_shard_size", "1")
+    run_recipe("ulysses", tmp_path, *sizes, scenario="ulysses_stage")
+    extend_64k.main(["--smoke", "--output_dir", str(tmp_path / "single")])
+    assert_same_run(tmp_path, "ulysses_stage", "single")
