@@ -32,7 +32,7 @@ class CorpusArguments:
     )
     dataset_config: str | None = field(default=None, metadata={"help": "Its configuration, if it has several."})
     dataset_split: str = field(
-        default="train", metadata={"help": "Its split; a slice such as train[:1%] where nothing is streamed."}
+        default="train", metadata={"help": "Its split; a slice such as train[:1%%] where nothing is streamed."}
     )
     text_column: str = field(default="text", metadata={"help": "The column of the text."})
     source_column: str | None = field(

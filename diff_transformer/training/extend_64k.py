@@ -40,7 +40,9 @@ SMOKE = {
     **smoke.TRAINING,
     "dataset": smoke.DATA,
     "model_name_or_path": smoke.MODEL,
+    "streaming": False,
     "source_column": "meta.source",
+    "shares": "corpus",
     "sequence_length": 4 * smoke.LENGTH,
     "rope_theta": 640_000,
     "long_from": 2 * smoke.LENGTH,
@@ -69,17 +71,20 @@ class ExtensionArguments:
     )
     long_from: int = field(default=4096, metadata={"help": "Documents of at least so many tokens are all kept."})
     shares: dict | str | None = field(
-        default=None,
+        default="corpus",
         metadata={
-            "help": "Tokens of each source as JSON, or slimpajama; by default as in the corpus, which a stream cannot "
-            "tell."
+            "help": "Tokens of each source, as JSON or slimpajama; corpus: as in it, which a stream cannot tell."
         },
     )
     keep_short: float = field(default=0.1, metadata={"help": "The probability with which shorter ones are kept."})
 
     def __post_init__(self):
-        if isinstance(self.shares, str):
-            self.shares = SLIMPAJAMA_SHARES if self.shares == "slimpajama" else json.loads(self.shares)
+        if isinstance(self.shares, str) and self.shares not in ("corpus", "slimpajama"):  # from the command line
+            self.shares = json.loads(self.shares)
+
+    def share_of_sources(self) -> dict[str, float] | None:
+        named = {"corpus": None, "slimpajama": SLIMPAJAMA_SHARES}
+        return named[self.shares] if isinstance(self.shares, str) else self.shares
 
 
 ARGUMENTS = (ExtensionArguments, CorpusArguments, ModelConfig, RunArguments, TrainingArguments)
@@ -152,7 +157,7 @@ def long_rows(
         token_budget=total_tokens + corpus.validation_rows * corpus.sequence_length,
         sequence_length=corpus.sequence_length,
         eos_token_id=tokenizer.eos_token_id,
-        shares=extension.shares,
+        shares=extension.share_of_sources(),
         long_from=extension.long_from,
         keep_short=extension.keep_short,
         seed=seed,

@@ -34,7 +34,7 @@ class RunArguments:
     """What all stages have in common, beside transformers' TrainingArguments."""
 
     total_tokens: float | None = field(
-        default=None, metadata={"help": "Train on this many tokens (1e12); sets max_steps."}
+        default=None, metadata={"help": "Train on this many tokens (1e12); sets max_steps, unless that is given."}
     )
     tokens_per_step: float | None = field(
         default=None,
@@ -54,7 +54,7 @@ class RunArguments:
     expected_mfu: float | None = field(
         default=None,
         metadata={
-            "help": "The share of that peak with which the budget estimates hours; by default 40 % of it in all FLOPs "
+            "help": "The share of that peak with which the budget estimates hours; by default 0.4 of it in all FLOPs "
             "that are executed, an assumption."
         },
     )
@@ -106,7 +106,7 @@ def set_batch(training: TrainingArguments, run: RunArguments, sequence_length: i
                 "tokens at a time. Choose a multiple of it, or another per_device_train_batch_size."
             )
         training.gradient_accumulation_steps = int(run.tokens_per_step) // at_a_time
-    if run.total_tokens is not None:
+    if run.total_tokens is not None and training.max_steps <= 0:
         training.max_steps = -(-int(run.total_tokens) // (at_a_time * training.gradient_accumulation_steps))
 
 

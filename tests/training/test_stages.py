@@ -140,6 +140,16 @@ def test_the_papers_values_are_in_the_recipes():
         assert {name: values[recipe][name] for name in wanted} == wanted, recipe
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_help_tells_every_argument(stage, capsys):
+    with pytest.raises(SystemExit) as end:
+        STAGES[stage].main(["--help"])
+    text = capsys.readouterr().out
+    assert end.value.code == 0
+    for name in ("--tokens_per_step", "--smoke", "--dataset ", "--learning_rate", "--resume_from_checkpoint"):
+        assert name in text
+
+
 def test_an_unknown_value_of_a_recipe_is_refused(tmp_path):
     (tmp_path / "config.yaml").write_text("learning_rat: 1.0e-3\n")
     with pytest.raises(ValueError, match="learning_rat"):
@@ -296,6 +306,8 @@ def test_the_readmes_smoke_commands_lead_from_nothing_to_a_pipeline(tmp_path):
         assert (folder / "training.png").read_bytes()[:4] == b"\x89PNG"
         (*_, last) = (entry for entry in history(folder) if "loss" in entry)
         assert {"lambda/layer_00", "lambda/layer_01", "grad_norm", "tokens_per_second", "mfu"} <= set(last)
+        (events,) = folder.glob("runs/*/events*")
+        assert b"lambda/layer_01" in events.read_bytes(), "TensorBoard has no lambda"
     for folder, by in zip(folders, (1.0, 0.05, 0.5, 0.5), strict=True):
         assert_falls(folder, by)
 
@@ -329,10 +341,11 @@ def test_the_readmes_smoke_commands_lead_from_nothing_to_a_pipeline(tmp_path):
     assert losses(tmp_path / "other") != losses(folders[0])[:2]
 
 
-def test_the_transformer_twin_goes_the_same_way_with_lora_at_its_end(tmp_path, capsys):
+def test_the_transformer_twin_goes_the_same_way_by_the_recipes_with_lora_at_its_end(tmp_path, capsys):
     def run(stage: str, *argv: str) -> Path:
         folder = tmp_path / stage
-        STAGES[stage].main(["--smoke", "--max_steps", "8", "--save_steps", "8", "--output_dir", str(folder), *argv])
+        recipe = ["--config", str(ROOT / "recipes" / stage / "config.yaml"), "--smoke", "--output_dir", str(folder)]
+        STAGES[stage].main([*recipe, "--max_steps", "8", "--save_steps", "8", *argv])
         assert not any("lambda" in name for entry in history(folder) for name in entry)
         return folder / "model"
 
