@@ -29,7 +29,16 @@ from .corpus import CorpusArguments, load_documents
 from .data import CausalCollator, tokenize
 from .loss import token_nll, use_linear_cross_entropy
 from .models import load, load_config, whole_models
-from .runs import RunArguments, checkpoint_to_resume, fit, parse, print_budget, sequence_parallel_size, set_batch
+from .runs import (
+    RunArguments,
+    check_all_is_trained,
+    checkpoint_to_resume,
+    fit,
+    parse,
+    print_budget,
+    sequence_parallel_size,
+    set_batch,
+)
 from .trainer import RunTrainer
 from .ulysses import enable_ulysses
 from .upsampling import SLIMPAJAMA_SHARES, upsample_lengths
@@ -190,6 +199,7 @@ def nll_by_position(model: PreTrainedModel, rows: torch.Tensor, num_buckets: int
 
 def main(argv: list[str] | None = None) -> None:
     extension, corpus, chosen_model, run, training = parse(ARGUMENTS, SMOKE, argv)
+    check_all_is_trained(chosen_model)
     resume = checkpoint_to_resume(training)
     set_seed(training.seed)
     output_dir = Path(training.output_dir)
@@ -200,11 +210,12 @@ def main(argv: list[str] | None = None) -> None:
             chosen_model.model_name_or_path = str(smoke.write_model(output_dir / smoke.MODEL))
 
     # 1. Model, with the loss of the checkpoint as it is. One process measures, the others wait
-    old_config = load_config(chosen_model.model_name_or_path)
+    revision = chosen_model.model_revision
+    old_config = load_config(chosen_model.model_name_or_path, revision=revision)
     config = extended_config(old_config, corpus.sequence_length, extension.rope_type, extension.rope_theta)
-    model, tokenizer = load(
-        chosen_model.model_name_or_path, config, attn_implementation=chosen_model.attn_implementation
-    )
+    # float32 by default, also if the checkpoint has 16 bits: an update would be lost in their rounding
+    how = {"dtype": chosen_model.dtype, "attn_implementation": chosen_model.attn_implementation, "revision": revision}
+    model, tokenizer = load(chosen_model.model_name_or_path, config, **how)
     tokenizer.model_max_length = corpus.sequence_length
     use_linear_cross_entropy(model)
     if sequence_parallel_size() > 1:
@@ -222,7 +233,7 @@ def main(argv: list[str] | None = None) -> None:
     # 3. Budget
     set_batch(training, run, corpus.sequence_length)
     print_budget(config, training, run, corpus.sequence_length)
-    before = _measure(chosen_model.model_name_or_path, probe, training, "before")
+    before = _measure(chosen_model.model_name_or_path, probe, training, "before", revision)
 
     # 4. Training
     trainer = RunTrainer(
@@ -247,14 +258,16 @@ def main(argv: list[str] | None = None) -> None:
             print(f"{span:>27} {loss:>8.3f} {after[span]:>8.3f}")
 
 
-def _measure(path: str, rows: torch.Tensor, training: TrainingArguments, when: str) -> dict[str, float]:
+def _measure(
+    path: str, rows: torch.Tensor, training: TrainingArguments, when: str, revision: str = "main"
+) -> dict[str, float]:
     """The loss by position of a saved model, on the first process while the others wait."""
     with training.main_process_first(local=False, desc=f"measuring the loss by position {when}"):
         if training.process_index != 0:
             return {}
         dtype = torch.bfloat16 if training.bf16 else torch.float32
         with whole_models():
-            model, _ = load(path, load_config(path), dtype=dtype)
+            model, _ = load(path, load_config(path, revision=revision), dtype=dtype, revision=revision)
         return nll_by_position(model.to(training.device), rows)
 
 

@@ -130,5 +130,5 @@ def whole_models() -> Iterator[None]:
 
 def load(path: str, config: PreTrainedConfig, **kwargs: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Model and tokenizer of a checkpoint, the model with `config` in the place of its own."""
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer = AutoTokenizer.from_pretrained(path, revision=kwargs.get("revision", "main"))
     return AutoModelForCausalLM.from_pretrained(path, config=config, **kwargs), tokenizer

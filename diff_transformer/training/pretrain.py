@@ -17,7 +17,16 @@ from .corpus import CorpusArguments
 from .data import CausalCollator, ReportSkipped, load_rows
 from .loss import use_linear_cross_entropy
 from .models import NewModelArguments, new_config, new_tokenizer
-from .runs import RunArguments, checkpoint_to_resume, fit, parse, print_budget, sequence_parallel_size, set_batch
+from .runs import (
+    RunArguments,
+    check_all_is_trained,
+    checkpoint_to_resume,
+    fit,
+    parse,
+    print_budget,
+    sequence_parallel_size,
+    set_batch,
+)
 from .trainer import RunTrainer
 from .ulysses import enable_ulysses
 
@@ -40,7 +49,8 @@ SMOKE = {
 
 
 def main(argv: list[str] | None = None) -> None:
-    new_model, corpus, attention, run, training = parse(ARGUMENTS, SMOKE, argv)
+    new_model, corpus, chosen_model, run, training = parse(ARGUMENTS, SMOKE, argv)
+    check_all_is_trained(chosen_model)
     resume = checkpoint_to_resume(training)
     set_seed(training.seed)
 
@@ -54,7 +64,9 @@ def main(argv: list[str] | None = None) -> None:
 
     # 2. Model, the same numbers on every process
     config = new_config(new_model, tokenizer, corpus.sequence_length)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.attn_implementation)
+    model = AutoModelForCausalLM.from_config(
+        config, dtype=chosen_model.dtype, attn_implementation=chosen_model.attn_implementation
+    )
     use_linear_cross_entropy(model)
     if sequence_parallel_size() > 1:
         enable_ulysses(model)

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, ProgressCallback, TrainingArguments
 from transformers.integrations import is_deepspeed_zero3_enabled, is_tensorboard_available
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
-from trl import TrlParser
+from trl import ModelConfig, TrlParser
 
 from .budget import Budget, Layout, peak_flops
 from .callbacks import Bar, SpikeWarning, StopOnSignal
@@ -86,6 +86,13 @@ def parse(dataclass_types: Iterable[type], smoke: Mapping[str, object], argv: li
         remove_unused_columns=False,
     )
     return parser.parse_args_and_config(argv)
+
+
+def check_all_is_trained(chosen_model: ModelConfig) -> None:
+    """Raises ValueError for arguments of TRL's ModelConfig that a stage which trains all weights cannot heed."""
+    names = [name for name in ("use_peft", "load_in_4bit", "load_in_8bit") if getattr(chosen_model, name)]
+    if names:
+        raise ValueError(f"{', '.join(names)} was given, but this stage trains all weights. Leave it out.")
 
 
 def set_batch(training: TrainingArguments, run: RunArguments, sequence_length: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedTokenizerBase, set_seed
 from transformers.utils import logging
-from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
+from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantization_config
 
 from ..folders import whole_folder
 from . import smoke
@@ -68,15 +68,19 @@ def run_stage(
             chosen_model.model_name_or_path = str(folder)
 
     # 1. Model
-    config = load_config(chosen_model.model_name_or_path)
+    revision = chosen_model.model_revision
+    config = load_config(chosen_model.model_name_or_path, revision=revision)
     if training.max_length > config.max_position_embeddings:
         raise ValueError(
             f"max_length={training.max_length:,} was given, but {chosen_model.model_name_or_path} was trained for "
             f"{config.max_position_embeddings:,} tokens. Extend its context first (extend_64k), or lower max_length."
         )
-    model, tokenizer = load(
-        chosen_model.model_name_or_path, config, attn_implementation=chosen_model.attn_implementation
-    )
+    # float32 by default, also if the checkpoint has 16 bits: an update would be lost in their rounding
+    how = {"dtype": chosen_model.dtype, "attn_implementation": chosen_model.attn_implementation, "revision": revision}
+    quantization = get_quantization_config(chosen_model)
+    if quantization is not None:
+        how["quantization_config"] = quantization
+    model, tokenizer = load(chosen_model.model_name_or_path, config, **how)
 
     # 2. Data
     with training.main_process_first(desc="tokenizing the rows"):
@@ -111,7 +115,7 @@ def run_stage(
     print_budget(config, training, run, training.max_length, len(trainer.train_dataset), trainable)
     fit(trainer, resume, "adapter" if chosen_model.use_peft else "model")
     if chosen_model.use_peft and trainer.is_world_process_zero():
-        merge(chosen_model.model_name_or_path, Path(training.output_dir), model.generation_config)
+        merge(chosen_model.model_name_or_path, revision, Path(training.output_dir), model.generation_config)
 
 
 def end_marks(row: dict[str, list[int]], tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -121,13 +125,13 @@ def end_marks(row: dict[str, list[int]], tokenizer: PreTrainedTokenizerBase) -> 
     return list(dict.fromkeys([tokenizer.eos_token_id, *marks]))
 
 
-def merge(base: str, output_dir: Path, generation_config: GenerationConfig) -> None:
+def merge(base: str, revision: str, output_dir: Path, generation_config: GenerationConfig) -> None:
     """Adds the adapter to the model it was trained on and saves the sum: `adapter/` -> `model/`.
 
     Both are read from disk, so that it is the same however the training was distributed.
     """
     with whole_models():
-        model, tokenizer = load(base, load_config(base), dtype="auto")
+        model, tokenizer = load(base, load_config(base, revision=revision), dtype="auto", revision=revision)
     model.generation_config = generation_config
     merged = PeftModel.from_pretrained(model, output_dir / "adapter").merge_and_unload()
     with whole_folder(output_dir / "model", size=0, overwrite=True) as folder:

@@ -35,6 +35,7 @@ from diff_transformer.training.models import (
     transformer_twin,
 )
 from diff_transformer.training.runs import checkpoint_to_resume, parse, set_batch
+from diff_transformer.training.smoke import write_model
 
 ROOT = Path(__file__).parents[2]
 STAGES = {"pretrain": pretrain, "extend_64k": extend_64k, "math_stage1": math_stage1, "math_stage2": math_stage2}
@@ -372,6 +373,26 @@ def test_the_transformer_twin_goes_the_same_way_by_the_recipes_with_lora_at_its_
 def test_a_stage_alone_makes_its_own_smoke_model(stage, tmp_path):
     STAGES[stage].main(["--smoke", "--max_steps", "2", "--output_dir", str(tmp_path / "run")])
     assert load_file(tmp_path / "run" / "model" / "model.safetensors")
+
+
+@pytest.mark.parametrize("stage", ["extend_64k", "math_stage1"])
+def test_a_checkpoint_of_16_bits_is_trained_in_32(stage, tmp_path, monkeypatch):
+    """Updates of AdamW are smaller than the last place of bfloat16."""
+    model = AutoModelForCausalLM.from_pretrained(write_model(tmp_path / "start", 256)).to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "start")
+    trainers = []
+    module = extend_64k if stage == "extend_64k" else sft_math
+    monkeypatch.setattr(module, "fit", lambda trainer, *args: trainers.append(trainer))
+    monkeypatch.setattr(extend_64k, "_measure", lambda *args: {})
+    argv = ["--smoke", "--output_dir", str(tmp_path / "run"), "--model_name_or_path", str(tmp_path / "start")]
+    STAGES[stage].main(argv)
+    assert {parameter.dtype for parameter in trainers[0].model.parameters()} == {torch.float32}
+
+
+def test_options_that_a_stage_cannot_heed_are_refused(tmp_path):
+    for stage in ("pretrain", "extend_64k"):
+        with pytest.raises(ValueError, match="use_peft was given"):
+            STAGES[stage].main(["--smoke", "--use_peft", "--output_dir", str(tmp_path / stage)])
 
 
 # ------------------------------------------------------------------------------------------------------------ packing
