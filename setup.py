@@ -9,6 +9,7 @@ VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "diff_transformer/__init_
 
 EXTRAS = {
     "triton": ["triton>=3.6; sys_platform == 'linux'"],  # the fused kernels, on CUDA
+    "flash-attn": ["flash-attn>=2.6; sys_platform == 'linux'"],  # attn_implementation="flash_attention_2", on CUDA
     "train": [
         "accelerate>=1.12",
         "datasets>=4.0",

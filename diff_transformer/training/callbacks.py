@@ -65,7 +65,8 @@ class StopOnSignal(TrainerCallback):
     SAME_SIGNAL_SECONDS = 2.0
 
     def __init__(self):
-        self.received = 0
+        self.stopped_by = 0  # the signal, once all processes know of it; one that comes after the last step is late
+        self._received = 0
         self._when = 0.0
 
     @contextmanager
@@ -79,17 +80,18 @@ class StopOnSignal(TrainerCallback):
 
     def _receive(self, number: int, frame) -> None:
         now = time.monotonic()
-        if self.received and number == signal.SIGINT and now - self._when > self.SAME_SIGNAL_SECONDS:
+        if self._received and number == signal.SIGINT and now - self._when > self.SAME_SIGNAL_SECONDS:
             raise KeyboardInterrupt
-        if not self.received:
-            self.received, self._when = number, now
+        if not self._received:
+            self._received, self._when = number, now
             print(f"\n{signal.Signals(number).name}: finishing the step, then saving a checkpoint", flush=True)
 
     def on_step_end(self, args, state, control, **kwargs):
+        self.stopped_by = self._received
         if args.world_size > 1:  # the signal may have reached the others a step later, or not at all
-            received = torch.tensor(self.received, device=args.device)
+            received = torch.tensor(self._received, device=args.device)
             dist.all_reduce(received, op=dist.ReduceOp.MAX)
-            self.received = int(received)
-        if self.received:
+            self.stopped_by = int(received)
+        if self.stopped_by:
             control.should_save = True
             control.should_training_stop = True

@@ -217,13 +217,13 @@ def fit(trainer: RunTrainer, resume_from_checkpoint: str | None, name: str = "mo
     if trainer.is_world_process_zero():
         trainer.save_state()
         plot_run(trainer.state.log_history, output_dir / "training.png")
-    if stop.received:
+    if stop.stopped_by:
         if trainer.is_world_process_zero():
             print(
                 f"Stopped after step {trainer.state.global_step:,} of {trainer.state.max_steps:,} with a checkpoint. "
                 "Continue with the same command and --resume_from_checkpoint last"
             )
-        sys.exit(128 + stop.received)
+        sys.exit(128 + stop.stopped_by)
     trainer.save_whole_model(output_dir / name)
     if trainer.is_world_process_zero():
         print(f"{name.capitalize():<9}{output_dir / name}\nPicture  {output_dir / 'training.png'}")

@@ -74,6 +74,8 @@ class RunTrainer(Trainer):
         if peak_flops_per_device is None and device.type == "cuda":
             peak_flops_per_device = peak_flops(torch.cuda.get_device_name(device))
         self.peak_flops_per_device = peak_flops_per_device
+        frozen = any(not parameter.requires_grad for parameter in self.model.parameters())
+        self._trainable_parameters = self.get_num_trainable_parameters() if frozen else None
         self._rows: list[int] | None = None
         self._num_tokens, self._num_flops = 0, 0.0
         self._since: float | None = None
@@ -98,7 +100,9 @@ class RunTrainer(Trainer):
         # Tensor-parallel processes share a batch; all others have tokens of their own, or their part of a sequence
         tokens = batch_size * length * self.accelerator.num_processes // self.get_tp_size()
         self._num_tokens += tokens
-        self._num_flops += tokens * model_flops_per_token(self._config(), length * self.get_sp_size())
+        sequence_length = length * self.get_sp_size()
+        flops = model_flops_per_token(self._config(), sequence_length, self._trainable_parameters)
+        self._num_flops += tokens * flops
         return loss
 
     def _config(self):
@@ -108,7 +112,8 @@ class RunTrainer(Trainer):
         step = self.state.global_step
         file = Path(self.args.output_dir) / f"non_finite_step_{step}_process_{self.args.process_index}.safetensors"
         batch = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-        save_file({name: value.contiguous().cpu() for name, value in batch.items()}, file)
+        # Cloned: safetensors takes no two tensors of one memory
+        save_file({name: value.detach().cpu().clone().contiguous() for name, value in batch.items()}, file)
         lambdas = [entry for entry in self.state.log_history if "lambda/layer_00" in entry][-1:]
         last = [f"{value:.4f}" for name, value in (lambdas or [{}])[0].items() if name.startswith("lambda/")]
         raise NonFiniteLossError(

@@ -119,6 +119,20 @@ def test_tokens_per_second_counts_every_micro_batch(make_trainer, monkeypatch):
     assert speeds == [2 * 2 * LENGTH / 10] * 4
 
 
+def test_mfu_of_an_adapter_counts_no_gradients_of_frozen_weights(make_trainer, tiny_config):
+    model = DiffTransformerForCausalLM(tiny_config())
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("q_proj" in name)
+    trainer = make_trainer(model)
+    trainer.train()
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    per_token = trainer_module.model_flops_per_token(model.config, LENGTH, trained)
+    assert per_token < 0.9 * trainer_module.model_flops_per_token(model.config, LENGTH)
+    for entry in trainer.state.log_history:
+        if "mfu" in entry:
+            assert entry["mfu"] == pytest.approx(entry["tokens_per_second"] * per_token / 1e9)
+
+
 def test_the_twin_has_no_lambda(make_trainer, tiny_config):
     model = LlamaForCausalLM(transformer_twin(tiny_config()))
     assert layer_lambdas(model) == []
