@@ -209,7 +209,7 @@ def main(argv: list[str] | None = None) -> None:
         if chosen_model.model_name_or_path == smoke.MODEL:
             chosen_model.model_name_or_path = str(smoke.write_model(output_dir / smoke.MODEL))
 
-    # 1. Model, with the loss of the checkpoint as it is. One process measures, the others wait
+    # 1. Model
     revision = chosen_model.model_revision
     old_config = load_config(chosen_model.model_name_or_path, revision=revision)
     config = extended_config(old_config, corpus.sequence_length, extension.rope_type, extension.rope_theta)
@@ -224,13 +224,16 @@ def main(argv: list[str] | None = None) -> None:
     # 2. Data
     if run.total_tokens is None:
         raise ValueError("total_tokens is needed: the up-sampled corpus is drawn for it (1.5e9 in the paper).")
-    with training.main_process_first(desc="up-sampling long documents"):
+    if corpus.validation_rows < 1:
+        raise ValueError("validation_rows=0 was given; the loss by position is measured on at least 1 (8 is enough).")
+    # Into the output folder, which all machines share: one process writes for all of them
+    with training.main_process_first(local=False, desc="up-sampling long documents"):
         rows = long_rows(corpus, extension, tokenizer, int(run.total_tokens), training.seed, output_dir / "corpus")
     split = rows.train_test_split(corpus.validation_rows, seed=training.seed)
     train, validation = split["train"], split["test"]
     probe = torch.tensor(validation[:8]["input_ids"])
 
-    # 3. Budget
+    # 3. Budget, and the loss of the checkpoint as it is
     set_batch(training, run, corpus.sequence_length)
     print_budget(config, training, run, corpus.sequence_length)
     before = _measure(chosen_model.model_name_or_path, probe, training, "before", revision)

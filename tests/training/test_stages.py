@@ -389,6 +389,12 @@ def test_a_checkpoint_of_16_bits_is_trained_in_32(stage, tmp_path, monkeypatch):
     assert {parameter.dtype for parameter in trainers[0].model.parameters()} == {torch.float32}
 
 
+def test_an_extension_that_is_none_or_cannot_be_measured_is_refused(tmp_path):
+    for argv in (["--validation_rows", "0"], ["--sequence_length", "64"]):
+        with pytest.raises(ValueError, match="validation_rows|needs a longer one"):
+            extend_64k.main(["--smoke", "--output_dir", str(tmp_path), *argv])
+
+
 def test_options_that_a_stage_cannot_heed_are_refused(tmp_path):
     for stage in ("pretrain", "extend_64k"):
         with pytest.raises(ValueError, match="use_peft was given"):
