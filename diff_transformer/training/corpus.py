@@ -27,7 +27,7 @@ class CorpusArguments:
         metadata={
             "help": "Hub id, or a local path: a file or folder of .jsonl, .json, .txt (a document a file) or .csv, "
             "also as .gz, .bz2, .xz or .zst, or of .parquet; or a folder that save_to_disk wrote. With a column "
-            "input_ids it is taken as rows that are packed already."
+            "input_ids and, if it likes, labels it is taken as rows that are packed already."
         },
     )
     dataset_config: str | None = field(default=None, metadata={"help": "Its configuration, if it has several."})
@@ -60,6 +60,10 @@ class CorpusArguments:
             "help": "Rows held out for the validation loss: spread evenly over the corpus, or the first of each shard "
             "of a stream."
         },
+    )
+    validation_dataset: str | None = field(
+        default=None,
+        metadata={"help": "Instead of that: a corpus of its own, of the same kinds and columns as the dataset."},
     )
     shuffle_buffer: int = field(
         default=1000,

@@ -10,7 +10,7 @@ import lzma
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -356,6 +356,8 @@ def load_rows(
         validation: A Dataset, in memory if it is from a stream; None without `validation_rows`.
         skipped: Final for a map-style corpus, counted during training for a stream (`ReportSkipped`).
     """
+    if args.validation_dataset is not None:
+        return _with_validation_dataset(args, tokenizer, seed, cache_dir)
     documents, skipped = load_documents(args), Skipped()
     if "input_ids" in (documents.column_names or ()):
         rows = _already_packed(documents, args, tokenizer)
@@ -389,6 +391,20 @@ def load_rows(
     return Rows(train, validation, skipped)
 
 
+def _with_validation_dataset(
+    args: CorpusArguments, tokenizer: PreTrainedTokenizerBase, seed: int, cache_dir: str | Path | None
+) -> Rows:
+    """Two corpora, read in the same way."""
+    if args.validation_rows:
+        raise ValueError(
+            f"Got validation_rows={args.validation_rows} and validation_dataset={args.validation_dataset}: the rows "
+            "held out are either some of the corpus or another one. Give one of the two."
+        )
+    train = load_rows(replace(args, validation_dataset=None), tokenizer, seed=seed, cache_dir=cache_dir)
+    other = replace(args, dataset=args.validation_dataset, validation_dataset=None, streaming=False)
+    return train._replace(validation=load_rows(other, tokenizer, cache_dir=cache_dir).train)
+
+
 def _already_packed(
     rows: Dataset | IterableDataset, args: CorpusArguments, tokenizer: PreTrainedTokenizerBase
 ) -> Dataset:
@@ -408,6 +424,7 @@ def _already_packed(
 class CausalCollator:
     """Packed rows into a batch: `input_ids` and `labels`, (rows, tokens), and `row`, (rows,), if the rows have it.
 
+    The labels are the tokens themselves, unless the rows have `labels` of their own (-100: nothing is learnt there).
     Rows that are shorter than the longest are padded on the right, with labels of -100, which the loss leaves out.
     There is no attention mask: with causal attention no token sees what is to its right, and what padding computes is
     in no label. So the kernels take their path without a mask.
@@ -418,6 +435,8 @@ class CausalCollator:
             sequence length here, since accelerate joins batches that must be equally long.
         sequence_parallel: For batches that are cut along their tokens: add `position_ids`, (rows, tokens), and leave
             out `row`, which has no tokens.
+
+    Raises ValueError for a row that has not as many labels as tokens.
     """
 
     pad_token_id: int
@@ -431,7 +450,13 @@ class CausalCollator:
         labels = torch.full((len(rows), length), -100)
         for i, row in enumerate(rows):
             ids = torch.as_tensor(row["input_ids"], dtype=torch.int64)
-            input_ids[i, : len(ids)] = labels[i, : len(ids)] = ids
+            own = torch.as_tensor(row.get("labels", ids), dtype=torch.int64)
+            if own.shape != ids.shape:
+                raise ValueError(
+                    f"Row {row.get('row', i)} has {len(ids)} input_ids and {len(own)} labels; it needs a label for "
+                    "every token, -100 where nothing is learnt."
+                )
+            input_ids[i, : len(ids)], labels[i, : len(ids)] = ids, own
         batch = {"input_ids": input_ids, "labels": labels}
         if self.sequence_parallel:
             batch["position_ids"] = torch.arange(length).repeat(len(rows), 1)

@@ -224,6 +224,8 @@ def main(argv: list[str] | None = None) -> None:
     # 2. Data
     if run.total_tokens is None:
         raise ValueError("total_tokens is needed: the up-sampled corpus is drawn for it (1.5e9 in the paper).")
+    if corpus.validation_dataset is not None:
+        raise ValueError("validation_dataset was given, but this stage holds out rows of its corpus: validation_rows.")
     if corpus.validation_rows < 1:
         raise ValueError("validation_rows=0 was given; the loss by position is measured on at least 1 (8 is enough).")
     # Into the output folder, which all machines share: one process writes for all of them
@@ -247,6 +249,7 @@ def main(argv: list[str] | None = None) -> None:
         processing_class=tokenizer,
         data_collator=CausalCollator(tokenizer.eos_token_id, sequence_parallel=sequence_parallel_size() > 1),
         peak_flops_per_device=run.peak_flops_per_device,
+        record_batches=run.record_batches,
     )
     fit(trainer, resume)
 

@@ -87,6 +87,7 @@ def main(argv: list[str] | None = None) -> None:
         ),
         callbacks=[ReportSkipped(skipped)],
         peak_flops_per_device=run.peak_flops_per_device,
+        record_batches=run.record_batches,
     )
     fit(trainer, resume)
 

@@ -58,6 +58,12 @@ class RunArguments:
             "that are executed, an assumption."
         },
     )
+    record_batches: bool = field(
+        default=False,
+        metadata={
+            "help": "Leave batches.txt, a digest of every step's tokens: shows that two runs had the same data."
+        },
+    )
     smoke: bool = field(
         default=False,
         metadata={"help": "The same path in under two minutes on a CPU: a tiny model and data of this machine."},

@@ -108,6 +108,7 @@ def run_stage(
         processing_class=tokenizer,
         peft_config=get_peft_config(chosen_model),
         peak_flops_per_device=run.peak_flops_per_device,
+        record_batches=run.record_batches,
     )
     model.generation_config.eos_token_id = end_marks(rows[0], tokenizer)
 

@@ -20,6 +20,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from transformers.utils import logging
 
 from ..modeling_diff import DiffTransformerAttention
+from .batch_record import BatchRecord
 from .budget import model_flops_per_token, peak_flops
 from .checkpoints import seal
 
@@ -66,10 +67,14 @@ class RunTrainer(Trainer):
     Args, beside the trainer's own:
         peak_flops_per_device: floating-point operations per second to which MFU relates; looked up for GPUs that
             `budget` knows, without it no MFU is logged.
+        record_batches: leave a digest of every step's tokens in the output folder (`BatchRecord`).
     """
 
-    def __init__(self, *args, peak_flops_per_device: float | None = None, **kwargs):
+    def __init__(self, *args, peak_flops_per_device: float | None = None, record_batches: bool = False, **kwargs):
         super().__init__(*args, **kwargs)
+        self._record = BatchRecord(self.args.output_dir, self.args.process_index) if record_batches else None
+        if self._record is not None:
+            self.add_callback(self._record)
         device = self.args.device
         if peak_flops_per_device is None and device.type == "cuda":
             peak_flops_per_device = peak_flops(torch.cuda.get_device_name(device))
@@ -93,6 +98,8 @@ class RunTrainer(Trainer):
     def training_step(self, model, inputs, num_items_in_batch=None):
         if self._since is None:
             self._since = time.monotonic()
+        if self._record is not None:
+            self._record.see(inputs)
         loss = super().training_step(model, inputs, num_items_in_batch)
         if not math.isfinite(loss.item()):
             self._raise_non_finite(loss.item(), inputs)
@@ -104,6 +111,14 @@ class RunTrainer(Trainer):
         flops = model_flops_per_token(self._config(), sequence_length, self._trainable_parameters)
         self._num_flops += tokens * flops
         return loss
+
+    def evaluate(self, *args, **kwargs):
+        """The time that it takes is none of the training's."""
+        begin = time.monotonic()
+        measures = super().evaluate(*args, **kwargs)
+        if self._since is not None:
+            self._since += time.monotonic() - begin
+        return measures
 
     def _config(self):
         return self.accelerator.unwrap_model(self.model).config

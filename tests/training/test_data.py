@@ -283,6 +283,61 @@ def test_packed_rows_are_taken_as_they_are(tmp_path, tokenizer):
         load_rows(arguments(tmp_path / "rows", streaming=True), tokenizer)
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_validation_dataset_is_a_corpus_of_its_own(tmp_path, tokenizer, streaming):
+    write_lines(tmp_path / "train.jsonl", [{"text": text} for text in [*TEXTS[:40], ""]])
+    write_lines(tmp_path / "other.jsonl", [{"text": text} for text in ["", "", *TEXTS[40:]]])
+    options = {"streaming": streaming, "shuffle_buffer": 0}
+    args = arguments(tmp_path / "train.jsonl", validation_dataset=str(tmp_path / "other.jsonl"), **options)
+    train, validation, skipped = load_rows(args, tokenizer)
+    assert isinstance(train, IterableDataset) == streaming and isinstance(validation, Dataset)
+    assert listed(train) == cut(line_of(TEXTS[:40], tokenizer))
+    assert listed(validation) == cut(line_of(TEXTS[40:], tokenizer))
+    assert (skipped["used"], skipped["empty"]) == (40, 1), "what is held out is counted as trained on"
+    assert args.validation_dataset == str(tmp_path / "other.jsonl"), "the caller's arguments were changed"
+
+
+def test_validation_dataset_may_be_packed_already(tmp_path, tokenizer):
+    rows = pack(Dataset.from_dict({"text": TEXTS}), tokenizer, LENGTH).remove_columns("row")
+    rows.select(range(5)).save_to_disk(tmp_path / "train")
+    rows.select(range(5, 8)).save_to_disk(tmp_path / "other")
+    args = arguments(tmp_path / "train", validation_dataset=str(tmp_path / "other"))
+    train, validation, _ = load_rows(args, tokenizer)
+    assert listed(train) == listed(rows)[:5] and listed(validation) == listed(rows)[5:8]
+    assert validation["row"][:] == [0, 1, 2]
+    rows.select(range(3)).map(lambda row: {"input_ids": row["input_ids"][:4]}).save_to_disk(tmp_path / "short")
+    with pytest.raises(ValueError, match="short holds 3 packed rows of 4 tokens"):
+        load_rows(arguments(tmp_path / "train", validation_dataset=str(tmp_path / "short")), tokenizer)
+
+
+def test_rows_are_held_out_in_one_way(tmp_path, tokenizer):
+    file = write_lines(tmp_path / "a.jsonl", [{"text": text} for text in TEXTS])
+    with pytest.raises(ValueError, match="Got validation_rows=2 and validation_dataset=.*one of the two"):
+        load_rows(arguments(file, validation_rows=2, validation_dataset=str(file)), tokenizer)
+    with pytest.raises(ValueError, match="missing.*cannot be opened"):
+        load_rows(arguments(file, validation_dataset="missing"), tokenizer)
+
+
+@pytest.mark.parametrize("kind", ["saved", "parquet"])
+def test_packed_rows_keep_labels_of_their_own(tmp_path, tokenizer, kind):
+    rows = [{"input_ids": [i] * LENGTH, "labels": [-100] * (LENGTH - 1) + [i]} for i in range(1, 7)]
+    if kind == "saved":
+        Dataset.from_list(rows).save_to_disk(tmp_path / "rows")
+    else:
+        (tmp_path / "rows").mkdir()
+        Dataset.from_list(rows).to_parquet(tmp_path / "rows" / "a.parquet")
+    parts = {
+        "whole": (range(1, 7), load_rows(arguments(tmp_path / "rows"), tokenizer).train),
+        "held out": ([2, 5], load_rows(arguments(tmp_path / "rows", validation_rows=2), tokenizer).validation),
+        "others": ([1, 3, 4, 6], load_rows(arguments(tmp_path / "rows", validation_rows=2), tokenizer).train),
+    }
+    for name, (ids, part) in parts.items():
+        for collator in (CausalCollator(0), CausalCollator(0, pad_to_multiple_of=LENGTH, sequence_parallel=True)):
+            batch = collator([part[i] for i in range(len(part))])
+            assert batch["input_ids"].tolist() == [[i] * LENGTH for i in ids], name
+            assert batch["labels"].tolist() == [[-100] * (LENGTH - 1) + [i] for i in ids], name
+
+
 def test_tokenize_keeps_the_source_also_in_a_stream(tokenizer):
     documents = Dataset.from_dict({"text": ["a b", "", "c"], "source": ["x", "y", "z"]})
     expected = [
@@ -432,6 +487,35 @@ def test_collator_pads_short_rows_on_the_right():
     assert {value.dtype for value in batch.values()} == {torch.int64}
     assert set(collator([{"input_ids": [1]}])) == {"input_ids", "labels"}
     assert CausalCollator(7, pad_to_multiple_of=4)([{"input_ids": [1] * 5}])["input_ids"].shape == (1, 8)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_collator_takes_labels_of_the_rows(sequence_parallel):
+    collator = CausalCollator(pad_token_id=7, sequence_parallel=sequence_parallel)
+    rows = [
+        {"input_ids": [1, 2, 3], "labels": [-100, -100, 3], "row": 4},
+        {"input_ids": [5, 6], "labels": np.array([-100, 6], np.int32), "row": 9},
+        {"input_ids": [8], "row": 11},
+    ]
+    batch = collator(rows)
+    assert batch["input_ids"].tolist() == [[1, 2, 3], [5, 6, 7], [8, 7, 7]]
+    assert batch["labels"].tolist() == [[-100, -100, 3], [-100, 6, -100], [8, -100, -100]]
+    assert {value.dtype for value in batch.values()} == {torch.int64}
+    assert ("position_ids" in batch, "row" in batch) == (sequence_parallel, not sequence_parallel)
+    for labels in ([3], [1, 2], [1, 2, 3, 4], []):  # one label would be spread over all tokens
+        with pytest.raises(ValueError, match=f"Row 4 has 3 input_ids and {len(labels)} labels"):
+            collator([{"input_ids": [1, 2, 3], "labels": labels, "row": 4}])
+
+
+def test_the_loss_is_of_the_labels(tiny_config):
+    model = DiffTransformerForCausalLM(tiny_config())
+    ids = torch.randint(0, 199, (10,))
+    labels = torch.where(torch.arange(10) % 3 == 0, ids, -100)
+    batch = CausalCollator(0)([{"input_ids": ids.tolist(), "labels": labels.tolist()}])
+    with torch.no_grad():
+        output = model(**batch)
+        nll = -output.logits[0].log_softmax(-1)[torch.arange(9), ids[1:]]
+    torch.testing.assert_close(output.loss, nll[[2, 5, 8]].mean())  # which predict tokens 3, 6 and 9
 
 
 def test_padding_needs_no_attention_mask(tiny_config):

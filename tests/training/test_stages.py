@@ -390,7 +390,7 @@ def test_a_checkpoint_of_16_bits_is_trained_in_32(stage, tmp_path, monkeypatch):
 
 
 def test_an_extension_that_is_none_or_cannot_be_measured_is_refused(tmp_path):
-    for argv in (["--validation_rows", "0"], ["--sequence_length", "64"]):
+    for argv in (["--validation_rows", "0"], ["--sequence_length", "64"], ["--validation_dataset", str(tmp_path)]):
         with pytest.raises(ValueError, match="validation_rows|needs a longer one"):
             extend_64k.main(["--smoke", "--output_dir", str(tmp_path), *argv])
 

@@ -47,6 +47,7 @@ def make_trainer(tiny_config, tmp_path):
             model=model,
             args=TrainingArguments(**{**defaults, **kwargs}),
             train_dataset=rows,
+            eval_dataset=rows,
             callbacks=callbacks,
             peak_flops_per_device=1e9,
         )
@@ -117,6 +118,25 @@ def test_tokens_per_second_counts_every_micro_batch(make_trainer, monkeypatch):
     trainer.train()
     speeds = [entry["tokens_per_second"] for entry in trainer.state.log_history if "loss" in entry]
     assert speeds == [2 * 2 * LENGTH / 10] * 4
+
+
+def test_the_time_of_evaluations_is_not_the_trainings(make_trainer, monkeypatch):
+    """A micro-batch takes 3 s, an evaluation of six batches 600 s; that before the first step included."""
+    now = [0.0]
+    monkeypatch.setattr(trainer_module.time, "monotonic", lambda: now[0])
+    trainer = make_trainer(eval_strategy="steps", eval_steps=2, eval_on_start=True, per_device_eval_batch_size=2)
+    compute_loss = trainer.compute_loss
+
+    def timed(model, inputs, **kwargs):
+        now[0] += 3.0 if model.training else 100.0
+        return compute_loss(model, inputs, **kwargs)
+
+    trainer.compute_loss = timed
+    trainer.train()
+    speeds = [entry["tokens_per_second"] for entry in trainer.state.log_history if "loss" in entry]
+    assert speeds == [2 * 2 * LENGTH / (2 * 3)] * 4
+    evaluations = [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert evaluations == [0, 2, 4] and now[0] == 3 * 600 + 4 * 2 * 3
 
 
 def test_mfu_of_an_adapter_counts_no_gradients_of_frozen_weights(make_trainer, tiny_config):
