@@ -7,9 +7,10 @@ tokenizer.
 """
 
 import random
+import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle, islice
+from functools import lru_cache
 
 from transformers import PreTrainedTokenizerBase
 
@@ -49,7 +50,8 @@ CITIES = (
 class Wording:
     """What stands around the haystack and in it.
 
-    `ask_one` and `ask_several` follow the context; `{cities}` are names with `conjunction` before the last.
+    `ask_one` and `ask_several` follow the context; `{cities}` are names with `conjunction` before the last. With
+    `single_tokens` only those numbers are used that are one token of the tokenizer.
     """
 
     head: str
@@ -59,6 +61,8 @@ class Wording:
     numbers: range
     at_sentence_ends: bool
     needle: str = "\nThe special magic {city} number is: {number}\n"
+    cities: Sequence[str] = CITIES
+    single_tokens: bool = False
 
     def question(self, cities: Sequence[str]) -> str:
         if len(cities) == 1:
@@ -88,7 +92,28 @@ WORDINGS = {
         numbers=range(1_000_000, 10_000_000),
         at_sentence_ends=True,
     ),
+    # Ours, for small models that are trained on it: `A42` on a line of its own, and `A` to be asked. Names and numbers
+    # are single tokens of cl100k_base and of its prefixes
+    "plain": Wording(
+        head="\n",
+        ask_one="\n{cities}",
+        ask_several="\n{cities}",
+        conjunction=" ",
+        numbers=range(1000),
+        at_sentence_ends=False,
+        needle="\n{city}{number}\n",
+        cities=string.ascii_uppercase,
+        single_tokens=True,
+    ),
 }
+
+
+@lru_cache(maxsize=1)  # for all prompts of a run
+def numbers_for(wording: Wording, tokenizer: PreTrainedTokenizerBase) -> Sequence[int]:
+    """The numbers of a wording, for a tokenizer."""
+    if not wording.single_tokens:
+        return wording.numbers
+    return [number for number in wording.numbers if len(text_ids(tokenizer, str(number))) == 1]
 
 
 @dataclass
@@ -104,7 +129,8 @@ class NeedleArguments(DocumentArguments):
         default="yoco",
         metadata={
             "help": "Of the prompt: `yoco`, of earlier code of the authors, for base models, numbers to 50000; or "
-            "`lwm`, of the Large World Model, for chat models, numbers of 7 digits, needles at ends of sentences.",
+            "`lwm`, of the Large World Model, for chat models, numbers of 7 digits, needles at ends of sentences; or "
+            "`plain`, a letter and a number without a word more, for small models trained on such lines.",
             "choices": list(WORDINGS),
         },
     )
@@ -124,11 +150,13 @@ class NeedleArguments(DocumentArguments):
 @dataclass(frozen=True)
 class NeedlePrompt:
     """`spans` are of the needles, by city, in the order of the text, and `context` is that of the haystack with them:
-    first token, and the one after the last. `wanted` are the numbers by city, in the order of the question."""
+    first token, and the one after the last. `numbers` are those of all needles by city, `wanted` those that are asked
+    for, in the order of the question."""
 
     input_ids: list[int]
     spans: dict[str, tuple[int, int]]
     context: tuple[int, int]
+    numbers: dict[str, str]
     wanted: dict[str, str]
 
 
@@ -165,12 +193,15 @@ def needle_prompt(
 
     Raises ValueError if the prompt has no room for a haystack, or the numbers of needles are impossible.
     """
-    if not 1 <= queried <= needles <= len(CITIES):
+    known_numbers = numbers_for(wording, tokenizer)
+    most = min(len(wording.cities), len(known_numbers))
+    if not 1 <= queried <= needles <= most:
         raise ValueError(
-            f"Got {needles} needles, {queried} of them queried; needed is 1 <= queried <= needles <= {len(CITIES)}."
+            f"Got {needles} needles, {queried} of them queried; needed is 1 <= queried <= needles <= {most}, the "
+            "names and numbers that this wording has for the tokenizer."
         )
-    cities = rng.sample(CITIES, needles)
-    numbers = [str(number) for number in rng.sample(wording.numbers, needles)]
+    cities = rng.sample(wording.cities, needles)
+    numbers = [str(number) for number in rng.sample(known_numbers, needles)]
     pieces = [
         text_ids(tokenizer, wording.needle.format(city=city, number=number))
         for city, number in zip(cities, numbers, strict=True)
@@ -185,7 +216,7 @@ def needle_prompt(
             f"{length - room:,}. Ask for longer prompts or fewer needles."
         )
     offset = rng.randrange(len(haystack))
-    filler = list(islice(cycle(haystack), offset, offset + room))
+    filler = [haystack[i % len(haystack)] for i in range(offset, offset + room)]
     places = [round(room * depth / 100) if i < queried else rng.randint(0, room) for i in range(needles)]
     if wording.at_sentence_ends:
         places = [_sentence_end(tokenizer, filler, place) for place in places]
@@ -203,7 +234,8 @@ def needle_prompt(
 
     assert len(input_ids) == length
     assert all(input_ids[slice(*spans[city])] == piece for city, piece in zip(cities, pieces, strict=True))
-    return NeedlePrompt(input_ids, spans, context, dict(zip(asked, numbers, strict=False)))
+    number_of = dict(zip(cities, numbers, strict=True))
+    return NeedlePrompt(input_ids, spans, context, number_of, {city: number_of[city] for city in asked})
 
 
 def _sentence_end(tokenizer: PreTrainedTokenizerBase, filler: list[int], place: int) -> int:

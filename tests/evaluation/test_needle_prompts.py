@@ -9,23 +9,27 @@ from hypothesis import strategies as st
 from tokenizers import processors
 
 from diff_transformer import cl100k_tokenizer
+from diff_transformer.evaluation.attention_allocation import SPANS, token_spans
 from diff_transformer.evaluation.needle_prompts import (
     CITIES,
     WORDINGS,
     NeedleArguments,
     haystack_tokens,
     needle_prompt,
+    numbers_for,
 )
 
 TOKENIZER = cl100k_tokenizer(vocab_size=300)
-PLAIN = WORDINGS["yoco"]
+SMALL = cl100k_tokenizer(vocab_size=1024)  # has tokens of several digits, for `plain`
+YOCO, PLAIN = WORDINGS["yoco"], WORDINGS["plain"]
 TEXT = "".join(f"It rained on day {i}. Nobody went out for 3.5 hours or more, until the sun came.\n" for i in range(9))
 HAYSTACK = TOKENIZER(TEXT)["input_ids"]
+SMALL_HAYSTACK = SMALL(TEXT)["input_ids"]
 
 grids = st.tuples(st.integers(1, 12), st.integers(1, 12)).filter(lambda pair: pair[1] <= pair[0])
 
 
-def build(length=1200, needles=3, queried=1, depth=50, seed=0, wording=PLAIN, tokenizer=TOKENIZER, haystack=HAYSTACK):
+def build(length=1200, needles=3, queried=1, depth=50, seed=0, wording=YOCO, tokenizer=TOKENIZER, haystack=HAYSTACK):
     return needle_prompt(tokenizer, wording, haystack, length, needles, queried, depth, random.Random(seed))
 
 
@@ -50,29 +54,30 @@ def without_needles(prompt):
 )
 def test_every_needle_survives_where_it_should_be(pair, length, depth, seed, wording):
     needles, queried = pair
-    prompt = build(length, needles, queried, depth, seed, wording)
-    text = TOKENIZER.decode(prompt.input_ids)
+    tokenizer, haystack = (SMALL, SMALL_HAYSTACK) if wording.single_tokens else (TOKENIZER, HAYSTACK)
+    prompt = build(length, needles, queried, depth, seed, wording, tokenizer, haystack)
+    text = tokenizer.decode(prompt.input_ids)
 
     assert len(prompt.input_ids) == length
     assert len(prompt.spans) == needles and len(prompt.wanted) == queried
     numbers = {}
     for city, (first, stop) in prompt.spans.items():
-        sentence = TOKENIZER.decode(prompt.input_ids[first:stop])
-        numbers[city] = sentence.removeprefix(f"\nThe special magic {city} number is: ").removesuffix("\n")
+        sentence = tokenizer.decode(prompt.input_ids[first:stop])
+        numbers[city] = sentence.removeprefix(wording.needle.partition("{number}")[0].format(city=city)).strip()
         assert numbers[city].isdecimal() and int(numbers[city]) in wording.numbers
         assert text.count(sentence) == 1
     assert len(set(numbers.values())) == needles, "two cities have the same number"
-    assert prompt.wanted.items() <= numbers.items()
+    assert prompt.numbers == numbers and prompt.wanted.items() <= numbers.items()
 
     begin, end = prompt.context
     edges = [begin, *(edge for span in prompt.spans.values() for edge in span), end]
     assert edges == sorted(edges), "needles overlap, or are not in the order of the text"
-    assert TOKENIZER.decode(prompt.input_ids[:begin]) == wording.head
-    assert TOKENIZER.decode(prompt.input_ids[end:]) == wording.question(list(prompt.wanted))
+    assert tokenizer.decode(prompt.input_ids[:begin]) == wording.head
+    assert tokenizer.decode(prompt.input_ids[end:]) == wording.question(list(prompt.wanted))
 
     filler, places = without_needles(prompt)
-    around = HAYSTACK * 12
-    assert any(around[i : i + len(filler)] == filler for i in range(len(HAYSTACK))), "not a part of the haystack"
+    around = haystack * (2 + len(filler) // len(haystack))
+    assert any(around[i : i + len(filler)] == filler for i in range(len(haystack))), "not a part of the haystack"
     target = round(len(filler) * depth / 100)
     for city in prompt.wanted:
         # Sentence ends have a test of their own
@@ -118,8 +123,8 @@ def test_wording_of_yoco():
         f"\nThe special magic {other} number is: {prompt.wanted[other]}\n"
         f"\nWhat are the special magic {one} and {two} numbers? The special magic {one} and {two} numbers are "
     )
-    assert PLAIN.question(["Oslo"]) == "\nWhat is the special magic Oslo number? The special magic Oslo number is "
-    assert "A, B and C" in PLAIN.question(["A", "B", "C"])
+    assert YOCO.question(["Oslo"]) == "\nWhat is the special magic Oslo number? The special magic Oslo number is "
+    assert "A, B and C" in YOCO.question(["A", "B", "C"])
 
 
 def test_wording_of_lwm():
@@ -133,6 +138,55 @@ def test_wording_of_lwm():
         f" What is the special magic number for {city}? Don't give information outside the document. ASSISTANT: "
     )
     assert "for A, B, and C?" in wording.question(["A", "B", "C"])
+
+
+def test_the_wordings_of_others_have_all_their_numbers_for_any_tokenizer():
+    for name, numbers in {"yoco": range(1, 50_001), "lwm": range(1_000_000, 10_000_000)}.items():
+        wording = WORDINGS[name]
+        assert (numbers_for(wording, TOKENIZER), wording.cities, wording.single_tokens) == (numbers, CITIES, False)
+    prompt = build(needles=3, queried=2, seed=5)
+    assert prompt.wanted == {city: prompt.numbers[city] for city in list(prompt.wanted)}
+    assert set(prompt.numbers) == set(prompt.spans) and len(prompt.numbers) == 3
+
+
+def test_wording_of_plain():
+    """Of 14 tokens 7 are filler: 4 before the needle at 50 percent, which rounds up, and 3 after it."""
+    (letter,) = SMALL("x")["input_ids"]
+    prompt = build(14, 1, 1, 50, wording=PLAIN, tokenizer=SMALL, haystack=[letter])
+    ((city, number),) = prompt.wanted.items()
+    assert city in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" and number.isdecimal()
+    assert prompt.numbers == prompt.wanted and (prompt.context, prompt.spans) == ((1, 12), {city: (5, 9)})
+    tokens = ["\n", *"xxxx", "\n", city, number, "\n", *"xxx", "\n", city]
+    assert [SMALL.decode([i]) for i in prompt.input_ids] == tokens, "names and numbers are not one token each"
+    assert PLAIN.question(["A", "B", "C"]) == "\nA, B C"
+
+
+def test_numbers_of_plain_are_single_tokens():
+    digits = list(range(10))
+    assert numbers_for(PLAIN, TOKENIZER) == digits
+    assert numbers_for(PLAIN, SMALL) == [*digits, 10, 11, 12, 14, 15, 16, 18, 19, 20, 25, 30, 32, 201]
+    assert numbers_for(PLAIN, cl100k_tokenizer()) == list(range(1000))
+    for seed in range(3):
+        prompt = build(200, 23, 23, 0, seed, PLAIN, SMALL, SMALL_HAYSTACK)
+        assert sorted(map(int, prompt.numbers.values())) == numbers_for(PLAIN, SMALL)
+    with pytest.raises(ValueError, match="Got 24 needles.*needles <= 23, the names and numbers"):
+        build(200, 24, 1, wording=PLAIN, tokenizer=SMALL, haystack=SMALL_HAYSTACK)
+    with pytest.raises(ValueError, match="Got 11 needles.*needles <= 10, the names and numbers"):
+        build(200, 11, 1, wording=PLAIN)
+    whole = cl100k_tokenizer()
+    with pytest.raises(ValueError, match="Got 27 needles.*needles <= 26, the names and numbers"):
+        build(400, 27, 1, wording=PLAIN, tokenizer=whole, haystack=whole(TEXT)["input_ids"])
+
+
+@pytest.mark.parametrize("depth", [0, 40, 100])
+def test_attention_spans_cover_a_plain_prompt(depth):
+    prompt = build(90, 4, 1, depth, wording=PLAIN, tokenizer=SMALL, haystack=SMALL_HAYSTACK)
+    spans = [SPANS[i] for i in token_spans(prompt)]
+    assert len(spans) == 90 and spans[0] == "first" and spans[-2:] == ["query"] * 2 and spans.count("query") == 2
+    ((city, number),) = prompt.wanted.items()
+    answer = [i for i, span in zip(prompt.input_ids, spans, strict=True) if span == "answer"]
+    assert SMALL.decode(answer) == f"\n{city}{number}\n" and len(answer) == 4
+    assert spans.count("before") + spans.count("after") == 90 - 1 - 4 - 2
 
 
 def test_sentence_ends_are_before_the_depth_and_next_to_it():

@@ -1,7 +1,6 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """The report: one page from a folder of results, and from nothing else."""
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -10,7 +9,7 @@ from pathlib import Path
 from .. import PROTOCOLS
 from ..results import Results, load_results
 from .content import Section
-from .pages import html_page, markdown_page
+from .pages import write_pages
 
 ORDER = (*PROTOCOLS, "throughput")
 OTHER_VOCABULARIES = (
@@ -44,22 +43,7 @@ def write_report(folder: str | Path, title: str = "Differential Transformer: res
     Returns the paths of the two pages. Raises ValueError if the folder holds no results.
     """
     folder = Path(folder)
-    found = sections(load_results(folder))
-    figures = folder / "figures"
-    shutil.rmtree(figures, ignore_errors=True)
-    figures.mkdir(parents=True)
-    for section, _ in found:
-        for figure in section.figures:
-            (figures / f"{figure.name}.png").write_bytes(figure.png())
-    pages = {
-        folder / "report.html": html_page(title, found, figures),
-        folder / "report.md": markdown_page(title, found),
-    }
-    for path, text in pages.items():
-        temporary = path.with_name(f".{path.name}.part")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    return list(pages)
+    return write_pages(folder, title, sections(load_results(folder)))
 
 
 def _check_comparable(protocol: str, results: Sequence[Results]) -> None:

@@ -2,6 +2,7 @@
 """Sections as a page of HTML, self-contained, and as Markdown."""
 
 import base64
+import shutil
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -10,6 +11,7 @@ from ..results import Results
 from .content import Section, Table
 
 Found = Sequence[tuple[Section, list[Results]]]
+Opening = Sequence[str | Table]  # paragraphs and tables
 
 _PIXELS_PER_INCH = 110  # of a figure on the page
 
@@ -34,10 +36,38 @@ details { margin: .8rem 0; color: var(--soft); font-size: .9rem } nav ul { colum
 """
 
 
-def html_page(title: str, found: Found, figures: Path) -> str:
-    """figures: where the section's figures are as PNG files; they become part of the page."""
+def write_pages(folder: Path, title: str, found: Found, opening: Opening | None = None) -> list[Path]:
+    """Writes report.html (one self-contained page), report.md and figures/, and returns the paths of the two pages."""
+    figures = folder / "figures"
+    write_figures(figures, found)
+    pages = {
+        folder / "report.html": html_page(title, found, figures, opening),
+        folder / "report.md": markdown_page(title, found, opening),
+    }
+    for path, text in pages.items():
+        temporary = path.with_name(f".{path.name}.part")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    return list(pages)
+
+
+def write_figures(folder: Path, found: Found) -> None:
+    """As PNG files; what the folder had is gone."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for section, _ in found:
+        for figure in section.figures:
+            (folder / f"{figure.name}.png").write_bytes(figure.png())
+
+
+def html_page(title: str, found: Found, figures: Path, opening: Opening | None = None) -> str:
+    """figures: where the section's figures are as PNG files; they become part of the page.
+    opening: what comes before the sections; a table of the models by default."""
     contents = "".join(f'<li><a href="#s{i}">{escape(section.title)}</a></li>' for i, (section, _) in enumerate(found))
-    body = [f"<h1>{escape(title)}</h1>", _html_table(models_table(found)), f"<nav><ul>{contents}</ul></nav>"]
+    body = [f"<h1>{escape(title)}</h1>"]
+    for part in [models_table(found)] if opening is None else opening:
+        body.append(_html_table(part) if isinstance(part, Table) else f"<p>{escape(part)}</p>")
+    body.append(f"<nav><ul>{contents}</ul></nav>")
     for i, (section, results) in enumerate(found):
         body.append(f'<section id="s{i}"><h2>{escape(section.title)}</h2>')
         body.append(f'<p class="where">{escape(section.source)}</p><p>{escape(section.text)}</p>')
@@ -51,8 +81,10 @@ def html_page(title: str, found: Found, figures: Path) -> str:
             )
         if section.notes:
             body.append("<ul>" + "".join(f"<li>{escape(note)}</li>" for note in section.notes) + "</ul>")
-        lines = "<br>".join(escape(line) for line in provenance(results))
-        body.append(f"<details><summary>How it was measured</summary><code>{lines}</code></details></section>")
+        if results:
+            lines = "<br>".join(escape(line) for line in provenance(results))
+            body.append(f"<details><summary>How it was measured</summary><code>{lines}</code></details>")
+        body[-1] += "</section>"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -62,15 +94,19 @@ def html_page(title: str, found: Found, figures: Path) -> str:
     )
 
 
-def markdown_page(title: str, found: Found) -> str:
-    """The figures are linked as figures/NAME.png."""
-    parts = [f"# {title}", markdown_table(models_table(found))]
+def markdown_page(title: str, found: Found, opening: Opening | None = None, figures: str = "figures") -> str:
+    """figures: the folder in which links find NAME.png; opening: as of `html_page`."""
+    parts = [f"# {title}"]
+    for part in [models_table(found)] if opening is None else opening:
+        parts.append(markdown_table(part) if isinstance(part, Table) else part)
     for section, results in found:
         parts += [f"## {section.title}", f"*{section.source}*", section.text]
         parts += [f"**{table.caption}**\n\n{markdown_table(table)}" for table in section.tables]
-        parts += [f"![{figure.caption}](figures/{figure.name}.png)\n\n{figure.caption}" for figure in section.figures]
+        parts += [
+            f"![{figure.caption}]({figures}/{figure.name}.png)\n\n{figure.caption}" for figure in section.figures
+        ]
         parts += ["\n".join(f"- {note}" for note in section.notes)] if section.notes else []
-        parts.append("```\n" + "\n".join(provenance(results)) + "\n```")
+        parts += ["```\n" + "\n".join(provenance(results)) + "\n```"] if results else []
     return "\n\n".join(parts) + "\n"
 
 
@@ -118,4 +154,13 @@ def _html_class(texts: Iterable[str]) -> str:
     return "" if longest == 0 else ' class="text"' if longest <= 24 else ' class="words"'
 
 
-__all__ = ["html_page", "markdown_page", "markdown_table", "models_table", "provenance"]
+__all__ = [
+    "Opening",
+    "html_page",
+    "markdown_page",
+    "markdown_table",
+    "models_table",
+    "provenance",
+    "write_figures",
+    "write_pages",
+]
