@@ -87,6 +87,8 @@ class StopOnSignal(TrainerCallback):
             print(f"\n{signal.Signals(number).name}: finishing the step, then saving a checkpoint", flush=True)
 
     def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step >= state.max_steps:
+            return  # all that is left is to save the model
         self.stopped_by = self._received
         if args.world_size > 1:  # the signal may have reached the others a step later, or not at all
             received = torch.tensor(self._received, device=args.device)

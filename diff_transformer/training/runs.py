@@ -220,9 +220,11 @@ def fit(trainer: RunTrainer, resume_from_checkpoint: str | None, name: str = "mo
     trainer.add_callback(stop)
     with stop.listening():
         trainer.train(resume_from_checkpoint=resume_from_checkpoint)
-    if trainer.is_world_process_zero():
-        trainer.save_state()
-        plot_run(trainer.state.log_history, output_dir / "training.png")
+        if trainer.is_world_process_zero():
+            trainer.save_state()
+            plot_run(trainer.state.log_history, output_dir / "training.png")
+        if not stop.stopped_by:  # a signal from here on would take the model with it
+            trainer.save_whole_model(output_dir / name)
     if stop.stopped_by:
         if trainer.is_world_process_zero():
             print(
@@ -230,6 +232,5 @@ def fit(trainer: RunTrainer, resume_from_checkpoint: str | None, name: str = "mo
                 "Continue with the same command and --resume_from_checkpoint last"
             )
         sys.exit(128 + stop.stopped_by)
-    trainer.save_whole_model(output_dir / name)
     if trainer.is_world_process_zero():
         print(f"{name.capitalize():<9}{output_dir / name}\nPicture  {output_dir / 'training.png'}")

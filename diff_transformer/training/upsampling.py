@@ -70,9 +70,9 @@ class Lengths:
         return measured
 
     def shares(self) -> dict[str, float]:
-        """The part of all tokens that each source has."""
-        total = max(1, sum(int(tokens.sum()) for tokens in self.tokens.values()))
-        return {source: int(tokens.sum()) / total for source, tokens in self.tokens.items()}
+        """The part of all tokens that each source has; one of empty documents alone has none and is left out."""
+        totals = {source: int(tokens.sum()) for source, tokens in self.tokens.items() if tokens.any()}
+        return {source: tokens / sum(totals.values()) for source, tokens in totals.items()}
 
 
 @dataclass

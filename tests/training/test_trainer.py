@@ -3,12 +3,15 @@
 
 import json
 import math
+import os
+import signal
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.training import trainer as trainer_module
@@ -16,6 +19,7 @@ from diff_transformer.training.callbacks import SpikeWarning
 from diff_transformer.training.checkpoints import FILES, fault
 from diff_transformer.training.models import transformer_twin
 from diff_transformer.training.plots import plot_run
+from diff_transformer.training.runs import fit
 from diff_transformer.training.trainer import NonFiniteLossError, RunTrainer, layer_lambdas
 
 LENGTH = 24
@@ -283,3 +287,17 @@ def test_the_model_is_saved_whole_or_not_at_all(make_trainer, tmp_path, monkeypa
         load_file(tmp_path / "model" / "model.safetensors")["lm_head.weight"], saved["lm_head.weight"]
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "run"]
+
+
+def test_a_signal_in_the_last_step_does_not_cost_the_model(make_trainer):
+    """There is nothing to go on with: a checkpoint of the last step, resumed, would take one more."""
+
+    class Signal(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == state.max_steps - 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    trainer = make_trainer(callbacks=[Signal()], save_strategy="no")
+    fit(trainer, None)
+    folder = Path(trainer.args.output_dir)
+    assert (folder / "model" / "model.safetensors").is_file() and not list(folder.glob("checkpoint-*"))

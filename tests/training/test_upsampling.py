@@ -248,6 +248,11 @@ def test_wrong_numbers_are_refused(upsample, options, message):
         upsample(corpus(HAND), **{"token_budget": 200, **options})
 
 
+def test_a_source_of_empty_documents_has_no_share(upsample):
+    rows, report = upsample(corpus([*HAND, ("empty", 0)]), token_budget=32, keep_short=1.0)
+    assert set(rows["source"]) == {"a", "b"} == set(report.shares) and len(rows) == 8
+
+
 def test_a_stream_needs_shares(upsample):
     with pytest.raises(ValueError, match="SLIMPAJAMA_SHARES"):
         upsample(corpus(HAND).to_iterable_dataset(), token_budget=32)
