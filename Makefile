@@ -28,7 +28,8 @@ test-oldest: $(OLDEST_VENV)/.installed
 	$(OLDEST_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS) \
 		--ignore tests/test_flash_diff_compile.py --ignore tests/test_benchmarks.py \
 		--ignore tests/training/test_training_distributed.py --ignore tests/training/test_faults.py \
-		--ignore tests/evaluation/test_evaluation_memory.py --ignore-glob "tests/evaluation/test_[!aegp]*.py"
+		--ignore tests/evaluation/test_evaluation_memory.py --ignore-glob "tests/evaluation/test_[!aegp]*.py" \
+		--ignore tests/reproduction/test_reproduce.py
 
 style: $(VENV)/.installed
 	$(VENV)/bin/ruff check .

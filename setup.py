@@ -50,7 +50,7 @@ setup(
     license="MIT",
     python_requires=">=3.10",
     packages=find_packages(include=["diff_transformer", "diff_transformer.*"]),
-    package_data={"diff_transformer": ["cl100k_base.tiktoken", "py.typed"]},
+    package_data={"diff_transformer": ["cl100k_base.tiktoken", "py.typed", "reproduction/studies/*.yaml"]},
     install_requires=["torch>=2.6", "transformers>=5.17"],
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["diff-transformer = diff_transformer.__main__:main"]},

@@ -1,0 +1,201 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""A study as pieces of work: commands that any user could type, in the folder of the study.
+
+data/<task>/                        what the models are trained on
+runs/<experiment>/<variant>/seed<k>/   config.yaml, and what `diff_transformer.training` leaves; extended/ likewise
+results/<experiment>/seed<k>/       what `diff-transformer evaluate` leaves: `diff-transformer report` draws it
+logs/                               what the pieces printed
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from ..training.checkpoints import last_whole_checkpoint, set_aside
+from .study import PAIR, Experiment, Study
+
+STUDY = "study.yaml"
+BATCHES = "batches.txt"
+FINISHED = "finished"  # in the folder of results, after the last protocol
+WORK = "diff_transformer.reproduction.work"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """`done` is the file, or folder, that is there when it is finished; paths are relative to the study's folder."""
+
+    name: str
+    module: str
+    arguments: tuple[str, ...]
+    done: Path
+    needs: tuple[str, ...] = ()
+    output_dir: Path | None = None  # of a training, which goes on from its last checkpoint
+
+    def command(self, folder: Path) -> list[str]:
+        command = [sys.executable, "-m", self.module, *self.arguments]
+        if self.output_dir is not None and (folder / self.output_dir).is_dir():
+            whole, faulty = last_whole_checkpoint(folder / self.output_dir)
+            if whole is not None:
+                command += ["--resume_from_checkpoint", "last"]
+            else:
+                for checkpoint in faulty:  # cut off, and there is no other one: the training begins again
+                    set_aside(checkpoint)
+        return command
+
+    @property
+    def log(self) -> Path:
+        return Path("logs", f"{self.name.replace('/', '-')}.log")
+
+
+def run_folder(experiment: str, variant: str, seed: int) -> Path:
+    return Path("runs", experiment, variant, f"seed{seed}")
+
+
+def results_folder(experiment: str, seed: int) -> Path:
+    return Path("results", experiment, f"seed{seed}")
+
+
+def variants_of(study: Study, experiment: str, seed: int) -> list[str]:
+    """Those that are trained with this seed."""
+    return [label for label in study.experiments[experiment].variants if seed in study.seeds_of(experiment, label)]
+
+
+def pieces_of(study: Study) -> list[Piece]:
+    """All of them, each after what it needs, and seed by seed: a study that is stopped has whole seeds."""
+    found = [
+        Piece(f"data/{name}", WORK, ("data", name), Path("data", name, "manifest.json")) for name in study.experiments
+    ]
+    for seed in study.seeds:
+        for name, experiment in study.experiments.items():
+            trained: list[Piece] = []
+            for label in variants_of(study, name, seed):
+                trained += _trainings(name, experiment, label, seed)
+            measured = Piece(
+                f"measure/{name}/seed{seed}",
+                WORK,
+                ("measure", name, str(seed)),
+                results_folder(name, seed) / FINISHED,
+                needs=tuple(piece.name for piece in trained),
+            )
+            found += [*trained, measured]
+    return found
+
+
+def _trainings(name: str, experiment: Experiment, label: str, seed: int) -> Iterator[Piece]:
+    folder = run_folder(name, label, seed)
+    train = f"train/{name}/{label}/seed{seed}"
+    yield Piece(
+        train,
+        "diff_transformer.training.pretrain",
+        ("--config", str(folder / "config.yaml")),
+        folder / "model" / "config.json",
+        needs=(f"data/{name}",),
+        output_dir=folder,
+    )
+    if experiment.extension is not None and label in PAIR:
+        extended = folder / "extended"
+        yield Piece(
+            f"extend/{name}/{label}/seed{seed}",
+            "diff_transformer.training.extend_64k",
+            ("--config", str(folder / "extended.yaml")),
+            extended / "model" / "config.json",
+            needs=(train,),
+            output_dir=extended,
+        )
+
+
+def write_configs(study: Study, folder: Path) -> None:
+    """The config of every training, for the device of this machine. Raises ValueError, and writes nothing, if a stage
+    does not know one of its arguments."""
+    _check_arguments(study)
+    for name, experiment in study.experiments.items():
+        for label in experiment.variants:
+            for seed in study.seeds_of(name, label):
+                run = run_folder(name, label, seed)
+                (folder / run).mkdir(parents=True, exist_ok=True)
+                _write(folder / run / "config.yaml", training_config(study, name, label, seed))
+                if experiment.extension is not None and label in PAIR:
+                    _write(folder / run / "extended.yaml", extension_config(study, name, label, seed))
+
+
+def _check_arguments(study: Study) -> None:
+    from ..training import extend_64k, pretrain  # seconds to import, which the other pieces need not spend
+
+    known = {stage: {f.name for part in stage.ARGUMENTS for f in fields(part)} for stage in (pretrain, extend_64k)}
+    for name, experiment in study.experiments.items():
+        configs = {pretrain: training_config(study, name, PAIR[0], study.seeds[0])}
+        if experiment.extension is not None:
+            configs[extend_64k] = extension_config(study, name, PAIR[0], study.seeds[0])
+        for stage, config in configs.items():
+            if unknown := sorted(set(config) - known[stage]):
+                raise ValueError(
+                    f"{name}: there is no argument {', '.join(unknown)}. `python -m {stage.__name__} --help` has all."
+                )
+
+
+def training_config(study: Study, name: str, label: str, seed: int) -> dict[str, Any]:
+    """The arguments of `diff_transformer.training.pretrain`."""
+    experiment = study.experiments[name]
+    variant = experiment.variants[label]
+    data = Path("data", name)
+    split = "{}.jsonl" if experiment.task["kind"] == "text" else "{}"
+    return {
+        **_common(seed),
+        "architecture": variant.architecture,
+        "config_overrides": json.dumps({**experiment.config, **variant.config}),
+        "tokenizer_ranks": study.tokenizer_ranks,
+        "dataset": str(data / split.format("train")),
+        "validation_dataset": str(data / split.format("validation")),
+        "sequence_length": experiment.sequence_length,
+        "output_dir": str(run_folder(name, label, seed)),
+        **experiment.training,
+    }
+
+
+def extension_config(study: Study, name: str, label: str, seed: int) -> dict[str, Any]:
+    """The arguments of `diff_transformer.training.extend_64k`."""
+    experiment, folder = study.experiments[name], run_folder(name, label, seed)
+    training = {k: v for k, v in experiment.training.items() if k not in _OF_PRETRAINING}
+    return {
+        **_common(seed),
+        **training,
+        "model_name_or_path": str(folder / "model"),
+        "dataset": str(Path("data", name, "train.jsonl")),
+        "source_column": "source",
+        "output_dir": str(folder / "extended"),
+        **(experiment.extension or {}),
+    }
+
+
+_OF_PRETRAINING = ("max_steps", "total_tokens", "tokens_per_step", "eval_steps", "eval_strategy")
+
+
+def _common(seed: int) -> dict[str, Any]:
+    on_gpu = torch.cuda.is_available()
+    return {
+        "seed": seed,
+        "data_seed": seed,
+        "record_batches": True,
+        "use_cpu": not on_gpu,
+        "bf16": on_gpu and torch.cuda.is_bf16_supported(),
+        "report_to": "none",
+        "save_strategy": "no",  # but for the checkpoint of a run that is stopped
+        "dataloader_num_workers": 0,
+    }
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    """Raises ValueError if the folder was begun with other arguments: on another kind of machine."""
+    text = yaml.safe_dump(content, sort_keys=False)
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        raise ValueError(
+            f"{path} differs from what this machine would train: the study was begun on a machine "
+            f"{'without' if torch.cuda.is_available() else 'with'} a GPU. Go on there, or choose another --out."
+        )
+    path.write_text(text, encoding="utf-8")
