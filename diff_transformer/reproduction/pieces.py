@@ -1,10 +1,10 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """A study as pieces of work: commands that any user could type, in the folder of the study.
 
-data/<task>/                        what the models are trained on
+data/<experiment>/                     what the models are trained on
 runs/<experiment>/<variant>/seed<k>/   config.yaml, and what `diff_transformer.training` leaves; extended/ likewise
-results/<experiment>/seed<k>/       what `diff-transformer evaluate` leaves: `diff-transformer report` draws it
-logs/                               what the pieces printed
+results/<experiment>/seed<k>/          what `diff-transformer evaluate` leaves: `diff-transformer report` draws it
+logs/                                  what the pieces printed
 """
 
 import json
@@ -24,6 +24,7 @@ STUDY = "study.yaml"
 BATCHES = "batches.txt"
 FINISHED = "finished"  # in the folder of results, after the last protocol
 WORK = "diff_transformer.reproduction.work"
+_OF_PRETRAINING = ("max_steps", "total_tokens", "eval_steps", "eval_strategy")  # not of the extension
 
 
 @dataclass(frozen=True)
@@ -173,9 +174,6 @@ def extension_config(study: Study, name: str, label: str, seed: int) -> dict[str
     }
 
 
-_OF_PRETRAINING = ("max_steps", "total_tokens", "tokens_per_step", "eval_steps", "eval_strategy")
-
-
 def _common(seed: int) -> dict[str, Any]:
     on_gpu = torch.cuda.is_available()
     return {
@@ -191,11 +189,12 @@ def _common(seed: int) -> dict[str, Any]:
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    """Raises ValueError if the folder was begun with other arguments: on another kind of machine."""
+    """Raises ValueError if the folder was begun with other arguments, as on another kind of machine."""
     text = yaml.safe_dump(content, sort_keys=False)
     if path.exists() and path.read_text(encoding="utf-8") != text:
         raise ValueError(
-            f"{path} differs from what this machine would train: the study was begun on a machine "
-            f"{'without' if torch.cuda.is_available() else 'with'} a GPU. Go on there, or choose another --out."
+            f"{path} differs from what would be trained now: the study was begun on another kind of machine (here is "
+            f"{'a' if torch.cuda.is_available() else 'no'} GPU), or with another version of this package. Go on with "
+            "that one, or choose another --out."
         )
     path.write_text(text, encoding="utf-8")

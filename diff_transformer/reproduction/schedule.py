@@ -71,7 +71,8 @@ def _start(piece: Piece, folder: Path, threads: int | None, lock: int) -> subpro
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str((folder / "cache").absolute())}
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
-    environment.setdefault("CUDA_VISIBLE_DEVICES", "0")  # of several Trainer would use all, with a larger batch
+    # One GPU: of several Trainer would use all, with a larger batch
+    environment["CUDA_VISIBLE_DEVICES"] = environment.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     # glibc would return the large buffers to the system after every step: a quarter of the time
     environment |= {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
     log = folder / piece.log

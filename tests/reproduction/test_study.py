@@ -13,7 +13,7 @@ from diff_transformer import cl100k_tokenizer
 from diff_transformer.evaluation.needle_prompts import WORDINGS, numbers_for
 from diff_transformer.evaluation.recall import keys_and_values
 from diff_transformer.reproduction.digest import check_parameters
-from diff_transformer.reproduction.pieces import extension_config, pieces_of, training_config
+from diff_transformer.reproduction.pieces import extension_config, pieces_of, training_config, write_configs
 from diff_transformer.reproduction.study import DIFF, PAIR, SCALES, STUDIES, TRANSFORMER, Study, load_study
 from diff_transformer.reproduction.tasks import TASKS
 from diff_transformer.training import extend_64k, pretrain
@@ -94,6 +94,19 @@ def test_every_training_parses_as_its_stage_reads_it(study, tmp_path):
             got = parsed(extend_64k, extension_config(study, name, DIFF, study.seeds[0]))
             assert got["sequence_length"] == experiment.extension["sequence_length"] > experiment.sequence_length
             assert got["total_tokens"] and got["validation_rows"] > 0 and got["output_dir"].endswith("extended")
+
+
+def test_a_folder_goes_on_with_the_arguments_it_was_begun_with(study, tmp_path):
+    write_configs(study, tmp_path)
+    files = {file: file.read_bytes() for file in tmp_path.rglob("*.yaml")}
+    write_configs(study, tmp_path)
+    assert files and all(file.read_bytes() == content for file, content in files.items())
+    begun, _ = files.popitem()
+    begun.write_text(begun.read_text().replace("record_batches: true", "record_batches: false"))
+    with pytest.raises(
+        ValueError, match=r"begun on another kind of machine \(here is (a|no) GPU\), or with another version"
+    ):
+        write_configs(study, tmp_path)
 
 
 def test_the_pair_has_equal_parameters(study):
