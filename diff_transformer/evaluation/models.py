@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""The models that are evaluated: any causal language model of transformers, and what tells one from another."""
+"""The models under evaluation: any causal language model of transformers, and what identifies it in results."""
 
 import gc
 import hashlib
@@ -16,8 +16,8 @@ from ..folders import sha256
 
 
 @dataclass
-class Subject:
-    """A model under evaluation and its tokenizer; `label` names it in results, tables and plots."""
+class LoadedModel:
+    """A model under evaluation with its tokenizer; `label` names it in results, tables and figures."""
 
     label: str
     model: PreTrainedModel
@@ -29,15 +29,15 @@ class Subject:
         return self.model.device
 
 
-def load_subject(
+def load_model(
     spec: str,
     dtype: str = "auto",
     device: str | None = None,
     attn_implementation: str | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
-) -> Subject:
-    """Loads `PATH`, a Hub id, or `LABEL=PATH`; the label is the last part of the path by default.
+) -> LoadedModel:
+    """Loads a path, a Hub id, or `LABEL=PATH`; the default label is the last part of the path.
 
     Raises ValueError if there is no causal language model with a tokenizer.
     """
@@ -52,18 +52,20 @@ def load_subject(
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"{path} is neither a folder with a causal language model and its tokenizer that can be loaded nor such a "
-            f"model on the Hub that can be reached: {error}"
+            f"No causal language model with a tokenizer could be loaded from {path!r}, as a local folder or from the "
+            f"Hub: {error}"
         ) from error
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    model.to(where).eval()  # type: ignore[arg-type]  # it is decorated in a way that hides its signature
+    model.to(where).eval()  # type: ignore[arg-type]  # a decorator hides its signature
     with torch.inference_mode():
-        model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device))  # settles its attention by default
-    return Subject(label, model, tokenizer, {**_identity(label, path, model), "vocabulary": _vocabulary(tokenizer)})
+        model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device))  # resolves the default attention
+    return LoadedModel(
+        label, model, tokenizer, {**_identity(label, path, model), "vocabulary": _vocabulary(tokenizer)}
+    )
 
 
 def split_spec(spec: str) -> tuple[str, str]:
-    """`LABEL=PATH` or `PATH` as label and path."""
+    """The label and the path of `LABEL=PATH` or `PATH`."""
     label, equals, path = spec.partition("=")
     if not equals or Path(spec).is_dir():  # a folder may have an = in its name
         label, path = "", spec
@@ -74,16 +76,16 @@ def split_spec(spec: str) -> tuple[str, str]:
     return label, path
 
 
-def release(subject: Subject) -> None:
-    """Gives the memory of a model back."""
-    del subject.model
+def release(loaded: LoadedModel) -> None:
+    """Frees the memory of a model."""
+    del loaded.model
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def _identity(label: str, path: str, model: PreTrainedModel) -> dict[str, Any]:
-    """What the results of this model depend on."""
+    """Everything about the model that its results depend on."""
     return {
         "label": label,
         "name": Path(path).resolve().name if Path(path).is_dir() else path,
@@ -97,13 +99,13 @@ def _identity(label: str, path: str, model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _vocabulary(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Of two models with another one nats a token cannot be compared."""
-    words = json.dumps(sorted(tokenizer.get_vocab().items()))
-    return f"sha256:{hashlib.sha256(words.encode()).hexdigest()[:16]}"
+    """A digest of the vocabulary: nats per token cannot be compared between two vocabularies."""
+    entries = json.dumps(sorted(tokenizer.get_vocab().items()))
+    return f"sha256:{hashlib.sha256(entries.encode()).hexdigest()[:16]}"
 
 
 def fingerprint(folder: Path) -> str:
-    """A digest of the files that make the model, so that another training in the same place is told from this one."""
+    """A digest of the model's files, so that another model in the same place is not taken for this one."""
     kinds = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".tiktoken", ".py")
     not_model = ("training_args.bin", "optimizer.bin", "trainer_state.json")
     files = sorted(f for f in folder.iterdir() if f.suffix in kinds and f.name not in not_model and f.is_file())
@@ -116,13 +118,13 @@ def max_positions(model: PreTrainedModel) -> int | None:
 
 
 def check_length(model: PreTrainedModel, tokens: int, what: str) -> None:
-    """Raises ValueError if `tokens` are more than the model's positions."""
+    """Raises ValueError if the model has fewer positions than `tokens`."""
     limit = max_positions(model)
     if limit is not None and tokens > limit:
         raise ValueError(
-            f"{what} needs {tokens:,} tokens, but the model has max_position_embeddings={limit:,}. Ask for shorter "
-            "ones, or extend the context first (docs/training.md)."
+            f"{what} needs {tokens:,} tokens, but the model has max_position_embeddings={limit:,}. Choose a shorter "
+            "length, or extend the context first (docs/training.md)."
         )
 
 
-__all__ = ["Subject", "check_length", "fingerprint", "load_subject", "max_positions", "release", "split_spec"]
+__all__ = ["LoadedModel", "check_length", "fingerprint", "load_model", "max_positions", "release", "split_spec"]

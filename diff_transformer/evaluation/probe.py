@@ -1,10 +1,10 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Attention that can be looked into and interfered with, through transformers' attention interface.
+"""Inspect and modify attention logits and maps through transformers' attention interface.
 
-No model is patched: `attention_probe` switches a model to an attention function that computes blocks of rows as they
-are written in the papers and hands each to a `Probe`. A differential head is two neighbouring heads here, (2i, 2i +
-1), as `packed_attention` sends them; `differential_maps` puts them together again. Works with a cache, so that only
-the rows of interest need the probe.
+No model is patched: `attention_probe` switches a model to an attention function that computes the formula in blocks of
+rows and passes each block to a `Probe`. A differential head appears as two neighbouring heads, (2i, 2i + 1), as
+`packed_attention` sends them; `differential_maps` combines them again. It works with a cache, so that only the rows of
+interest need the probe.
 
 Legend for shapes: B batch, H softmax heads (2h for a differential model), R rows of a block, S keys.
 """
@@ -24,15 +24,15 @@ _BLOCK_BYTES = 2**27  # of float32 logits: rows are computed in blocks of this s
 
 
 class Probe:
-    """Sees, and may change, what attention computes. `module.layer_idx` tells the layer."""
+    """Receives the logits, which it may change, and the maps. `module.layer_idx` is the layer."""
 
-    all_rows = False  # whether it needs all rows in one block, whatever memory that takes
+    all_rows = False  # whether it needs all rows in one block, regardless of memory
 
     def on_logits(self, module: nn.Module, logits: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         """The scaled logits (B, H, R, S) before masking, in float32 or better, and the mask `visible` (B or 1, 1, R,
         S).
 
-        Returns the logits to go on with.
+        Returns the logits to continue with.
         """
         return logits
 
@@ -41,7 +41,7 @@ class Probe:
 
 
 def differential_maps(module: nn.Module, maps: torch.Tensor) -> torch.Tensor:
-    """The maps that meet the values: `softmax1 - lambda softmax2` (B, H / 2, R, S) of a differential layer (Eq. 1,
+    """The maps that multiply the values: `softmax1 - lambda softmax2` (B, H / 2, R, S) of a differential layer (Eq. 1,
     arXiv:2410.05258), `maps` themselves of any other."""
     if not hasattr(module, "get_lambda"):
         return maps
@@ -51,7 +51,7 @@ def differential_maps(module: nn.Module, maps: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def attention_probe(model: PreTrainedModel, probe: Probe) -> Iterator[None]:
-    """In here every attention of the model goes through `probe`. One probe at a time in a process.
+    """Within this context all attention of the model goes through `probe`. A process has one active probe at most.
 
     Raises ValueError for a model that does not use transformers' attention interface.
     """
@@ -59,10 +59,10 @@ def attention_probe(model: PreTrainedModel, probe: Probe) -> Iterator[None]:
     if not getattr(model, "_supports_attention_backend", False):
         raise ValueError(
             f"{type(model).__name__} does not use transformers' attention interface, so its attention cannot be "
-            "measured. Only the protocols attention_allocation, outliers and logit_quantization need that."
+            "measured. The other protocols than attention_allocation, outliers and logit_quantization do not need it."
         )
     if _probe is not None:
-        raise ValueError("Another attention_probe is at work in this process; leave it first.")
+        raise ValueError("Another attention_probe is active in this process; leave its context first.")
     before = model.config._attn_implementation
     _probe = probe
     try:
@@ -90,12 +90,12 @@ def probe_attention_forward(
     """An attention function of transformers: query (B, H, T, D), key and value (B, K, S, D), a boolean mask
     (B, 1, T, S). Returns (B, T, H, D)."""
     if _probe is None:
-        raise ValueError(f'attn_implementation="{NAME}" works inside of attention_probe() only.')
+        raise ValueError(f'attn_implementation="{NAME}" works only within attention_probe().')
     unknown = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
     if unknown or attention_mask is None or attention_mask.dtype != torch.bool:
         raise ValueError(
-            f"{type(module).__name__} has {', '.join(unknown) or 'a mask that is not boolean'}, which the probe does "
-            "not compute. Evaluate a model with plain softmax attention."
+            f"{type(module).__name__} uses {', '.join(unknown) or 'a mask that is not boolean'}, which the probe does "
+            "not support. Evaluate a model with plain softmax attention."
         )
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     groups = query.shape[1] // key.shape[1]
@@ -114,7 +114,7 @@ def probe_attention_forward(
 
 
 def probe_mask(*args, **kwargs) -> torch.Tensor | None:
-    """The boolean mask, always: no mask would leave open which keys are visible."""
+    """Always a boolean mask: without one the probe would not know which keys are visible."""
     return sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
 
 

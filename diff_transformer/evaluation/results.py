@@ -1,9 +1,11 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""The one schema of every result, as JSON: what was measured, of which model, how, and where.
+"""The schema of all results, as JSON: what was measured, for which model, how, and where.
 
-A file is one protocol on one model. It is a list of *cells*, the points of the protocol's grid: each has a key
-(`{"length": 4096, "needles": 4}`), measures (`{"accuracy": {"value": 0.85, "n": 50}}`), and data of its own that a
-figure needs. A cell is written as soon as it is finished, so that a run that was stopped goes on with the next.
+A file holds one protocol on one model with one seed. It is a list of *cells*, the points of the protocol's grid: each
+has a key (`{"length": 4096, "needles": 4}`), measures (`{"accuracy": {"value": 0.85, "n": 50}}`), and any further data
+that a figure needs. A cell is written as soon as it is finished, so that a run that was stopped resumes with the next.
+
+`ResultSet` holds the files of one protocol for several models and seeds, which a report sets side by side.
 """
 
 import json
@@ -13,7 +15,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from glob import escape
 from importlib.metadata import PackageNotFoundError, version
@@ -22,6 +24,8 @@ from typing import Any
 
 import torch
 from transformers.utils import logging
+
+from ..folders import whole_file
 
 logger = logging.get_logger(__name__)
 
@@ -33,7 +37,7 @@ Key = Mapping[str, str | int | float | bool]
 
 @dataclass(frozen=True)
 class Measure:
-    """A number, what it is the mean of (`n` samples) and, where known, its standard error."""
+    """A number, how many samples it is the mean of (`n`) and, where known, its standard error."""
 
     value: float
     n: int
@@ -48,7 +52,7 @@ class Measure:
 
     @classmethod
     def of(cls, samples) -> "Measure":
-        """The mean of numbers, with its standard error from two samples on."""
+        """The mean of numbers, with its standard error if there are at least two."""
         samples = [float(x) for x in samples]
         if not samples:
             raise ValueError("Got no samples to take the mean of.")
@@ -77,15 +81,16 @@ class Cell:
 
 
 class Results:
-    """The cells of one protocol on one model, in a file that is whole at any time.
+    """The cells of one protocol on one model, in a file that is complete at any time.
 
-    `model` and `settings` say what the numbers depend on. A file of other ones is not gone on with.
+    `model` and `settings` hold everything that the numbers depend on. A run never adds to the file of another model or
+    other settings.
     """
 
     def __init__(self, path: Path, protocol: str, model: dict[str, Any], settings: dict[str, Any], seed: int):
         self.path, self.protocol, self.model, self.settings, self.seed = path, protocol, model, settings, seed
         self.cells: list[Cell] = []
-        self.runs: list[dict[str, Any]] = []  # one for every process that added cells: command, hardware, versions
+        self.runs: list[dict[str, Any]] = []  # one per process that added cells: command, hardware, versions
         self._clock = time.perf_counter()
 
     @classmethod
@@ -99,9 +104,9 @@ class Results:
         device: torch.device | str = "cpu",
         overwrite: bool = False,
     ) -> "Results":
-        """Goes on with the file of this protocol and model in `out`, or begins one.
+        """Resumes the file of this protocol and model in `out`, or starts one.
 
-        Raises ValueError if the file there is of other settings or other weights.
+        Raises ValueError if the existing file has other settings or was measured on other weights.
         """
         path = Path(out) / protocol / f"{model['label'].replace('/', '--')}.json"
         results = cls(path, protocol, _plain(model), _plain(settings), seed)
@@ -111,7 +116,7 @@ class Results:
             if differing:
                 raise ValueError(
                     f"{path} holds results of the same protocol and label with another {'; another '.join(differing)}."
-                    " Choose another --out, another label (--model LABEL=PATH), or replace them with --overwrite."
+                    " Choose another --out or label (--model LABEL=PATH), or replace the results with --overwrite."
                 )
             results.cells, results.runs = found.cells, found.runs
         elif overwrite:
@@ -121,15 +126,15 @@ class Results:
 
     @classmethod
     def load(cls, path: str | Path) -> "Results":
-        """Raises ValueError for a file that is not of this schema."""
+        """Raises ValueError for a file that does not follow this schema."""
         path = Path(path)
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
-            raise ValueError(f"{path} is not JSON ({error}). Move it away or write it anew.") from error
+            raise ValueError(f"{path} is not JSON ({error}). Move it away or evaluate again.") from error
         if not isinstance(content, dict) or content.get("schema") != SCHEMA:
             raise ValueError(
-                f"{path} has not the schema {SCHEMA} of this version's results. Move it away or write it anew."
+                f"{path} does not have schema {SCHEMA}, which this version reads. Move it away or evaluate again."
             )
         try:
             results = cls(path, content["protocol"], content["model"], content["settings"], content["seed"])
@@ -138,7 +143,7 @@ class Results:
                 measures = {name: Measure(**measure) for name, measure in cell["measures"].items()}
                 results.cells.append(Cell(cell["key"], measures, cell.get("data", {}), cell["seconds"]))
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is damaged ({error!r}). Move it away or write it anew.") from error
+            raise ValueError(f"{path} is damaged ({error!r}). Move it away or evaluate again.") from error
         return results
 
     def _differences(self, found: "Results") -> list[str]:
@@ -155,21 +160,21 @@ class Results:
         return any(cell.key == dict(key) for cell in self.cells)
 
     def select(self, **key: Any) -> list[Cell]:
-        """The cells whose key has these values."""
+        """The cells whose keys contain these values."""
         return [cell for cell in self.cells if cell.matches(**key)]
 
     def todo(self, keys: Sequence[Key]) -> list[Key]:
-        """Those of `keys` that have no cell yet; says how many have."""
+        """The keys that have no cell yet; logs how many have one."""
         missing = [key for key in keys if key not in self]
         if len(missing) < len(keys):
-            logger.warning(f"{self.path}: {len(keys) - len(missing)} of {len(keys)} cells are there already.")
+            logger.warning(f"{self.path}: {len(keys) - len(missing)} of {len(keys)} cells exist already.")
         self._clock = time.perf_counter()
         return missing
 
     def add(self, key: Key, measures: Mapping[str, Measure], data: Mapping[str, Any] | None = None) -> Cell:
-        """Adds a cell and writes the file, whole or not at all."""
+        """Adds a cell and writes the file atomically."""
         if key in self:
-            raise ValueError(f"{self.path} has a cell {dict(key)} already.")
+            raise ValueError(f"{self.path} already has a cell {dict(key)}.")
         cell = Cell(_plain(key), dict(measures), _plain(data or {}), round(time.perf_counter() - self._clock, 3))
         self.cells.append(cell)
         self._clock = time.perf_counter()
@@ -177,15 +182,16 @@ class Results:
         return cell
 
     def begin(self) -> None:
-        """Before the first sample goes into a journal whose ids do not tell what they depend on: from here on a run
-        with other settings is refused. Journals that lie there without results are of another run, and go."""
+        """Call this before the first sample goes into a journal whose ids do not show what the samples depend on: from
+        then on a run with other settings is rejected. Journals without a results file belong to another run and are
+        deleted."""
         if not self.path.exists():
             self._drop_journals()
         self.save()
 
     def _drop_journals(self) -> None:
         for journal in self.path.parent.glob(f"{escape(self.path.stem)}.*.jsonl"):
-            if "." not in journal.stem.removeprefix(f"{self.path.stem}."):  # or it is of the label `LABEL.MORE`
+            if "." not in journal.stem.removeprefix(f"{self.path.stem}."):  # else it belongs to the label `LABEL.MORE`
                 journal.unlink()
 
     def save(self) -> None:
@@ -207,20 +213,21 @@ class Results:
             ],
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        _write(self.path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+        with whole_file(self.path) as part:
+            part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
     def journal(self, name: str) -> "Journal":
-        """Where a long cell keeps what it has of its samples: `<protocol>/<label>.<name>.jsonl`.
+        """Where a long cell keeps its finished samples: `<protocol>/<label>.<name>.jsonl`.
 
-        Where the ids of the samples do not tell what they depend on, `begin` comes first.
+        If the ids of the samples do not show what they depend on, call `begin` first.
         """
         return Journal(self.path.with_name(f"{self.path.stem}.{name}.jsonl"))
 
 
 class Journal:
-    """Records of single samples, a line of JSON each, appended as they come; `records` maps ids to them.
+    """Records of single samples, one line of JSON each, appended as they finish; `records` maps ids to records.
 
-    A last line that was cut off when the process died is dropped and measured again.
+    An incomplete last line, left by a process that died, is dropped and measured again.
     """
 
     def __init__(self, path: Path):
@@ -232,12 +239,16 @@ class Journal:
                     record = json.loads(line) if line else None
                 except json.JSONDecodeError as error:
                     if number < len(lines):
-                        raise ValueError(f"{path}, line {number} is not JSON: {error}. Move the file away.") from error
+                        raise ValueError(
+                            f"{path}, line {number}, is not JSON: {error}. Move the file away."
+                        ) from error
                     record = None
                 if record is not None:
                     self.records[record["id"]] = record
             if lines[-1]:
-                _write(path, "".join(json.dumps(record) + "\n" for record in self.records.values()))
+                with whole_file(path) as part:
+                    records = (json.dumps(record) + "\n" for record in self.records.values())
+                    part.write_text("".join(records), encoding="utf-8")
 
     def __contains__(self, id: str) -> bool:
         return id in self.records
@@ -249,8 +260,133 @@ class Journal:
             file.write(json.dumps(self.records[id]) + "\n")
 
 
+Point = tuple[tuple[str, Any], ...]  # the part of a cell's key that was not asked for
+
+
+class ResultSet:
+    """The results of one protocol for several models, each measured with one seed or with several.
+
+    Raises ValueError for results that cannot stand side by side: different settings, one label twice with one seed, or
+    models that share no seed.
+    """
+
+    def __init__(self, results: Iterable[Results]):
+        self.results = [r for r in results if r.cells]
+        self.labels = list(dict.fromkeys(r.label for r in self.results))
+        self._check_comparable()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.results[0].settings
+
+    @property
+    def cells(self) -> list[Cell]:
+        return [cell for r in self.results for cell in r.cells]
+
+    def condensed(self, condense: Callable[[Results, Collection[int]], Iterable[Cell]]) -> "ResultSet":
+        """The set with the cells of single documents condensed, over the documents that all results have. Results that
+        hold no single documents, as those of a study, are left as they are."""
+        if not all("document" in cell.key for cell in self.cells):
+            return self
+        documents = common_documents(self.results)
+        found = []
+        for r in self.results:
+            condensed = Results(r.path, r.protocol, r.model, r.settings, r.seed)
+            condensed.cells, condensed.runs = list(condense(r, documents)), r.runs
+            found.append(condensed)
+        return ResultSet(found)
+
+    def of(self, label: str) -> list[Results]:
+        """The results of one model, one per seed."""
+        return [r for r in self.results if r.label == label]
+
+    def seeds(self, label: str) -> list[int]:
+        return sorted(r.seed for r in self.of(label))
+
+    def select(self, label: str, **key: Any) -> list[Cell]:
+        """The cells of one model, of all its seeds, whose keys contain these values."""
+        return [cell for r in self.of(label) for cell in r.select(**key)]
+
+    def keys(self, *names: str) -> list[tuple]:
+        """The distinct values of these parts of the keys, sorted; keys that lack one of the names are left out."""
+        found = {tuple(cell.key[x] for x in names) for cell in self.cells if set(names) <= set(cell.key)}
+        return sorted(found)
+
+    def values(self, label: str, metric: str, **key: Any) -> dict[int, dict[Point, float]]:
+        """The values of a metric by seed and by point."""
+        found: dict[int, dict[Point, float]] = {}
+        for r in self.of(label):
+            for cell in r.select(**key):
+                if metric in cell.measures:
+                    point = tuple((k, v) for k, v in sorted(cell.key.items()) if k not in key)
+                    found.setdefault(r.seed, {})[point] = cell[metric]
+        return found
+
+    def measure(self, label: str, metric: str, **key: Any) -> Measure | None:
+        """The mean over the points that match; None without any.
+
+        With one seed its error is that of the samples. With several it is the standard error over the seeds.
+        """
+        if len(self.of(label)) > 1:
+            by_seed = self.values(label, metric, **key)
+            return Measure.of(mean(points.values()) for points in by_seed.values()) if by_seed else None
+        measures = [cell.measures[metric] for cell in self.select(label, **key) if metric in cell.measures]
+        return average(measures) if measures else None
+
+    def curve(self, label: str, metric: str, name: str, **key: Any) -> dict[Any, list[float]]:
+        """The values of the seeds at each value of one part of the key, sorted."""
+        found = {}
+        for x in sorted({cell.key[name] for cell in self.select(label, **key) if name in cell.key}):
+            if by_seed := self.values(label, metric, **key, **{name: x}):
+                found[x] = [mean(points.values()) for points in by_seed.values()]
+        return found
+
+    def pairs(self, labels: tuple[str, str], metric: str, **key: Any) -> dict[int, tuple[float, float]]:
+        """The values of two models for each seed that both have: means over the points that both have."""
+        a, b = (self.values(label, metric, **key) for label in labels)
+        found = {}
+        for seed in sorted(a.keys() & b.keys()):
+            if common := sorted(a[seed].keys() & b[seed].keys(), key=str):
+                found[seed] = mean(a[seed][point] for point in common), mean(b[seed][point] for point in common)
+        return found
+
+    def _check_comparable(self) -> None:
+        seen: dict[tuple[str, int], Results] = {}
+        for r in self.results:
+            first, found = self.results[0], {**self.results[0].settings, **r.settings}
+            differing = [name for name in found if first.settings.get(name) != r.settings.get(name)]
+            if not set(self.seeds(first.label)) & set(self.seeds(r.label)):
+                differing.append("seed")
+            if differing:
+                raise ValueError(
+                    f"{r.protocol}: {first.path} and {r.path} were measured with different {', '.join(differing)}, so "
+                    "they cannot stand side by side. Evaluate one of them again, or keep them in two folders."
+                )
+            other = seen.setdefault((r.label, r.seed), r)
+            if other is not r:
+                raise ValueError(
+                    f"{r.protocol}: {other.path} and {r.path} both have the label {r.label!r} and the seed {r.seed}. "
+                    "Keep one of them."
+                )
+
+
+def mean(values: Iterable[float]) -> float:
+    values = list(values)
+    return math.fsum(values) / len(values)
+
+
+def average(measures: Sequence[Measure]) -> Measure:
+    """The mean of measures, with equal weights; its standard error is known if all of theirs are."""
+    errors = [measure.stderr for measure in measures if measure.stderr is not None]
+    return Measure(
+        mean(measure.value for measure in measures),
+        sum(measure.n for measure in measures),
+        math.hypot(*errors) / len(errors) if len(errors) == len(measures) else None,
+    )
+
+
 def common_documents(results: Sequence[Results]) -> set[int]:
-    """The documents that all of them have a cell of: a run that was stopped has fewer.
+    """The documents for which all results have a cell; a run that was stopped has fewer.
 
     Raises ValueError if there are none.
     """
@@ -261,14 +397,14 @@ def common_documents(results: Sequence[Results]) -> set[int]:
 
 
 def load_results(folder: str | Path) -> dict[str, list[Results]]:
-    """All results below a folder, by protocol, each list in the order of the labels.
+    """All results in a folder (`PROTOCOL/LABEL.json`) and in its subfolders `seed*`, by protocol, sorted by path.
 
     Raises ValueError if there are none.
     """
     by_protocol: dict[str, list[Results]] = {}
-    for path in sorted(Path(folder).glob("*/*.json")):
+    for path in sorted([*Path(folder).glob("*/*.json"), *Path(folder).glob("seed*/*/*.json")]):
         if (path.parent / "config.json").is_file():
-            continue  # a model lies here, too
+            continue  # this is the folder of a model
         results = Results.load(path)
         by_protocol.setdefault(results.protocol, []).append(results)
     if not by_protocol:
@@ -278,15 +414,8 @@ def load_results(folder: str | Path) -> dict[str, list[Results]]:
     return by_protocol
 
 
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
-
-
 def _plain(value: Any) -> Any:
-    """As it will be read back from JSON: tuples are lists there, and two forms must not compare unequal."""
+    """The value as it will be read back from JSON, where tuples are lists: the two forms must compare equal."""
     return json.loads(json.dumps(value, allow_nan=False))
 
 
@@ -297,20 +426,36 @@ def _run(device: torch.device | str) -> dict[str, Any]:
             packages[package] = version(package)
         except PackageNotFoundError:
             continue
-    device = torch.device(device)
     return {
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "hardware": hardware(device),
         "packages": packages,
     }
 
 
-def _processor() -> str:
+def hardware(device: torch.device | str) -> str:
+    """The name of the GPU or of the processor."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
     cpuinfo = Path("/proc/cpuinfo")
     names = [line for line in cpuinfo.read_text().splitlines() if "model name" in line] if cpuinfo.exists() else []
     name = names[0].split(":")[1].strip() if names else platform.processor() or platform.machine()
     return f"{name}, {os.cpu_count()} CPUs, {torch.get_num_threads()} threads"
 
 
-__all__ = ["SCHEMA", "Cell", "Journal", "Measure", "Results", "common_documents", "load_results"]
+__all__ = [
+    "SCHEMA",
+    "Cell",
+    "Journal",
+    "Key",
+    "Measure",
+    "ResultSet",
+    "Results",
+    "average",
+    "common_documents",
+    "hardware",
+    "load_results",
+    "mean",
+]

@@ -1,71 +1,147 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""The pages of the reproduction, from the files of results beside this one.
+"""Writes the pages of the reproduction from the files of results beside this script.
 
-    python docs/results/update.py cpu RUN_FOLDER    # takes over what `diff-transformer reproduce --scale cpu` left
-    python docs/results/update.py                   # draws the pages and the table of the README again
+    python docs/results/update.py cpu RUN_FOLDER    # copies the results of `diff-transformer reproduce --scale cpu`
+    python docs/results/update.py                   # writes the pages and the README's table again
 
-Of SCALE.json it draws SCALE.md and SCALE_figures/, and the table between `<!-- results -->` and `<!-- /results -->` in
-README.md.
-"""
+SCALE.json gives SCALE.md, SCALE_figures/ and the table between `<!-- results -->` and `<!-- /results -->` in
+README.md."""
 
 import argparse
 import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from diff_transformer.evaluation.report.pages import markdown_page, write_figures
+from diff_transformer.evaluation.render import Table, markdown_page, write_figures
 from diff_transformer.evaluation.results import Results
-from diff_transformer.reproduction.digest import DIGEST
-from diff_transformer.reproduction.report import found, opening, readme_text
+from diff_transformer.folders import whole_file
+from diff_transformer.reproduction.collect import RESULTS
+from diff_transformer.reproduction.findings import NOT_IN_PAPER, Finding, findings
+from diff_transformer.reproduction.report import answer, difference, digits_of, number, opening, printed
+from diff_transformer.reproduction.sections import sections
 
 ROOT = Path(__file__).parents[2]
 SCALES = {"cpu": "CPU", "gpu": "GPU"}
 BEGIN, END = "<!-- results -->\n", "<!-- /results -->"
+NOT_MEASURED, NOT_RUN = "not measured", "not yet run"
 
 
-def take_over(scale: str, run: Path, root: Path = ROOT) -> None:
-    """Copies the digest of a run. Raises ValueError if there is none, or if it is no digest."""
-    digest = run / DIGEST
-    if not digest.is_file():
-        raise ValueError(f"{run} has no {DIGEST}: `diff-transformer reproduce` writes it after its last piece.")
-    Results.load(digest)
-    shutil.copyfile(digest, root / "docs/results" / f"{scale}.json")
+def copy_results(scale: str, run: Path, root: Path = ROOT) -> None:
+    """Copies the results of a run. Raises ValueError if there are none, or if they cannot be read."""
+    results = run / RESULTS
+    if not results.is_file():
+        raise ValueError(f"{run} has no {RESULTS}: `diff-transformer reproduce` writes it after its last job.")
+    Results.load(results)
+    shutil.copyfile(results, root / "docs/results" / f"{scale}.json")
 
 
-def load_digests(root: Path = ROOT) -> dict[str, Results | None]:
-    """By scale; None if there is no file."""
+def load_studies(root: Path = ROOT) -> dict[str, Results | None]:
+    """The results by scale; None without a file."""
     files = {scale: root / "docs/results" / f"{scale}.json" for scale in SCALES}
     return {scale: Results.load(file) if file.exists() else None for scale, file in files.items()}
 
 
 def texts(root: Path = ROOT) -> dict[Path, str]:
-    """What README.md and the page of each digest are to be; nothing if there are no digests.
+    """The new texts of README.md and of each scale's page; nothing without results.
 
-    Raises ValueError if README.md has not the two markers.
+    Raises ValueError if README.md lacks the two markers.
     """
-    digests = load_digests(root)
+    studies = load_studies(root)
     pages = {
         root / "docs/results" / f"{scale}.md": markdown_page(
-            digest.label, found(digest), opening(digest), f"{scale}_figures"
+            study.label, sections(study), opening(study), f"{scale}_figures"
         )
-        for scale, digest in digests.items()
-        if digest is not None
+        for scale, study in studies.items()
+        if study is not None
     }
     if pages:
-        results = readme_text({name: digests[scale] for scale, name in SCALES.items()})
+        results = readme_text({name: studies[scale] for scale, name in SCALES.items()})
         readme = root / "README.md"
         pages[readme] = _with_results(readme.read_text(encoding="utf-8"), results)
     return pages
 
 
-def draw(root: Path = ROOT) -> list[Path]:
-    """Writes them, with the figures of the pages; returns their paths."""
+def update(root: Path = ROOT) -> list[Path]:
+    """Writes the texts and the figures of the pages; returns the paths of the texts."""
     pages = texts(root)
-    for scale, digest in load_digests(root).items():
-        if digest is not None:
-            write_figures(root / "docs/results" / f"{scale}_figures", found(digest))
+    for scale, study in load_studies(root).items():
+        if study is not None:
+            write_figures(root / "docs/results" / f"{scale}_figures", sections(study))
     for path, text in pages.items():
-        path.write_text(text, encoding="utf-8")
+        with whole_file(path) as part:
+            part.write_text(text, encoding="utf-8")
     return list(pages)
+
+
+def readme_text(studies: Mapping[str, Results | None]) -> str:
+    """The answer and the main findings of each scale in Markdown, with a column per scale; None is a scale not run."""
+    by_scale = {scale: None if study is None else findings(study) for scale, study in studies.items()}
+    answers = [
+        f"{scale}: {answer([row for row in found if not row.is_ablation])}"
+        for scale, found in by_scale.items()
+        if found is not None
+    ]
+    rows: list[list] = []
+    for row in _README:
+        chosen = {scale: None if rows is None else row.choose(rows) for scale, rows in by_scale.items()}
+        papers = {
+            _paper_values(finding) for finding in chosen.values() if finding is not None and finding.paper is not None
+        }
+        cells = [NOT_RUN if by_scale[scale] is None else row.text(finding) for scale, finding in chosen.items()]
+        rows.append([row.name, "; ".join(sorted(papers)) or NOT_IN_PAPER, *cells])
+    columns = ["Transformer → DIFF", "paper", *(f"{scale}: difference [95 %], verdict" for scale in studies)]
+    return "\n\n".join([*answers, Table("Main findings", columns, rows).markdown()])
+
+
+def _paper_values(finding: Finding) -> str:
+    assert finding.paper is not None
+    first, second = (printed(value) or "–" for value in finding.paper.values)
+    return f"{first} → {second} ({finding.paper.where})"
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row of the README: the finding of this protocol, metric and key with the largest number of `most`."""
+
+    name: str
+    protocol: str
+    metric: str
+    key: Mapping[str, Any] = field(default_factory=dict)
+    most: str | None = None  # the name of a part of the key
+    only_of_paper: bool = True
+
+    def choose(self, rows: Sequence[Finding]) -> Finding | None:
+        fitting = [
+            row
+            for row in rows
+            if (row.protocol, row.metric, row.is_ablation) == (self.protocol, self.metric, False)
+            and self.key.items() <= row.key.items()
+            and (row.paper is not None or not self.only_of_paper)
+        ]
+        return max(
+            fitting, key=lambda row: row.key[self.most] if self.most else 0, default=None
+        )  # the first of equals
+
+    def text(self, finding: Finding | None) -> str:
+        if finding is None:
+            return NOT_MEASURED
+        of = "" if self.most is None else f"{finding.key[self.most]:,} {self.most}: "
+        first, second = (number(value.value, digits_of(finding)) for value in finding.values)
+        return f"{of}{first} → {second}: {difference(finding)}, {finding.verdict}"
+
+
+_README = (
+    _Row("text: validation loss, equal tokens", "training", "validation_loss", {"at": "tokens"}),
+    _Row("text: loss of AR-Hit tokens", "fine_grained_loss", "ar_hit"),
+    _Row("recall, most pairs", "recall", "accuracy", most="pairs", only_of_paper=False),
+    _Row("needles, most of them", "needle", "accuracy", most="needles", only_of_paper=False),
+    _Row("attention noise", "attention_allocation", "noise"),
+    _Row("largest attention logit", "outliers", "top_1", {"activation": "attention_logits"}),
+    _Row("largest hidden state", "outliers", "top_1", {"activation": "hidden_states"}),
+    _Row("loss added by 4-bit logits", "logit_quantization", "nll", {"bits": 4, "granularity": "tensor"}),
+)
 
 
 def _with_results(text: str, results: str) -> str:
@@ -73,21 +149,21 @@ def _with_results(text: str, results: str) -> str:
     _, end, after = rest.partition(END)
     if not (begin and end):
         raise ValueError(
-            f"README.md has no place for the table of results: it needs a line {BEGIN.strip()} and, after it, {END}."
+            f"README.md has no place for the table of results: it needs the line {BEGIN.strip()} and later {END}."
         )
     return f"{before}{begin}\n{results}\n\n{end}{after}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scale", nargs="?", choices=SCALES, help="of the run that is taken over")
-    parser.add_argument("run", nargs="?", type=Path, help="its folder")
+    parser.add_argument("scale", nargs="?", choices=SCALES, help="scale of the run whose results are copied")
+    parser.add_argument("run", nargs="?", type=Path, help="folder of the run")
     options = parser.parse_args()
     if (options.scale is None) != (options.run is None):
-        parser.error("a scale and a folder, or neither")
+        parser.error("give both a scale and a folder, or neither")
     if options.run is not None:
-        take_over(options.scale, options.run)
-    for path in draw():
+        copy_results(options.scale, options.run)
+    for path in update():
         print(path)
 
 

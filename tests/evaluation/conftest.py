@@ -6,7 +6,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, cl100k_tokenizer
-from diff_transformer.evaluation.models import load_subject
+from diff_transformer.evaluation.models import load_model
 from diff_transformer.training.models import transformer_twin
 
 
@@ -39,5 +39,5 @@ def twin_folders(tmp_path_factory):
 
 
 @pytest.fixture(scope="session", params=["DIFF", "Transformer"])
-def subject(request, twin_folders):
-    return load_subject(str(twin_folders[request.param]), device="cpu")
+def loaded(request, twin_folders):
+    return load_model(str(twin_folders[request.param]), device="cpu")

@@ -12,19 +12,19 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, cl100k_tokenizer
-from diff_transformer.evaluation import attention_allocation
 from diff_transformer.evaluation.__main__ import Options, main
-from diff_transformer.evaluation.attention_allocation import (
+from diff_transformer.evaluation.protocols import attention_allocation
+from diff_transformer.evaluation.protocols.attention_allocation import (
     NORMALIZATIONS,
     SPANS,
     Arguments,
     attention_shares,
+    section,
     token_spans,
 )
-from diff_transformer.evaluation.needle_prompts import WORDINGS, NeedlePrompt, needle_prompt
-from diff_transformer.evaluation.report.attention_allocation import section
-from diff_transformer.evaluation.report.content import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
-from diff_transformer.evaluation.results import Measure, Results
+from diff_transformer.evaluation.protocols.needle.haystack import WORDINGS, NeedlePrompt, needle_prompt
+from diff_transformer.evaluation.render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
+from diff_transformer.evaluation.results import Measure, Results, ResultSet
 
 OPTIONS = Options(device="cpu")
 TOKENIZER = cl100k_tokenizer(vocab_size=300)
@@ -70,25 +70,25 @@ def brute_force(model, input_ids, spans, normalization):
 
 @pytest.mark.parametrize("chunk_size", [1, 7, 64])
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
-def test_shares_are_those_of_the_whole_maps(subject, normalization, chunk_size):
+def test_shares_are_those_of_the_whole_maps(loaded, normalization, chunk_size):
     input_ids, spans = random_case()
-    found = attention_shares(subject.model, input_ids, spans, normalization, chunk_size)
-    expected = brute_force(subject.model, input_ids, spans, normalization)
+    found = attention_shares(loaded.model, input_ids, spans, normalization, chunk_size)
+    expected = brute_force(loaded.model, input_ids, spans, normalization)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found.sum(1), torch.ones(2))
 
 
-def test_differential_scores_depend_on_their_normalization(subject):
+def test_differential_scores_depend_on_their_normalization(loaded):
     input_ids, spans = random_case()
-    total, row, absolute = (attention_shares(subject.model, input_ids, spans, n) for n in NORMALIZATIONS)
+    total, row, absolute = (attention_shares(loaded.model, input_ids, spans, n) for n in NORMALIZATIONS)
     same = [torch.allclose(total, other, atol=1e-3) for other in (row, absolute)]
-    assert same == [subject.label == "Transformer"] * 2
+    assert same == [loaded.label == "Transformer"] * 2
 
 
-def test_attention_is_as_before_afterwards(subject):
-    before = subject.model.config._attn_implementation
-    attention_shares(subject.model, *random_case())
-    assert subject.model.config._attn_implementation == before != "probe"
+def test_attention_is_as_before_afterwards(loaded):
+    before = loaded.model.config._attn_implementation
+    attention_shares(loaded.model, *random_case())
+    assert loaded.model.config._attn_implementation == before != "probe"
 
 
 def test_a_sliding_window_has_the_last_keys_only():
@@ -133,7 +133,7 @@ def test_uniform_attention_goes_to_spans_by_their_length(name, normalization):
 
 def test_lambda_above_one():
     model, case = diff_with_lambda(1.5), random_case()
-    with pytest.raises(ValueError, match=r"sum to -0.5: lambda is 1 or more on average.*--normalization row"):
+    with pytest.raises(ValueError, match=r"sum to -0.5: the average lambda is 1 or more.*--normalization row"):
         attention_shares(model, *case)
     expected = nn.functional.one_hot(case[1], len(SPANS)).double().mean(1)
     for normalization in ("row", "absolute"):
@@ -211,11 +211,11 @@ def test_run_goes_on_where_it_was_stopped(command, tmp_path, monkeypatch):
     assert "Attention noise" in (tmp_path / "stopped" / "report.md").read_text()
 
 
-def test_batches_give_the_same(subject, tmp_path):
+def test_batches_give_the_same(loaded, tmp_path):
     found = []
     for batch_size in (None, 1, 2):
-        results = Results.open(tmp_path / str(batch_size), "attention_allocation", subject.identity, asdict(SMALL), 0)
-        attention_allocation.run(subject, SMALL, replace(OPTIONS, batch_size=batch_size), results)
+        results = Results.open(tmp_path / str(batch_size), "attention_allocation", loaded.identity, asdict(SMALL), 0)
+        attention_allocation.run(loaded, SMALL, replace(OPTIONS, batch_size=batch_size), results)
         found.append(torch.tensor([[cell[name] for name in SPANS] for cell in results.cells]))
     torch.testing.assert_close(found[1:], found[:1] * 2, rtol=1e-4, atol=1e-6)
 
@@ -246,7 +246,7 @@ def results_of(label, answers, folder):
 def test_report(tmp_path):
     ours = results_of("ours", {0: 0.25, 40: 0.5, 100: 0.75}, tmp_path)
     other = results_of("other", {0: 0.125}, tmp_path)
-    found = section([ours, other])
+    found = section(ResultSet([ours, other]))
     answer, noise = found.tables
     assert answer.columns == ["depth (%)", PAPER_TRANSFORMER, PAPER_DIFF, "ours", "other", DIFFERS]
     assert [row[:4] for row in answer.rows] == [

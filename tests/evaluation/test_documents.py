@@ -12,8 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from diff_transformer import cl100k_tokenizer
-from diff_transformer.evaluation.documents import STDLIB, DocumentArguments, load_documents, token_rows
-from diff_transformer.evaluation.tokens import start_ids
+from diff_transformer.evaluation.text import STDLIB, DocumentArguments, load_documents, start_ids, token_rows
 
 TEXTS = ["one two", "three\r\n", "größer"]
 

@@ -12,13 +12,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diff_transformer.evaluation import fine_grained_loss
 from diff_transformer.evaluation.__main__ import Options, main
-from diff_transformer.evaluation.fine_grained_loss import Arguments, NGrams, ar_hits, repeated, summary
-from diff_transformer.evaluation.nll_by_position import token_nll
-from diff_transformer.evaluation.report.content import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
-from diff_transformer.evaluation.report.fine_grained_loss import section
-from diff_transformer.evaluation.results import Measure, Results
+from diff_transformer.evaluation.protocols import fine_grained_loss
+from diff_transformer.evaluation.protocols.fine_grained_loss import (
+    Arguments,
+    NGrams,
+    ar_hits,
+    repeated,
+    section,
+    summary,
+)
+from diff_transformer.evaluation.protocols.nll_by_position import token_nll
+from diff_transformer.evaluation.render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
+from diff_transformer.evaluation.results import Measure, Results, ResultSet
 
 OPTIONS = Options(device="cpu")
 
@@ -109,39 +115,39 @@ def arguments_for(folder, **changes):
     return Arguments(**{"dataset": corpus(folder), "length": 48, "documents": 4, "chunk_size": 17, **changes})
 
 
-def run(subject, arguments, folder):
-    results = Results.open(folder, "fine_grained_loss", subject.identity, asdict(arguments), 0)
-    fine_grained_loss.run(subject, arguments, OPTIONS, results)
+def run(loaded, arguments, folder):
+    results = Results.open(folder, "fine_grained_loss", loaded.identity, asdict(arguments), 0)
+    fine_grained_loss.run(loaded, arguments, OPTIONS, results)
     return Results.load(results.path)
 
 
-def test_cells_are_the_means_of_the_slices(subject, tmp_path):
+def test_cells_are_the_means_of_the_slices(loaded, tmp_path):
     train = tmp_path / "train"
     train.mkdir()
     training_text = "the cat " * 30 + "on mat" * 31
     (train / "x.txt").write_text(training_text)
     arguments = arguments_for(tmp_path / "texts", train_dataset=str(train), threshold=30)
-    results = run(subject, arguments, tmp_path / "out")
+    results = run(loaded, arguments, tmp_path / "out")
     text = "".join(
-        path.read_text() + subject.tokenizer.eos_token for path in sorted(Path(arguments.dataset).iterdir())
+        path.read_text() + loaded.tokenizer.eos_token for path in sorted(Path(arguments.dataset).iterdir())
     )
-    ids = subject.tokenizer(text)["input_ids"]
-    trained = " ".join(map(str, subject.tokenizer(training_text)["input_ids"]))
+    ids = loaded.tokenizer(text)["input_ids"]
+    trained = " ".join(map(str, loaded.tokenizer(training_text)["input_ids"]))
     rows = [ids[i * 48 : (i + 1) * 48] for i in range(4)]
     expected = hits_with_dictionaries(rows, 2, [trained], threshold=30)
     others = [hits_with_dictionaries(rows, 2, [trained], threshold=n) for n in (29, 31)]
     assert expected not in others, "30 and 31 make no difference: choose another text"
     for row, hits, cell in zip(rows, expected, results.cells, strict=True):
-        losses, hits = token_nll(subject.model, torch.tensor([row])).numpy(), np.array(hits)
+        losses, hits = token_nll(loaded.model, torch.tensor([row])).numpy(), np.array(hits)
         for name, values in (("all", losses), ("ar_hit", losses[hits]), ("others", losses[~hits])):
             assert cell.measures[name].n == len(values), name
             assert cell[name] == pytest.approx(values.mean(), rel=1e-6), name
         assert cell.data == {"train_tokens": len(trained.split())}
 
 
-def test_a_stopped_run_goes_on_where_it_was(subject, tmp_path, monkeypatch):
+def test_a_stopped_run_goes_on_where_it_was(loaded, tmp_path, monkeypatch):
     arguments = arguments_for(tmp_path / "texts", train_dataset=corpus(tmp_path / "texts"), threshold=3)
-    whole = run(subject, arguments, tmp_path / "whole")
+    whole = run(loaded, arguments, tmp_path / "whole")
 
     measured = []
 
@@ -153,9 +159,9 @@ def test_a_stopped_run_goes_on_where_it_was(subject, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(fine_grained_loss, "token_nll", stopping)
-        run(subject, arguments, tmp_path / "parts")
+        run(loaded, arguments, tmp_path / "parts")
     monkeypatch.setattr(NGrams, "count", None)  # the corpus was counted already
-    parts = run(subject, arguments, tmp_path / "parts")
+    parts = run(loaded, arguments, tmp_path / "parts")
     assert [(c.key, c.measures, c.data) for c in parts.cells] == [(c.key, c.measures, c.data) for c in whole.cells]
 
 
@@ -179,7 +185,7 @@ def test_command_line_and_report(twin_folders, tmp_path):
     fixed = ["evaluate", "fine_grained_loss", *models, "--dataset", texts, "--length", "64", "--device", "cpu"]
     assert main([*fixed, "--limit", "2", "--out", str(tmp_path / "out")]) == 0
     results = [Results.load(tmp_path / "out" / "fine_grained_loss" / f"{label}.json") for label in twin_folders]
-    slices, ablations = section(results).tables
+    slices, ablations = section(ResultSet(results)).tables
     assert slices.columns == ["slice", PAPER_TRANSFORMER, PAPER_DIFF, "DIFF", "Transformer", DIFFERS]
     rows = {row[0]: row[1:] for row in slices.rows}
     assert [row[:2] for row in rows.values()] == [[3.087, 3.062], [0.898, 0.880], [3.272, 3.247]]
@@ -195,7 +201,7 @@ def test_command_line_and_report(twin_folders, tmp_path):
     train = ["--train_dataset", texts, "--threshold", "5", "--order", "3"]
     assert main([*fixed, *train, "--limit", "2", "--out", str(tmp_path / "trained")]) == 0
     results = [Results.load(tmp_path / "trained" / "fine_grained_loss" / f"{label}.json") for label in twin_folders]
-    assert "hits are 3-grams that" in section(results).tables[0].rows[0][-1]
+    assert "hits are 3-grams that" in section(ResultSet(results)).tables[0].rows[0][-1]
     assert main(["report", str(tmp_path / "trained")]) == 0
     assert "| paper: DIFF | 8 | 128 | yes | 3.062 |" in (tmp_path / "trained" / "report.md").read_text()
 

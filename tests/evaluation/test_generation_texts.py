@@ -7,31 +7,31 @@ import pytest
 import torch
 
 from diff_transformer import cl100k_tokenizer
-from diff_transformer.evaluation.generation import Generated, generate_texts, iterate_texts, prompt_ids
+from diff_transformer.evaluation.generate import Generated, generate_texts, iterate_texts, prompt_ids
 
 PROMPTS = ["def f(x):", "The capital of France is Paris, and that of Germany is", "a", [65, 66, 67, 68, 69], "a b"]
 
 
-def alone(subject, prompt, new_tokens):
+def alone(loaded, prompt, new_tokens):
     """`model.generate` itself, of one prompt."""
-    ids = torch.tensor([prompt_ids(subject.tokenizer, prompt) if isinstance(prompt, str) else prompt])
-    out = subject.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False)
+    ids = torch.tensor([prompt_ids(loaded.tokenizer, prompt) if isinstance(prompt, str) else prompt])
+    out = loaded.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False)
     return out[0, ids.shape[1] :].tolist()
 
 
 @pytest.fixture
-def clean(subject):
+def clean(loaded):
     """The model's generation configuration, put back after a test that changes it."""
-    own = copy.deepcopy(subject.model.generation_config)
-    yield subject
-    subject.model.generation_config = own
+    own = copy.deepcopy(loaded.model.generation_config)
+    yield loaded
+    loaded.model.generation_config = own
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, None])
-def test_batched_is_what_each_prompt_gives_alone(subject, batch_size):
-    found = generate_texts(subject.model, subject.tokenizer, PROMPTS, 12, batch_size)
+def test_batched_is_what_each_prompt_gives_alone(loaded, batch_size):
+    found = generate_texts(loaded.model, loaded.tokenizer, PROMPTS, 12, batch_size)
     for prompt, generated in zip(PROMPTS, found, strict=True):
-        assert generated.text == subject.tokenizer.decode(alone(subject, prompt, 12), skip_special_tokens=True), (
+        assert generated.text == loaded.tokenizer.decode(alone(loaded, prompt, 12), skip_special_tokens=True), (
             f"{prompt!r} differs in a batch"
         )
         assert (generated.tokens, generated.finished) == (12, False)
@@ -52,10 +52,10 @@ def test_end_of_text_ends_one_row_only(clean):
     assert found[1].tokens == 2 and any(not generated.finished for generated in found)
 
 
-def test_stop_string_is_cut_off(subject):
-    texts = [generated.text for generated in generate_texts(subject.model, subject.tokenizer, PROMPTS, 12)]
+def test_stop_string_is_cut_off(loaded):
+    texts = [generated.text for generated in generate_texts(loaded.model, loaded.tokenizer, PROMPTS, 12)]
     stop = texts[1][3:5]
-    found = generate_texts(subject.model, subject.tokenizer, PROMPTS, 12, stop_strings=["never generated", stop])
+    found = generate_texts(loaded.model, loaded.tokenizer, PROMPTS, 12, stop_strings=["never generated", stop])
     for text, generated in zip(texts, found, strict=True):
         assert generated.text == text.split(stop)[0]
         assert generated.finished == (stop in text)
@@ -69,8 +69,8 @@ def test_checkpoints_own_generation_settings_are_left_out_and_kept(clean):
     assert clean.model.generation_config.repetition_penalty == 9.0
 
 
-def test_longest_come_first_and_memory_halves_the_batch(subject, monkeypatch):
-    sizes, generate = [], type(subject.model).generate
+def test_longest_come_first_and_memory_halves_the_batch(loaded, monkeypatch):
+    sizes, generate = [], type(loaded.model).generate
 
     def limited(model, input_ids, **kwargs):
         sizes.append(tuple(input_ids.shape))
@@ -78,10 +78,10 @@ def test_longest_come_first_and_memory_halves_the_batch(subject, monkeypatch):
             raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
         return generate(model, input_ids=input_ids, **kwargs)
 
-    expected = generate_texts(subject.model, subject.tokenizer, PROMPTS, 4)
-    monkeypatch.setattr(type(subject.model), "generate", limited)
-    found = list(iterate_texts(subject.model, subject.tokenizer, PROMPTS, 4))
-    lengths = [len(prompt_ids(subject.tokenizer, p)) if isinstance(p, str) else len(p) for p in PROMPTS]
+    expected = generate_texts(loaded.model, loaded.tokenizer, PROMPTS, 4)
+    monkeypatch.setattr(type(loaded.model), "generate", limited)
+    found = list(iterate_texts(loaded.model, loaded.tokenizer, PROMPTS, 4))
+    lengths = [len(prompt_ids(loaded.tokenizer, p)) if isinstance(p, str) else len(p) for p in PROMPTS]
     assert [lengths[i] for i, _ in found] == sorted(lengths, reverse=True)
     assert [rows for rows, _ in sizes] == [5, 2, 2, 1]
     assert [generated for _, generated in sorted(found)] == expected

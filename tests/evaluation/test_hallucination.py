@@ -160,7 +160,7 @@ def test_key_is_in_no_file(finished):
 
 def test_report_section(finished):
     results = [load(finished[0], label) for label in LABELS]
-    found = section(results)
+    found = section(ResultSet(results))
     xsum, hotpotqa, agreed, details = found.tables
     (row,) = xsum.rows
     assert xsum.columns[:5] == ["dataset", "paper: Transformer", "paper: DIFF", *LABELS]
@@ -173,7 +173,7 @@ def test_report_section(finished):
     assert len(details.rows) == 4
     for r in results:
         r.settings["judge_model"] = "gpt-4o-mini"
-    assert "judge gpt-4o-mini, not GPT-4o" in section(results).tables[0].rows[0][5]
+    assert "judge gpt-4o-mini, not GPT-4o" in section(ResultSet(results)).tables[0].rows[0][5]
 
 
 def test_whole_report(finished, capsys):

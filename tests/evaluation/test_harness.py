@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from diff_transformer.evaluation.__main__ import Options, main
-from diff_transformer.evaluation.models import load_subject
-from diff_transformer.evaluation.report import sections
+from diff_transformer.evaluation.models import load_model
+from diff_transformer.evaluation.render import sections
 from diff_transformer.evaluation.results import Results, load_results
 
 pytest.importorskip("lm_eval", reason="the harness is lm-eval")
@@ -19,8 +19,8 @@ from lm_eval import simple_evaluate  # noqa: E402  (after the check that it is t
 from lm_eval.models.huggingface import HFLM  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 
-from diff_transformer.evaluation import harness  # noqa: E402
-from diff_transformer.evaluation.report.harness import METRICS, TABLE_1, TABLE_8  # noqa: E402
+from diff_transformer.evaluation.protocols import harness  # noqa: E402
+from diff_transformer.evaluation.protocols.harness import METRICS, TABLE_1, TABLE_8  # noqa: E402
 
 
 def arc(question, key, *choices, labels="ABCD"):
@@ -121,16 +121,16 @@ def data_dir(tmp_path_factory):
     return str(folder)
 
 
-def language_model(subject, batch_size=4):
-    return HFLM(pretrained=subject.model, tokenizer=subject.tokenizer, batch_size=batch_size)
+def language_model(loaded, batch_size=4):
+    return HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=batch_size)
 
 
-def log_likelihood(subject, context, continuation):
+def log_likelihood(loaded, context, continuation):
     """With the model alone, a sequence at a time."""
-    tokens = subject.tokenizer(context + continuation)["input_ids"]
-    n = len(tokens) - len(subject.tokenizer(context)["input_ids"])
+    tokens = loaded.tokenizer(context + continuation)["input_ids"]
+    n = len(tokens) - len(loaded.tokenizer(context)["input_ids"])
     with torch.no_grad():
-        log_probs = subject.model(torch.tensor([tokens[:-1]])).logits[0].log_softmax(-1)
+        log_probs = loaded.model(torch.tensor([tokens[:-1]])).logits[0].log_softmax(-1)
     return sum(log_probs[i - 1, tokens[i]].item() for i in range(len(tokens) - n, len(tokens)))
 
 
@@ -138,12 +138,12 @@ def log_likelihood(subject, context, continuation):
 
 
 @pytest.mark.parametrize("task", harness.TASKS)
-def test_a_task_asks_and_scores_as_by_hand(subject, data_dir, task):
-    samples = harness.evaluate_task(language_model(subject), task, data_dir=data_dir)
+def test_a_task_asks_and_scores_as_by_hand(loaded, data_dir, task):
+    samples = harness.evaluate_task(language_model(loaded), task, data_dir=data_dir)
     assert len(samples) == len(CASES[task])
     for sample, (_, asked, right) in zip(samples, CASES[task], strict=True):
         assert [tuple(pair) for pair in sample["arguments"]] == asked, "another prompt than lm-eval documents"
-        expected = [log_likelihood(subject, *pair) for pair in asked]
+        expected = [log_likelihood(loaded, *pair) for pair in asked]
         found = [value for value, _ in sample["filtered_resps"]]
         assert found == pytest.approx(expected, rel=1e-4), "not the log-likelihood of the continuation"
         assert sample["acc"] == (expected.index(max(expected)) == right)
@@ -156,22 +156,22 @@ def test_a_task_asks_and_scores_as_by_hand(subject, data_dir, task):
 
 def test_log_likelihoods_of_16_bits_are_not_rounded(twin_folders, data_dir):
     """lm-eval sums in the type of the model if it is not told otherwise: bf16 has whole nats at such sizes."""
-    subject = load_subject(str(twin_folders["DIFF"]), dtype="bfloat16", device="cpu")
+    loaded = load_model(str(twin_folders["DIFF"]), dtype="bfloat16", device="cpu")
     options = Options(device="cpu", batch_size=2)
     found, accuracies = [], harness.accuracies
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(harness, "accuracies", lambda samples: found.extend(samples) or accuracies(samples))
         results = Results(Path("unused.json"), "harness", {"label": "x"}, {}, 0)
         patch.setattr(results, "save", lambda: None)
-        harness.run(subject, harness.Arguments(["hellaswag"], [0], data_dir), options, results)
+        harness.run(loaded, harness.Arguments(["hellaswag"], [0], data_dir), options, results)
     log_likelihoods = [response[0] for sample in found for response in sample["filtered_resps"]]
     assert len(log_likelihoods) == 8 and all(2 * x != round(2 * x) for x in log_likelihoods)
 
 
 @pytest.mark.parametrize("task", harness.TASKS)
-def test_an_example_comes_before_the_question(subject, data_dir, task):
-    zero = harness.evaluate_task(language_model(subject), task, data_dir=data_dir)
-    one = harness.evaluate_task(language_model(subject), task, shots=1, data_dir=data_dir)
+def test_an_example_comes_before_the_question(loaded, data_dir, task):
+    zero = harness.evaluate_task(language_model(loaded), task, data_dir=data_dir)
+    one = harness.evaluate_task(language_model(loaded), task, shots=1, data_dir=data_dir)
     examples = ["".join(asked[right]) + "\n\n" for _, asked, right in CASES[task]]
     for without, with_example in zip(zero, one, strict=True):
         for (context, continuation), (longer, same) in zip(
@@ -181,12 +181,12 @@ def test_an_example_comes_before_the_question(subject, data_dir, task):
             assert longer in [example + context for example in examples], "no training row, answered, precedes"
 
 
-def test_examples_depend_on_the_seed_alone(subject, tmp_path):
+def test_examples_depend_on_the_seed_alone(loaded, tmp_path):
     write(tmp_path / "piqa.jsonl", [row for row, *_ in CASES["piqa"]])
     write(tmp_path / "piqa" / "train.jsonl", [piqa(f"Do {i}.", 0, "Yes.", "No.")[0] for i in range(9)])
 
     def prompts(seed, limit=None):
-        found = harness.evaluate_task(language_model(subject), "piqa", 1, str(tmp_path), limit, seed)
+        found = harness.evaluate_task(language_model(loaded), "piqa", 1, str(tmp_path), limit, seed)
         return [sample["arguments"] for sample in found]
 
     assert prompts(0) == prompts(0)
@@ -194,11 +194,11 @@ def test_examples_depend_on_the_seed_alone(subject, tmp_path):
     assert any(prompts(0) != prompts(seed) for seed in range(1, 6)), "the seed draws nothing"
 
 
-def test_as_lm_eval_itself_reports(subject, data_dir):
-    samples = harness.evaluate_task(language_model(subject), "hellaswag", 1, data_dir, seed=3)
+def test_as_lm_eval_itself_reports(loaded, data_dir):
+    samples = harness.evaluate_task(language_model(loaded), "hellaswag", 1, data_dir, seed=3)
     manager = TaskManager(include_defaults=False)
     whole = simple_evaluate(
-        model=language_model(subject),
+        model=language_model(loaded),
         tasks=[harness.load_task("hellaswag", 1, data_dir)],
         num_fewshot=1,
         fewshot_random_seed=3,
@@ -234,10 +234,10 @@ def test_the_hub_and_local_rows_are_the_same_task(monkeypatch, data_dir, task):
     assert hub.config.metric_list == local.config.metric_list
 
 
-def test_prompts_that_are_cut_are_counted(subject, tmp_path):
+def test_prompts_that_are_cut_are_counted(loaded, tmp_path):
     rows = [boolq("word " * n, "is it", 1)[0] for n in (10, 3000)]
     write(tmp_path / "boolq.jsonl", rows)
-    lm = language_model(subject)
+    lm = language_model(loaded)
     samples = harness.evaluate_task(lm, "boolq", data_dir=str(tmp_path))
     assert harness.truncated(lm, samples) == 1
     assert harness.truncated(lm, samples[:1]) == 0
@@ -266,10 +266,10 @@ def test_a_hub_that_cannot_be_reached():
         harness.load_task("piqa")
 
 
-def test_fewer_examples_than_none(subject, tmp_path):
+def test_fewer_examples_than_none(loaded, tmp_path):
     arguments = harness.Arguments(shots=[-1])
     with pytest.raises(ValueError, match="--shots -1"):
-        harness.run(subject, arguments, None, Results(tmp_path / "x", "harness", {"label": "x"}, {}, 0))
+        harness.run(loaded, arguments, None, Results(tmp_path / "x", "harness", {"label": "x"}, {}, 0))
 
 
 # ------------------------------------------------------------------------------------------------- runs and the report
@@ -306,7 +306,7 @@ def test_run_stops_goes_on_and_is_reported(twin_folders, data_dir, tmp_path, mon
         assert len(one.cells) == 14
         assert [(c.key, c.measures, c.data) for c in one.cells] == [(c.key, c.measures, c.data) for c in other.cells]
 
-    ((section, _),) = sections({"harness": whole})
+    (section,) = sections({"harness": whole})
     zero, paper_1t, one_shot = section.tables
     assert zero.columns[2:6] == ["DIFF", "Transformer", "paper: Transformer", "paper: DIFF"]
     for i, (task, metric) in enumerate(METRICS.items()):
@@ -324,7 +324,7 @@ def test_run_stops_goes_on_and_is_reported(twin_folders, data_dir, tmp_path, mon
 
 def test_report_of_some_tasks_has_no_average(twin_folders, data_dir, tmp_path):
     assert main(command(twin_folders, data_dir, tmp_path, "--tasks", "boolq", "--shots", 0, "--limit", 1)) == 0
-    ((section, _),) = sections(load_results(tmp_path))
+    (section,) = sections(load_results(tmp_path))
     rows = section.tables[0].rows
     assert rows[0][0] == "boolq" and "; at most the first 1 samples; rows of" in rows[0][-1]
     assert rows[-1][2:4] == [None, None]
@@ -367,10 +367,10 @@ def test_the_accuracy_that_table_1_has():
             assert shown == pytest.approx(TABLE_1[model][i], abs=0.051), f"{metric} of {task}"
 
 
-def test_batches_are_found_automatically(subject, data_dir, tmp_path):
+def test_batches_are_found_automatically(loaded, data_dir, tmp_path):
     """Without --batch_size."""
-    results = Results.open(tmp_path, "harness", subject.identity, {}, 0)
+    results = Results.open(tmp_path, "harness", loaded.identity, {}, 0)
     options = SimpleNamespace(batch_size=None, limit=None, seed=0)
-    harness.run(subject, harness.Arguments(tasks=["winogrande"], shots=[0], data_dir=data_dir), options, results)
-    alone = harness.accuracies(harness.evaluate_task(language_model(subject, 1), "winogrande", data_dir=data_dir))
+    harness.run(loaded, harness.Arguments(tasks=["winogrande"], shots=[0], data_dir=data_dir), options, results)
+    alone = harness.accuracies(harness.evaluate_task(language_model(loaded, 1), "winogrande", data_dir=data_dir))
     assert results.cells[0].measures == alone

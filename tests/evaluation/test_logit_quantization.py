@@ -12,21 +12,21 @@ from matplotlib.figure import Figure as Canvas
 
 from diff_transformer.evaluation.__main__ import main
 from diff_transformer.evaluation.probe import Probe, attention_probe
-from diff_transformer.evaluation.report import sections, write_report
+from diff_transformer.evaluation.render import sections, write_report
 from diff_transformer.evaluation.results import Results, load_results
 
 pytest.importorskip("lm_eval", reason="HellaSwag is scored by lm-eval")
 
-from diff_transformer.evaluation import harness, logit_quantization  # noqa: E402  (after the check)
-from diff_transformer.evaluation.logit_quantization import LogitQuantizer, UnpaddedLM, quantize  # noqa: E402
+from diff_transformer.evaluation.protocols import harness, logit_quantization  # noqa: E402  (after the check)
+from diff_transformer.evaluation.protocols.logit_quantization import LogitQuantizer, UnpaddedLM, quantize  # noqa: E402
 
 LENGTHS = (5, 9, 7)
 
 
 @pytest.fixture
-def exact(subject):
+def exact(loaded):
     """In float64: no logit lies on the border of two levels by rounding alone."""
-    return copy.deepcopy(subject.model).double()
+    return copy.deepcopy(loaded.model).double()
 
 
 class Recorder(LogitQuantizer):
@@ -85,21 +85,21 @@ def test_quantize_nothing_but_zeros():
 # ------------------------------------------------------------------------------------------------------------ models
 
 
-def test_16_bits_are_the_model_itself(subject):
+def test_16_bits_are_the_model_itself(loaded):
     ids = torch.randint(0, 300, (2, 33))
     with torch.no_grad():
-        expected = subject.model(ids, use_cache=False).logits
-    found = logits_of(subject.model, LogitQuantizer(16), ids)
+        expected = loaded.model(ids, use_cache=False).logits
+    found = logits_of(loaded.model, LogitQuantizer(16), ids)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4, msg="the unquantized path is another model")
-    assert torch.equal(found, logits_of(subject.model, Probe(), ids))
+    assert torch.equal(found, logits_of(loaded.model, Probe(), ids))
 
 
 @pytest.mark.parametrize("granularity", logit_quantization.GRANULARITIES)
-def test_every_softmax_of_every_layer_has_few_levels(subject, exact, granularity):
+def test_every_softmax_of_every_layer_has_few_levels(loaded, exact, granularity):
     recorder = Recorder(4, granularity)
     quantized = logits_of(exact, recorder, torch.randint(0, 300, (2, 33)))
     assert len(recorder.calls) == exact.config.num_hidden_layers
-    heads = exact.config.num_attention_heads * (2 if subject.label == "DIFF" else 1)
+    heads = exact.config.num_attention_heads * (2 if loaded.label == "DIFF" else 1)
     for before, after, visible in recorder.calls:
         assert after.shape[1] == heads
         seen = visible.expand(2, 1, 33, 33)[:, 0]
@@ -176,9 +176,9 @@ def likelihoods(lm, data_dir):
     return [value for sample in samples for value, _ in sample["filtered_resps"]]
 
 
-def test_hellaswag_is_scored_without_padding(subject, exact, data_dir, monkeypatch):
-    double = SimpleNamespace(model=exact, tokenizer=subject.tokenizer)
-    plain = harness.HFLM(pretrained=exact, tokenizer=subject.tokenizer, backend="causal", batch_size=5)
+def test_hellaswag_is_scored_without_padding(loaded, exact, data_dir, monkeypatch):
+    double = SimpleNamespace(model=exact, tokenizer=loaded.tokenizer)
+    plain = harness.HFLM(pretrained=exact, tokenizer=loaded.tokenizer, backend="causal", batch_size=5)
     assert likelihoods(UnpaddedLM(double, 3), data_dir) == pytest.approx(likelihoods(plain, data_dir), rel=1e-6)
 
     with attention_probe(exact, LogitQuantizer(4)):
@@ -227,7 +227,7 @@ def test_run_stops_goes_on_and_is_reported(twin_folders, data_dir, text, tmp_pat
         assert plain.measures == one.select(task="hellaswag", bits=16, granularity="tensor")[0].measures
         assert plain.measures["acc_norm"].n == 6
 
-    ((section, _),) = sections({"logit_quantization": whole})
+    (section,) = sections({"logit_quantization": whole})
     hellaswag, nll_table = section.tables
     rows = {(row[0], row[1]): row for row in hellaswag.rows}
     assert rows["16", "tensor"][4:6] == [63.4, 66.2] and rows["4", "head"][4:6] == [33.9, 58.8]
@@ -247,11 +247,11 @@ def test_run_stops_goes_on_and_is_reported(twin_folders, data_dir, text, tmp_pat
     write_report(tmp_path / "whole")
 
 
-def test_bad_input(subject, text, tmp_path):
+def test_bad_input(loaded, text, tmp_path):
     results = Results(tmp_path / "x", "logit_quantization", {"label": "x"}, {}, 0)
     options = SimpleNamespace(limit=None, batch_size=1, seed=0)
     with pytest.raises(ValueError, match="--bits 1"):
-        logit_quantization.run(subject, logit_quantization.Arguments(bits=[8, 1]), options, results)
+        logit_quantization.run(loaded, logit_quantization.Arguments(bits=[8, 1]), options, results)
     arguments = logit_quantization.Arguments(task=["nll"], dataset=text, length=4096)
     with pytest.raises(ValueError, match="max_position_embeddings=2,048"):
-        logit_quantization.run(subject, arguments, options, results)
+        logit_quantization.run(loaded, arguments, options, results)

@@ -66,7 +66,7 @@ def test_command_line_and_report(twin_folders, tmp_path):
             assert max(lengths) <= 5 and cell["length"] == sum(lengths) / 2
             assert (cell["accuracy"], cell["cut_off"]) == (0, lengths.count(5) / 2)
             assert cell.data == {"dataset": f"{data}/{cell.key['benchmark']}/test.jsonl", "chat": True}
-    ((section, _),) = sections(by_protocol)
+    (section,) = sections(by_protocol)
     accuracy, length, shares = section.tables
     assert accuracy.columns == ["benchmark", PAPER_TRANSFORMER, PAPER_DIFF, "DIFF", "Transformer", DIFFERS]
     assert accuracy.rows[0][:3] == ["GSM-8K", 41.2, 42.6] and accuracy.rows[-1][:3] == ["Average", 43.3, 50.8]
@@ -239,7 +239,7 @@ def test_report_of_a_part_of_figure_9(subject, tmp_path, answering):
     for label, benchmarks in (("A", ["mawps", "carp_en"]), ("B", ["mawps"])):
         results = open_results(tmp_path / "out", settings, label)
         run(subject, protocol.Arguments(benchmarks, data, prompt="cot"), results)
-    ((section, _),) = sections(load_results(tmp_path / "out"))
+    (section,) = sections(load_results(tmp_path / "out"))
     accuracy, length, shares = section.tables
     mawps, carp, average = accuracy.rows
     # One of two is right in MAWPS, none in CARP: 50 and 0, and their mean

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from diff_transformer.evaluation.__main__ import main
-from diff_transformer.evaluation.models import check_length, fingerprint, load_subject, split_spec
+from diff_transformer.evaluation.models import check_length, fingerprint, load_model, split_spec
 from diff_transformer.evaluation.results import load_results
 
 
@@ -30,15 +30,15 @@ def test_a_folder_is_labelled_by_its_name(tmp_path):
 def test_the_identity_follows_the_weights(twin_folders, tmp_path):
     folder = tmp_path / "copy"
     shutil.copytree(twin_folders["DIFF"], folder)
-    one = load_subject(f"DIFF={twin_folders['DIFF']}", device="cpu").identity
-    same = load_subject(f"DIFF={folder}", device="cpu").identity
+    one = load_model(f"DIFF={twin_folders['DIFF']}", device="cpu").identity
+    same = load_model(f"DIFF={folder}", device="cpu").identity
     assert one["revision"] == same["revision"]
     assert one["model_type"] == "diff_transformer" and one["max_positions"] == 2048
     assert one["attn_implementation"] == "flash_diff" and one["dtype"] == "float32"
     weights = load_file(folder / "model.safetensors")
     weights["model.norm.weight"] = weights["model.norm.weight"] + 1
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    assert load_subject(f"DIFF={folder}", device="cpu").identity["revision"] != one["revision"]
+    assert load_model(f"DIFF={folder}", device="cpu").identity["revision"] != one["revision"]
 
 
 @pytest.mark.parametrize("name", ["chat_template.jinja", "generation_config.json", "modeling_diff.py"])
@@ -59,15 +59,15 @@ def test_a_folder_with_an_equals_sign(tmp_path):
 
 def test_options_reach_the_model(twin_folders):
     folder = str(twin_folders["DIFF"])
-    subject = load_subject(folder, dtype="bfloat16", device="cpu", attn_implementation="eager")
-    assert subject.model.dtype == torch.bfloat16 and subject.identity["attn_implementation"] == "eager"
-    assert subject.identity["dtype"] == "bfloat16"
+    loaded = load_model(folder, dtype="bfloat16", device="cpu", attn_implementation="eager")
+    assert loaded.model.dtype == torch.bfloat16 and loaded.identity["attn_implementation"] == "eager"
+    assert loaded.identity["dtype"] == "bfloat16"
 
 
-def test_a_length_beyond_the_model(subject):
-    check_length(subject.model, 2048, "A prompt")
+def test_a_length_beyond_the_model(loaded):
+    check_length(loaded.model, 2048, "A prompt")
     with pytest.raises(ValueError, match="A prompt needs 2,049 tokens.*2,048"):
-        check_length(subject.model, 2049, "A prompt")
+        check_length(loaded.model, 2049, "A prompt")
 
 
 def test_no_model_there(tmp_path, capsys):

@@ -12,13 +12,19 @@ from matplotlib.figure import Figure as Canvas
 from transformers import GenerationConfig, LlamaConfig
 
 from diff_transformer import cl100k_tokenizer
-from diff_transformer.evaluation import needle
 from diff_transformer.evaluation.__main__ import Options, main
-from diff_transformer.evaluation.models import Subject
-from diff_transformer.evaluation.needle import Arguments, accuracy, assigned_numbers, generate_greedily, parse_pair
-from diff_transformer.evaluation.report.content import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
-from diff_transformer.evaluation.report.needle import paper_average, section
-from diff_transformer.evaluation.results import Measure, Results
+from diff_transformer.evaluation.models import LoadedModel
+from diff_transformer.evaluation.protocols import needle
+from diff_transformer.evaluation.protocols.needle import (
+    Arguments,
+    accuracy,
+    assigned_numbers,
+    generate_greedily,
+    parse_pair,
+    section,
+)
+from diff_transformer.evaluation.render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
+from diff_transformer.evaluation.results import Measure, Results, ResultSet
 
 OPTIONS = Options(device="cpu")
 TOKENIZER = cl100k_tokenizer(vocab_size=300)
@@ -82,19 +88,19 @@ def test_parse_pair():
 
 @pytest.mark.parametrize("pair", ["6", "6:", "2:6", "0:0", "a:b", "6:-1", "6:2:1"])
 def test_parse_pair_of_nonsense(pair):
-    with pytest.raises(ValueError, match=r"it needs to be N:R"):
+    with pytest.raises(ValueError, match=r"it must be N:R"):
         parse_pair(pair)
 
 
 @pytest.mark.parametrize("chunk_size", [1, 7, 64])
-def test_generate_greedily_is_generate_without_sampling(subject, chunk_size):
+def test_generate_greedily_is_generate_without_sampling(loaded, chunk_size):
     input_ids = torch.randint(0, 300, (3, 21), generator=torch.Generator().manual_seed(0))
-    expected = subject.model.generate(input_ids, do_sample=False, max_new_tokens=9, eos_token_id=None, pad_token_id=0)
-    found = generate_greedily(subject.model, input_ids, 9, chunk_size=chunk_size)
+    expected = loaded.model.generate(input_ids, do_sample=False, max_new_tokens=9, eos_token_id=None, pad_token_id=0)
+    found = generate_greedily(loaded.model, input_ids, 9, chunk_size=chunk_size)
     assert found == expected[:, 21:].tolist()
 
     stop = found[1][4]
-    stopped = generate_greedily(subject.model, input_ids, 9, [stop], chunk_size)
+    stopped = generate_greedily(loaded.model, input_ids, 9, [stop], chunk_size)
     assert stopped == [row[: row.index(stop)] if stop in row else row for row in found]
 
 
@@ -151,9 +157,9 @@ def digits_around(cities, numbers):
 
 
 def read_with(answer, folder, arguments=SMALL, **options):
-    subject = Subject("Reader", Reader(answer), TOKENIZER, {"label": "Reader"})
-    results = Results.open(folder, "needle", subject.identity, asdict(arguments), 0)
-    needle.run(subject, arguments, replace(OPTIONS, **options), results)
+    loaded = LoadedModel("Reader", Reader(answer), TOKENIZER, {"label": "Reader"})
+    results = Results.open(folder, "needle", loaded.identity, asdict(arguments), 0)
+    needle.run(loaded, arguments, replace(OPTIONS, **options), results)
     return results
 
 
@@ -185,7 +191,7 @@ def test_samples_do_not_depend_on_the_other_cells(tmp_path):
     assert alone.cells[0].data == whole.select(needles=3, depth=100)[0].data
 
 
-def test_a_prompt_and_its_answer_have_the_length(subject, tmp_path, monkeypatch):
+def test_a_prompt_and_its_answer_have_the_length(loaded, tmp_path, monkeypatch):
     seen = []
 
     def recorded(model, input_ids, max_new_tokens, *rest):
@@ -193,8 +199,8 @@ def test_a_prompt_and_its_answer_have_the_length(subject, tmp_path, monkeypatch)
         return [[] for _ in input_ids]
 
     monkeypatch.setattr(needle, "generate_greedily", recorded)
-    results = Results.open(tmp_path, "needle", subject.identity, {}, 0)
-    needle.run(subject, replace(SMALL, lengths=[2048, 900]), OPTIONS, results)
+    results = Results.open(tmp_path, "needle", loaded.identity, {}, 0)
+    needle.run(loaded, replace(SMALL, lengths=[2048, 900]), OPTIONS, results)
     assert seen == [900] * 4 + [2048] * 4
 
 
@@ -246,7 +252,7 @@ def test_run_goes_on_where_it_was_stopped(command, tmp_path, monkeypatch):
         (["--lengths", "2049"], "max_position_embeddings=2,048"),
         (["--lengths", "100"], "no room for a haystack"),
         (["--depths", "120"], "from 0 to 100"),
-        (["--pairs", "1-1"], "needs to be N:R"),
+        (["--pairs", "1-1"], "must be N:R"),
         (["--samples", "0"], "at least one"),
         (["--max_new_tokens", "0"], "at least one"),
     ],
@@ -270,7 +276,7 @@ def results_of(label, values, folder, arguments=None):
 def test_report_of_table_2(tmp_path):
     ours = results_of("ours", {(4096, 1, 1): [1.0] * 5, (4096, 6, 2): [0.5, 0.6, 0.7, 0.8, 0.9]}, tmp_path)
     other = results_of("other", {(4096, 1, 1): [0.2, 0.3, 0.4]}, tmp_path)
-    found = section([ours, other])
+    found = section(ResultSet([ours, other]))
     (table,) = found.tables
     assert table.columns == ["tokens", "N", "R", PAPER_TRANSFORMER, PAPER_DIFF, "ours", "other", DIFFERS]
     one, six = table.rows
@@ -285,7 +291,7 @@ def test_report_of_table_2(tmp_path):
 def test_report_of_figure_5(tmp_path):
     arguments = Arguments(lengths=[8192, 65536], pairs=["8:1"], depths=[0, 25])
     ours = results_of("ours", {(8192, 8, 1): [0.25, 0.75], (65536, 8, 1): [0.11]}, tmp_path, arguments)
-    found = section([ours])
+    found = section(ResultSet([ours]))
     rows = found.tables[0].rows
     assert [row[:3] for row in rows] == [[8192, 8, 1], [65536, 8, 1]]
     assert [[round(value, 2) for value in row[3:5]] for row in rows] == [[0.95, 1.00], [0.52, 0.86]]
@@ -301,8 +307,7 @@ def test_report_of_figure_5(tmp_path):
 
 
 def test_report_says_what_the_paper_has_not(tmp_path):
-    assert list(paper_average(2048, (1, 1))) == [None, None] == list(paper_average(4096, (8, 1)))
     arguments = replace(SMALL, depths=[0, 25, 50, 75, 100])
-    found = section([read_with(in_order, tmp_path, arguments)])
+    found = section(ResultSet([read_with(in_order, tmp_path, arguments)]))
     assert found.tables[0].rows[0][3:5] == [None, None]
-    assert "samples a depth: 3, not 50" in found.tables[0].rows[0][-1]
+    assert "samples per depth: 3, not 50" in found.tables[0].rows[0][-1]

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import processors
 
 from diff_transformer import cl100k_tokenizer
-from diff_transformer.evaluation.attention_allocation import SPANS, token_spans
-from diff_transformer.evaluation.needle_prompts import (
+from diff_transformer.evaluation.protocols.attention_allocation import SPANS, token_spans
+from diff_transformer.evaluation.protocols.needle.haystack import (
     CITIES,
     WORDINGS,
     NeedleArguments,
@@ -215,7 +215,7 @@ def test_haystack_is_of_all_documents_and_special_tokens_are_text():
 
 
 def test_haystack_ends_when_it_is_long_enough(monkeypatch):
-    monkeypatch.setattr("diff_transformer.evaluation.needle_prompts.HAYSTACK_TOKENS", 10)
+    monkeypatch.setattr("diff_transformer.evaluation.protocols.needle.haystack.HAYSTACK_TOKENS", 10)
 
     def texts():
         yield "abc" * 10

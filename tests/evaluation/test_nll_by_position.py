@@ -9,12 +9,18 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig
 
-from diff_transformer.evaluation import nll_by_position
 from diff_transformer.evaluation.__main__ import Options, main
-from diff_transformer.evaluation.nll_by_position import Arguments, cumulative_mean, mean_curve, positions, token_nll
-from diff_transformer.evaluation.report.content import DIFFERS
-from diff_transformer.evaluation.report.nll_by_position import section
-from diff_transformer.evaluation.results import Measure, Results
+from diff_transformer.evaluation.protocols import nll_by_position
+from diff_transformer.evaluation.protocols.nll_by_position import (
+    Arguments,
+    condense,
+    cumulative_mean,
+    positions,
+    section,
+    token_nll,
+)
+from diff_transformer.evaluation.render import DIFFERS
+from diff_transformer.evaluation.results import Measure, Results, ResultSet
 
 OPTIONS = Options(device="cpu")
 
@@ -42,11 +48,11 @@ def test_five_tokens_by_hand(chunk_size):
 
 
 @pytest.mark.parametrize("chunk_size", [1, 7, 49, 50, 64])
-def test_chunks_have_the_loss_of_one_whole_forward(subject, chunk_size):
+def test_chunks_have_the_loss_of_one_whole_forward(loaded, chunk_size):
     input_ids = torch.randint(0, 300, (1, 50))
     with torch.no_grad():
-        outputs = subject.model(input_ids=input_ids, labels=input_ids)
-    losses = token_nll(subject.model, input_ids, chunk_size)
+        outputs = loaded.model(input_ids=input_ids, labels=input_ids)
+    losses = token_nll(loaded.model, input_ids, chunk_size)
     expected = cross_entropy(outputs.logits[0, :-1], input_ids[0, 1:], reduction="none")
     torch.testing.assert_close(losses.float(), expected, rtol=1e-5, atol=1e-5)
     assert losses.mean().item() == pytest.approx(outputs.loss.item(), rel=1e-5)
@@ -77,34 +83,34 @@ def corpus(folder):
     return str(folder)
 
 
-def run(subject, arguments, folder, **options):
-    results = Results.open(folder, "nll_by_position", subject.identity, asdict(arguments), 0)
-    nll_by_position.run(subject, arguments, Options(device="cpu", **options), results)
+def run(loaded, arguments, folder, **options):
+    results = Results.open(folder, "nll_by_position", loaded.identity, asdict(arguments), 0)
+    nll_by_position.run(loaded, arguments, Options(device="cpu", **options), results)
     return Results.load(results.path)
 
 
-def test_cells_are_the_curves_of_documents(subject, tmp_path):
+def test_cells_are_the_curves_of_documents(loaded, tmp_path):
     arguments = Arguments(corpus(tmp_path / "texts"), length=64, documents=9, points=9, chunk_size=13)
-    results = run(subject, arguments, tmp_path / "out")
+    results = run(loaded, arguments, tmp_path / "out")
     assert [cell.key for cell in results.cells] == [{"document": i} for i in range(4)], "the short one is no document"
     for i, cell in enumerate(results.cells):
         text = (tmp_path / "texts" / f"{i}.txt").read_text()
-        row = torch.tensor([subject.tokenizer(text)["input_ids"][:64]])
+        row = torch.tensor([loaded.tokenizer(text)["input_ids"][:64]])
         with torch.no_grad():
-            logits = subject.model(input_ids=row).logits[0]
+            logits = loaded.model(input_ids=row).logits[0]
         assert cell.data["positions"] == [7, 14, 21, 28, 35, 42, 49, 56, 63]
         for n, value in zip(cell.data["positions"], cell.data["nll"], strict=True):
             assert value == pytest.approx(cross_entropy(logits[:n], row[0, 1 : n + 1]).item(), rel=1e-5), n
         assert cell["nll"] == pytest.approx(cell.data["nll"][-1]) and cell.measures["nll"].n == 63
-    curve = list(mean_curve(results))
+    curve = [(cell.key["position"], cell.measures["nll"]) for cell in condense(results)]
     assert [position for position, _ in curve] == results.cells[0].data["positions"]
     assert curve[2][1] == Measure.of([cell.data["nll"][2] for cell in results.cells])
-    assert len(run(subject, arguments, tmp_path / "few", limit=2).cells) == 2
+    assert len(run(loaded, arguments, tmp_path / "few", limit=2).cells) == 2
 
 
-def test_a_stopped_run_goes_on_where_it_was(subject, tmp_path, monkeypatch):
+def test_a_stopped_run_goes_on_where_it_was(loaded, tmp_path, monkeypatch):
     arguments = Arguments(corpus(tmp_path / "texts"), length=64, documents=4, points=5, chunk_size=20)
-    whole = run(subject, arguments, tmp_path / "whole")
+    whole = run(loaded, arguments, tmp_path / "whole")
     measured = []
 
     def stopping(model, input_ids, chunk_size):
@@ -115,10 +121,10 @@ def test_a_stopped_run_goes_on_where_it_was(subject, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(nll_by_position, "token_nll", stopping)
-        run(subject, arguments, tmp_path / "parts")
+        run(loaded, arguments, tmp_path / "parts")
     measured = measured[:2]
     monkeypatch.setattr(nll_by_position, "token_nll", stopping)
-    parts = run(subject, arguments, tmp_path / "parts")
+    parts = run(loaded, arguments, tmp_path / "parts")
     assert len(measured) == 3, "a document was measured again"
     assert [(c.key, c.measures, c.data) for c in parts.cells] == [(c.key, c.measures, c.data) for c in whole.cells]
 
@@ -129,7 +135,7 @@ def test_command_line_and_report(twin_folders, tmp_path):
     fixed = ["--dataset", texts, "--length", "65", "--points", "8", "--limit", "3", "--device", "cpu"]
     assert main(["evaluate", "nll_by_position", *models, *fixed, "--out", out]) == 0
     results = [Results.load(tmp_path / "out" / "nll_by_position" / f"{label}.json") for label in twin_folders]
-    found = section(results)
+    found = section(ResultSet(results))
     [table] = found.tables
     assert table.columns == ["tokens", "DIFF", "Transformer", DIFFERS]
     assert [row[0] for row in table.rows] == [9, 17, 33, 65]

@@ -9,14 +9,20 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from diff_transformer.evaluation import outliers
 from diff_transformer.evaluation.__main__ import Options, main
-from diff_transformer.evaluation.models import load_subject
-from diff_transformer.evaluation.outliers import ACTIVATIONS, Arguments, decoder_layers, layer_outputs, measure_row
+from diff_transformer.evaluation.models import load_model
 from diff_transformer.evaluation.probe import Probe, attention_probe
-from diff_transformer.evaluation.report.content import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
-from diff_transformer.evaluation.report.outliers import section
-from diff_transformer.evaluation.results import Results
+from diff_transformer.evaluation.protocols import outliers
+from diff_transformer.evaluation.protocols.outliers import (
+    ACTIVATIONS,
+    Arguments,
+    decoder_layers,
+    layer_outputs,
+    measure_row,
+    section,
+)
+from diff_transformer.evaluation.render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
+from diff_transformer.evaluation.results import Measure, Results, ResultSet
 
 OPTIONS = Options(device="cpu")
 
@@ -48,10 +54,10 @@ def corpus(folder, words=700):
 
 
 @pytest.mark.parametrize("chunk_size", [7, 50, 64])
-def test_measures_are_those_of_all_activations(subject, chunk_size):
+def test_measures_are_those_of_all_activations(loaded, chunk_size):
     input_ids = torch.randint(0, 300, (1, 50))
-    expected = all_activations(subject.model, input_ids)
-    found = measure_row(subject.model, input_ids, chunk_size)
+    expected = all_activations(loaded.model, input_ids)
+    found = measure_row(loaded.model, input_ids, chunk_size)
     for name in ACTIVATIONS:
         values = torch.cat(expected[name]).double().numpy()
         measures, data = found[name].measures(), found[name].data()
@@ -65,8 +71,8 @@ def test_measures_are_those_of_all_activations(subject, chunk_size):
         assert sum(data["octave_counts"]) == len(values)
 
 
-def test_the_median_is_that_of_magnitudes_not_of_values(subject):
-    found = measure_row(subject.model, torch.randint(0, 300, (1, 20)))
+def test_the_median_is_that_of_magnitudes_not_of_values(loaded):
+    found = measure_row(loaded.model, torch.randint(0, 300, (1, 20)))
     assert found["hidden_states"].measures()["median"].value > 0.1, "the median of signed values is about zero"
 
 
@@ -74,21 +80,21 @@ def hooks(model):
     return [list(layer._forward_hooks) for layer in decoder_layers(model)]
 
 
-def test_the_model_is_as_before(subject):
-    before = subject.model.config._attn_implementation, hooks(subject.model)
+def test_the_model_is_as_before(loaded):
+    before = loaded.model.config._attn_implementation, hooks(loaded.model)
     input_ids = torch.randint(0, 300, (1, 20))
     with torch.no_grad():
-        expected = subject.model(input_ids=input_ids).logits
-        measure_row(subject.model, input_ids)
-        assert torch.equal(subject.model(input_ids=input_ids).logits, expected)
-    assert (subject.model.config._attn_implementation, hooks(subject.model)) == before
+        expected = loaded.model(input_ids=input_ids).logits
+        measure_row(loaded.model, input_ids)
+        assert torch.equal(loaded.model(input_ids=input_ids).logits, expected)
+    assert (loaded.model.config._attn_implementation, hooks(loaded.model)) == before
 
 
-def test_hooks_go_when_something_fails(subject):
-    before = hooks(subject.model)
-    with pytest.raises(ZeroDivisionError), layer_outputs(subject.model, lambda values, layer: 1 / 0):
-        subject.model(input_ids=torch.tensor([[1, 2]]))
-    assert hooks(subject.model) == before
+def test_hooks_go_when_something_fails(loaded):
+    before = hooks(loaded.model)
+    with pytest.raises(ZeroDivisionError), layer_outputs(loaded.model, lambda values, layer: 1 / 0):
+        loaded.model(input_ids=torch.tensor([[1, 2]]))
+    assert hooks(loaded.model) == before
 
 
 def test_layers_of_another_architecture():
@@ -103,19 +109,19 @@ def test_layers_of_another_architecture():
 
 
 def test_infinite_activations_are_refused(twin_folders):
-    subject = load_subject(str(twin_folders["DIFF"]), device="cpu")
+    loaded = load_model(str(twin_folders["DIFF"]), device="cpu")
     with torch.no_grad():
-        subject.model.model.layers[1].mlp.down_proj.weight.fill_(float("inf"))
+        loaded.model.model.layers[1].mlp.down_proj.weight.fill_(float("inf"))
     with pytest.raises(ValueError, match="infinite or not a number"):
-        measure_row(subject.model, torch.tensor([[1, 2, 3]]))
+        measure_row(loaded.model, torch.tensor([[1, 2, 3]]))
 
 
-def test_a_stopped_run_goes_on_where_it_was(subject, tmp_path, monkeypatch):
+def test_a_stopped_run_goes_on_where_it_was(loaded, tmp_path, monkeypatch):
     arguments = Arguments(dataset=corpus(tmp_path / "texts"), tokens=100, length=32, chunk_size=20)
 
     def run(folder):
-        results = Results.open(folder, "outliers", subject.identity, asdict(arguments), 0)
-        outliers.run(subject, arguments, OPTIONS, results)
+        results = Results.open(folder, "outliers", loaded.identity, asdict(arguments), 0)
+        outliers.run(loaded, arguments, OPTIONS, results)
         return Results.load(results.path)
 
     whole = run(tmp_path / "whole")
@@ -135,7 +141,7 @@ def test_a_stopped_run_goes_on_where_it_was(subject, tmp_path, monkeypatch):
         run(tmp_path / "parts")
     stop_after = 99
     with pytest.raises(ValueError, match="another length"):
-        Results.open(tmp_path / "parts", "outliers", subject.identity, {**asdict(arguments), "length": 16}, 0)
+        Results.open(tmp_path / "parts", "outliers", loaded.identity, {**asdict(arguments), "length": 16}, 0)
     parts = run(tmp_path / "parts")
     assert len(measured) == 4, "rows were measured again, or left out"
     assert [(c.key, c.measures, c.data) for c in parts.cells] == [(c.key, c.measures, c.data) for c in whole.cells]
@@ -148,7 +154,7 @@ def test_command_line_and_report(twin_folders, tmp_path, capsys):
     arguments = ["--dataset", corpus(tmp_path / "texts"), "--length", "64", "--device", "cpu", "--limit", "2"]
     assert main(["evaluate", "outliers", *models, *arguments, "--out", str(tmp_path / "out")]) == 0
     results = [Results.load(tmp_path / "out" / "outliers" / f"{label}.json") for label in twin_folders]
-    found = section(results)
+    found = section(ResultSet(results))
     table = found.tables[0]
     assert table.columns == ["magnitude", PAPER_TRANSFORMER, PAPER_DIFF, "DIFF", "Transformer", DIFFERS]
     rows = {row[0]: row[1:] for row in table.rows}
@@ -158,8 +164,8 @@ def test_command_line_and_report(twin_folders, tmp_path, capsys):
     assert rows["hidden states, median"][:2] == [0.6, 1.2]
     for i, r in enumerate(results):
         cells = {cell.key["activation"]: cell for cell in r.cells}
-        assert rows["attention logits, top 10"][2 + i] == cells["attention_logits"]["top_10"]
-        assert rows["hidden states, median"][2 + i] == cells["hidden_states"]["median"]
+        assert rows["attention logits, top 10"][2 + i].value == cells["attention_logits"]["top_10"]
+        assert rows["hidden states, median"][2 + i].value == cells["hidden_states"]["median"]
         assert cells["hidden_states"].measures["top_1"].n == 2 * 64 * 2 * 64  # rows, tokens, layers, channels
     assert "128 tokens, not 400,000" in rows["hidden states, top 1"][-1]
     assert any("the largest is from layer" in note for note in found.notes)
@@ -193,8 +199,8 @@ def test_a_report_of_as_many_tokens_does_not_say_otherwise(twin_folders, tmp_pat
     }
     path = tmp_path / "DIFF.json"
     path.write_text(json.dumps(content))
-    rows = {row[0]: row[1:] for row in section([Results.load(path)]).tables[0].rows}
-    assert rows["hidden states, top 1"][2:] == [7.5, "text: books, rows of 4,096 tokens (the paper names neither)"]
+    rows = {row[0]: row[1:] for row in section(ResultSet([Results.load(path)])).tables[0].rows}
+    assert rows["hidden states, top 1"][2:] == [Measure(7.5, 9), "text: books, rows of 4,096 tokens (the paper names neither)"]
     assert rows["hidden states, top 2"][2] is None, "a value that was not measured"
     assert rows["attention logits, top 1"][2] is None
 

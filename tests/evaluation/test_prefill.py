@@ -5,34 +5,34 @@ import pytest
 import torch
 from transformers import MambaForCausalLM, OpenAIGPTLMHeadModel
 
-from diff_transformer.evaluation.prefill import chunks, fork, in_batches, prefill, token_log_probs
+from diff_transformer.evaluation.generate import chunks, fork, in_batches, prefill, token_log_probs
 
 OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 20.00 MiB"
 
 
 @torch.no_grad()
-def whole(subject, input_ids):
-    return subject.model(input_ids=input_ids).logits
+def whole(loaded, input_ids):
+    return loaded.model(input_ids=input_ids).logits
 
 
 @pytest.mark.parametrize("size", [1, 7, 32, 50, 64])
-def test_chunks_are_the_whole(subject, size):
+def test_chunks_are_the_whole(loaded, size):
     input_ids = torch.randint(0, 300, (2, 50))
-    found = {start: outputs.logits for start, outputs in chunks(subject.model, input_ids, size=size)}
+    found = {start: outputs.logits for start, outputs in chunks(loaded.model, input_ids, size=size)}
     parts = list(found.values())
     assert list(found) == list(range(0, 50, size))
     assert all(part.shape[1] <= size for part in parts)
-    torch.testing.assert_close(torch.cat(parts, dim=1), whole(subject, input_ids), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole(loaded, input_ids), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [1, 9, 1024])
-def test_prefill_ends_where_the_whole_ends(subject, size):
+def test_prefill_ends_where_the_whole_ends(loaded, size):
     input_ids = torch.randint(0, 300, (1, 31))
-    cache, logits = prefill(subject.model, input_ids[:, :20], size=size)
-    torch.testing.assert_close(logits, whole(subject, input_ids[:, :20])[:, -1], rtol=1e-5, atol=1e-5)
-    same, logits = prefill(subject.model, input_ids[:, 20:], cache, size=size)
+    cache, logits = prefill(loaded.model, input_ids[:, :20], size=size)
+    torch.testing.assert_close(logits, whole(loaded, input_ids[:, :20])[:, -1], rtol=1e-5, atol=1e-5)
+    same, logits = prefill(loaded.model, input_ids[:, 20:], cache, size=size)
     assert same is cache and cache.get_seq_length() == 31
-    torch.testing.assert_close(logits, whole(subject, input_ids)[:, -1], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits, whole(loaded, input_ids)[:, -1], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("architecture", [MambaForCausalLM, OpenAIGPTLMHeadModel])
@@ -45,21 +45,21 @@ def test_models_that_do_not_go_on_over_a_cache_are_refused(architecture):
         prefill(architecture(config), torch.zeros(1, 4, dtype=torch.long))
 
 
-def test_nothing_cannot_be_prefilled(subject):
+def test_nothing_cannot_be_prefilled(loaded):
     with pytest.raises(ValueError, match="no tokens to prefill"):
-        prefill(subject.model, torch.zeros(1, 0, dtype=torch.long))
+        prefill(loaded.model, torch.zeros(1, 0, dtype=torch.long))
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_a_fork_leaves_its_original(subject, batch_size):
+def test_a_fork_leaves_its_original(loaded, batch_size):
     input_ids, rests = torch.randint(0, 300, (1, 12)), torch.randint(0, 300, (batch_size, 5))
-    cache, _ = prefill(subject.model, input_ids)
+    cache, _ = prefill(loaded.model, input_ids)
     before = [(layer.keys.clone(), layer.values.clone()) for layer in cache.layers]
     for _ in range(2):  # the second fork is of an original that nothing has touched
         forked = fork(cache, batch_size)
-        [(_, outputs)] = chunks(subject.model, rests, forked)
+        [(_, outputs)] = chunks(loaded.model, rests, forked)
         both = torch.cat([input_ids.expand(batch_size, -1), rests], dim=1)
-        torch.testing.assert_close(outputs.logits, whole(subject, both)[:, 12:], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(outputs.logits, whole(loaded, both)[:, 12:], rtol=1e-5, atol=1e-5)
         assert forked.get_seq_length() == 17
     assert cache.get_seq_length() == 12
     for layer, (keys, values) in zip(cache.layers, before, strict=True):

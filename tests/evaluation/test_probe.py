@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from diff_transformer.evaluation import probe as probe_module
-from diff_transformer.evaluation.prefill import chunks
+from diff_transformer.evaluation.generate import chunks
 from diff_transformer.evaluation.probe import Probe, attention_probe, differential_maps
 from diff_transformer.modeling_diff import apply_rotary_pos_emb
 
@@ -78,13 +78,13 @@ def logits_by_hand(model, input_ids):
     return found
 
 
-def test_logits_are_those_by_hand(subject):
+def test_logits_are_those_by_hand(loaded):
     input_ids = torch.randint(0, 300, (2, 13))
     recorder = Recorder()
-    with attention_probe(subject.model, recorder):
-        forward(subject.model, input_ids=input_ids)
+    with attention_probe(loaded.model, recorder):
+        forward(loaded.model, input_ids=input_ids)
     assert recorder.layers == [0, 1]
-    torch.testing.assert_close(recorder.logits, logits_by_hand(subject.model, input_ids), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(recorder.logits, logits_by_hand(loaded.model, input_ids), rtol=1e-4, atol=1e-4)
     causal = torch.ones(13, 13, dtype=torch.bool).tril()
     for visible, maps in zip(recorder.visible, recorder.maps, strict=True):
         assert (visible == causal).all(), "the mask is not the causal one"
@@ -93,8 +93,8 @@ def test_logits_are_those_by_hand(subject):
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["", "left padding"])
-def test_an_idle_probe_changes_nothing(subject, padded):
-    model, input_ids = subject.model, torch.randint(0, 300, (3, 21))
+def test_an_idle_probe_changes_nothing(loaded, padded):
+    model, input_ids = loaded.model, torch.randint(0, 300, (3, 21))
     mask = torch.ones_like(input_ids)
     if padded:
         mask[0, :5] = mask[2, :1] = 0
@@ -111,62 +111,62 @@ def test_an_idle_probe_changes_nothing(subject, padded):
     torch.testing.assert_close(torch.cat(parts, dim=1)[kept], expected[kept], rtol=1e-5, atol=1e-5)
 
 
-def test_chunks_under_a_probe_are_the_whole(subject):
+def test_chunks_under_a_probe_are_the_whole(loaded):
     input_ids = torch.randint(0, 300, (1, 50))
-    expected = forward(subject.model, input_ids=input_ids)
-    with attention_probe(subject.model, Probe()):
-        found = torch.cat([outputs.logits for _, outputs in chunks(subject.model, input_ids, size=7)], dim=1)
+    expected = forward(loaded.model, input_ids=input_ids)
+    with attention_probe(loaded.model, Probe()):
+        found = torch.cat([outputs.logits for _, outputs in chunks(loaded.model, input_ids, size=7)], dim=1)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_blocks_of_rows_are_the_whole(subject, monkeypatch):
+def test_blocks_of_rows_are_the_whole(loaded, monkeypatch):
     input_ids = torch.randint(0, 300, (1, 20))
-    expected = forward(subject.model, input_ids=input_ids)
-    heads = 8 if subject.label == "DIFF" else subject.model.config.num_attention_heads
+    expected = forward(loaded.model, input_ids=input_ids)
+    heads = 8 if loaded.label == "DIFF" else loaded.model.config.num_attention_heads
     monkeypatch.setattr(probe_module, "_BLOCK_BYTES", 4 * heads * 20 * 6)  # six rows of logits
     recorder = Recorder()
-    with attention_probe(subject.model, recorder):
-        found = forward(subject.model, input_ids=input_ids)
+    with attention_probe(loaded.model, recorder):
+        found = forward(loaded.model, input_ids=input_ids)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert [x.shape[2] for x in recorder.logits] == [x.shape[2] for x in recorder.visible] == 2 * [6, 6, 6, 2]
     whole = Recorder()
     monkeypatch.undo()
-    with attention_probe(subject.model, whole):
-        forward(subject.model, input_ids=input_ids)
+    with attention_probe(loaded.model, whole):
+        forward(loaded.model, input_ids=input_ids)
     torch.testing.assert_close(torch.cat(recorder.logits[:4], dim=2), whole.logits[0])
 
 
-def test_differential_maps_are_those_that_eager_returns(subject):
+def test_differential_maps_are_those_that_eager_returns(loaded):
     input_ids = torch.randint(0, 300, (2, 17))
-    eager = copy.deepcopy(subject.model)
+    eager = copy.deepcopy(loaded.model)
     eager.set_attn_implementation("eager")
     with torch.no_grad():
         expected = eager(input_ids=input_ids, output_attentions=True).attentions
     recorder = Recorder()
-    with attention_probe(subject.model, recorder):
-        forward(subject.model, input_ids=input_ids)
+    with attention_probe(loaded.model, recorder):
+        forward(loaded.model, input_ids=input_ids)
     torch.testing.assert_close(tuple(recorder.differences), expected, rtol=1e-5, atol=1e-5)
-    if subject.label == "DIFF":
+    if loaded.label == "DIFF":
         assert recorder.maps[0].shape[1] == 2 * expected[0].shape[1]
 
 
-def test_a_probe_may_change_the_logits(subject):
+def test_a_probe_may_change_the_logits(loaded):
     class Flat(Recorder):
         def on_logits(self, module, logits, visible):
             return torch.zeros_like(logits)
 
     flat = Flat()
-    with attention_probe(subject.model, flat):
-        forward(subject.model, input_ids=torch.randint(0, 300, (1, 6)))
+    with attention_probe(loaded.model, flat):
+        forward(loaded.model, input_ids=torch.randint(0, 300, (1, 6)))
     uniform = torch.ones(6, 6).tril() / torch.arange(1, 7)[:, None]
     for maps in flat.maps:
         torch.testing.assert_close(maps, uniform.expand_as(maps))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-def test_precision(subject, dtype):
+def test_precision(loaded, dtype):
     """float64 stays what it is, and 16 bits are looked at in 32."""
-    model = copy.deepcopy(subject.model).to(dtype)
+    model = copy.deepcopy(loaded.model).to(dtype)
     input_ids = torch.randint(0, 300, (1, 15))
     recorder = Recorder()
     with attention_probe(model, recorder):
@@ -191,9 +191,9 @@ def test_a_sliding_window_is_seen():
     assert recorder.visible[0].sum(-1).flatten().tolist() == [1, 2, 3, 4] + [5] * 12
 
 
-def test_the_implementation_is_restored(subject):
-    model, input_ids = subject.model, torch.randint(0, 300, (1, 9))
-    before, expected = model.config._attn_implementation, forward(subject.model, input_ids=input_ids)
+def test_the_implementation_is_restored(loaded):
+    model, input_ids = loaded.model, torch.randint(0, 300, (1, 9))
+    before, expected = model.config._attn_implementation, forward(loaded.model, input_ids=input_ids)
     with attention_probe(model, Probe()):
         assert model.config._attn_implementation == "probe"
     assert model.config._attn_implementation == before
@@ -205,16 +205,16 @@ def test_the_implementation_is_restored(subject):
         pass
 
 
-def test_one_probe_at_a_time(subject):
+def test_one_probe_at_a_time(loaded):
     recorder = Recorder()
-    with attention_probe(subject.model, recorder):
-        with pytest.raises(ValueError, match="Another attention_probe"), attention_probe(subject.model, Probe()):
+    with attention_probe(loaded.model, recorder):
+        with pytest.raises(ValueError, match="Another attention_probe"), attention_probe(loaded.model, Probe()):
             pass
-        forward(subject.model, input_ids=torch.tensor([[1, 2]]))
+        forward(loaded.model, input_ids=torch.tensor([[1, 2]]))
     assert len(recorder.logits) == 2, "the refused probe took the place of the other"
 
 
-def test_what_cannot_be_probed_is_refused(subject):
+def test_what_cannot_be_probed_is_refused(loaded):
     bloom = BloomForCausalLM(BloomConfig(hidden_size=32, n_layer=1, n_head=2, vocab_size=50))
     with (
         pytest.raises(ValueError, match="BloomForCausalLM does not use transformers' attention interface"),
@@ -224,7 +224,7 @@ def test_what_cannot_be_probed_is_refused(subject):
     gemma = Gemma2ForCausalLM(Gemma2Config(**SMALL, query_pre_attn_scalar=8, attn_logit_softcapping=50.0)).eval()
     with attention_probe(gemma, Probe()), pytest.raises(ValueError, match="softcap, which the probe does not compute"):
         forward(gemma, input_ids=torch.tensor([[1, 2]]))
-    model = copy.deepcopy(subject.model)
+    model = copy.deepcopy(loaded.model)
     model.set_attn_implementation("probe")
     with pytest.raises(ValueError, match="inside of attention_probe"):
         forward(model, input_ids=torch.tensor([[1, 2]]))

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from diff_transformer import cl100k_tokenizer
 from diff_transformer.evaluation.__main__ import main
-from diff_transformer.evaluation.recall import Row, keys_and_values, recall_accuracy, recall_row
-from diff_transformer.evaluation.report.recall import section
-from diff_transformer.evaluation.results import load_results
+from diff_transformer.evaluation.protocols.recall import Row, keys_and_values, recall_accuracy, recall_row, section
+from diff_transformer.evaluation.results import ResultSet, load_results
 
 KEYS, VALUES = list(range(0, 80, 2)), list(range(1, 81, 2))
 
@@ -101,14 +100,14 @@ def test_answers_by_hand():
     assert recall_accuracy(Guesser(lambda tokens: 5), [row]) == [2 / 3]
 
 
-def test_the_model_itself_is_read_at_the_queries(subject):
+def test_the_model_itself_is_read_at_the_queries(loaded):
     rows = [recall_row(KEYS, VALUES, 3, 24, random.Random(i)) for i in range(4)]
     expected = []
     for row in rows:
         with torch.no_grad():
-            logits = subject.model(input_ids=torch.tensor([row.input_ids])).logits[0]
+            logits = loaded.model(input_ids=torch.tensor([row.input_ids])).logits[0]
         expected.append([int(logits[q].argmax()) == row.input_ids[q + 1] for q in row.queries])
-    assert recall_accuracy(subject.model, rows) == pytest.approx([sum(e) / len(e) for e in expected])
+    assert recall_accuracy(loaded.model, rows) == pytest.approx([sum(e) / len(e) for e in expected])
 
 
 def test_run_goes_on_with_more_pairs_and_is_reported(twin_folders, tmp_path, capsys):
@@ -122,7 +121,7 @@ def test_run_goes_on_with_more_pairs_and_is_reported(twin_folders, tmp_path, cap
     for before, after in zip(first, results, strict=True):
         assert after.cells[:1] == before.cells and [cell.key for cell in after.cells] == [{"pairs": 2}, {"pairs": 8}]
         assert after.cells[1].measures["accuracy"].n == 6 and after.cells[1].data == {"queries": 8}
-    (table,) = section(results).tables
+    (table,) = section(ResultSet(results)).tables
     assert [row[:2] for row in table.rows] == [[2, 1 / 2], [8, 1 / 8]]
     assert table.rows[1][2] == results[0].cells[1].measures["accuracy"]
     assert main([*command, "2", "20"]) == 1

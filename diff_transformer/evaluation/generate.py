@@ -1,0 +1,337 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Long inputs in chunks over a cache, and greedy continuations: in batches, in chunks or by continuous batching.
+
+Neither the logits nor the attention rows of all positions of a long input are ever held at once.
+"""
+
+import copy
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from accelerate.utils.memory import should_reduce_batch_size
+from transformers import (
+    ContinuousBatchingConfig,
+    DynamicCache,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.cache_utils import Cache
+from transformers.utils import logging
+
+from .models import check_length
+from .text import prompt_ids
+
+logger = logging.get_logger(__name__)
+
+BATCH_TOKENS = 2**17  # tokens in the first batch, cache included; fewer when memory runs out
+CHUNK = 1024  # tokens: 400 MB of float32 logits for a vocabulary of 100K
+_BLOCK = 256  # tokens per block of the paged cache, transformers' default
+
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
+Prompt = str | Sequence[int]  # token ids go to the model as they are
+
+
+class Generated(NamedTuple):
+    text: str  # without the stop string and what follows it
+    tokens: int  # generated tokens, without the end-of-text token
+    finished: bool  # by an end-of-text token or a stop string, not by the limit
+
+
+# ------------------------------------------------------------------------------------------------------ long inputs
+
+
+@torch.inference_mode()
+def chunks(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    cache: Cache | None = None,
+    size: int = CHUNK,
+    **kwargs: Any,
+) -> Iterator[tuple[int, Any]]:
+    """The model's outputs, chunk by chunk.
+
+    Args:
+        input_ids: (batch, tokens), without padding; continues what is in `cache`, which grows.
+        kwargs: Passed to the model's forward.
+
+    Yields:
+        The index in `input_ids` of the chunk's first token, and the outputs; `logits` (batch, <= size, vocabulary).
+
+    Raises ValueError for a model that does not continue over such a cache: its chunks could not see one another.
+    """
+    if getattr(model, "_is_stateful", False):
+        raise ValueError(
+            f"{type(model).__name__} keeps a recurrent state instead of a key-value cache, so it cannot be evaluated "
+            "in chunks. Use the protocols harness, hallucination, math or recall, which do not need chunks."
+        )
+    cache = DynamicCache(config=model.config) if cache is None else cache
+    for start in range(0, input_ids.shape[1], size):
+        chunk, before = input_ids[:, start : start + size].to(model.device), cache.get_seq_length()
+        outputs = model(input_ids=chunk, past_key_values=cache, use_cache=True, **kwargs)
+        if cache.get_seq_length() != before + chunk.shape[1]:
+            raise ValueError(
+                f"{type(model).__name__} does not fill the cache that it is given, so it cannot be evaluated in "
+                "chunks. Use the protocols harness, hallucination, math or recall, which do not need chunks."
+            )
+        yield start, outputs
+
+
+def prefill(
+    model: PreTrainedModel, input_ids: torch.Tensor, cache: Cache | None = None, size: int = CHUNK
+) -> tuple[Cache, torch.Tensor]:
+    """The cache after `input_ids` (batch, tokens), and the logits (batch, vocabulary) after the last token."""
+    if input_ids.shape[1] == 0:
+        raise ValueError("Got no tokens to prefill; at least one is needed.")
+    cache = DynamicCache(config=model.config) if cache is None else cache
+    for _, outputs in chunks(model, input_ids, cache, size, logits_to_keep=1):
+        logits = outputs.logits[:, -1]
+    return cache, logits
+
+
+def fork(cache: Cache, batch_size: int = 1) -> Cache:
+    """A copy of a cache of batch size 1 for `batch_size` continuations; the original is not changed."""
+    forked = copy.deepcopy(cache)
+    if batch_size > 1:
+        forked.batch_repeat_interleave(batch_size)
+    return forked
+
+
+def token_log_probs(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """log p of `targets` (...) under `logits` (..., vocabulary), in float32 or better."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return logits.gather(-1, targets.to(logits.device)[..., None])[..., 0] - logits.logsumexp(-1)
+
+
+def token_nll(model: PreTrainedModel, input_ids: torch.Tensor, chunk_size: int = CHUNK) -> torch.Tensor:
+    """-log p of each token but the first, given all tokens before it, in nats.
+
+    input_ids (1, tokens) -> (tokens - 1,) float64.
+    """
+    losses = []
+    for start, outputs in chunks(model, input_ids[:, :-1], size=chunk_size):
+        logits = outputs.logits[0]
+        targets = input_ids[0, start + 1 : start + 1 + len(logits)]
+        losses.append(-token_log_probs(logits, targets).double().cpu())
+    return torch.cat(losses)
+
+
+def in_batches(
+    function: Callable[[Sequence[Item]], Sequence[Outcome]],
+    items: Sequence[Item],
+    batch_size: int | None = None,
+    start: int = 64,
+) -> Iterator[tuple[Item, Outcome]]:
+    """Yields each item with its outcome. Without `batch_size` the first batch has `start` items, and the size is
+    halved permanently whenever memory runs out."""
+    size, done = batch_size or start, 0
+    while done < len(items):
+        batch = items[done : done + size]
+        try:
+            outcomes = function(batch)
+        except RuntimeError as error:
+            if batch_size is not None or size == 1 or not should_reduce_batch_size(error):
+                raise
+            size = max(1, min(size, len(batch)) // 2)
+            logger.warning(f"Out of memory: the batch size is {size} from here on.")
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            continue
+        if len(outcomes) != len(batch):
+            raise ValueError(f"Got {len(outcomes)} outcomes for a batch of {len(batch)}.")
+        yield from zip(batch, outcomes, strict=True)
+        done += len(batch)
+
+
+# ------------------------------------------------------------------------------------------------ continuations
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The tokens at which a text ends: those of the model's generation_config, then the tokenizer's.
+
+    Raises ValueError if neither has one.
+    """
+    ends = model.generation_config.eos_token_id
+    ends = [*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id]
+    ends = [token for token in dict.fromkeys(ends) if token is not None]
+    if not ends:
+        raise ValueError(
+            "Neither the model's generation_config nor its tokenizer has an eos_token_id; set one of them."
+        )
+    return ends
+
+
+@torch.inference_mode()
+def generate_greedily(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    max_new_tokens: int,
+    stop: Collection[int] = (),
+    chunk_size: int = CHUNK,
+) -> list[list[int]]:
+    """The greedy continuations of prompts (batch, tokens) that are prefilled in chunks: the new tokens of each, up to
+    the first of `stop`. The model's generation config (penalties, sampling) does not apply."""
+    cache, logits = prefill(model, input_ids, size=chunk_size)
+    rows: list[list[int]] = [[] for _ in input_ids]
+    while len(rows[0]) < max_new_tokens and any(set(stop).isdisjoint(row) for row in rows):
+        tokens = logits.argmax(-1, keepdim=True)
+        for row, token in zip(rows, tokens.flatten().tolist(), strict=True):
+            row.append(token)
+        logits = model(input_ids=tokens, past_key_values=cache, use_cache=True).logits[:, -1]
+    return [row[: next((i for i, token in enumerate(row) if token in stop), len(row))] for row in rows]
+
+
+def generate_texts(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int,
+    batch_size: int | None = None,
+    stop_strings: Sequence[str] = (),
+) -> list[Generated]:
+    """The greedy continuation of each prompt, equal to `model.generate` for the prompt alone.
+
+    Raises ValueError for a prompt that is empty or has no room for `max_new_tokens` in the model's positions.
+    """
+    found = dict(iterate_texts(model, tokenizer, prompts, max_new_tokens, batch_size, stop_strings))
+    return [found[i] for i in range(len(prompts))]
+
+
+def iterate_texts(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int,
+    batch_size: int | None = None,
+    stop_strings: Sequence[str] = (),
+) -> Iterator[tuple[int, Generated]]:
+    """Like `generate_texts`, but yields each text with its prompt's index as soon as its batch is finished. The
+    longest prompts come first, so that a batch holds prompts of similar length and memory runs out early or never."""
+    rows = [prompt_ids(tokenizer, prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
+    if not all(rows):
+        raise ValueError(f"Prompt {rows.index([])} has no tokens; at least one is needed.")
+    if rows:
+        check_length(model, max(map(len, rows)) + max_new_tokens, f"A prompt with {max_new_tokens:,} new tokens")
+    ends = end_tokens(model, tokenizer)
+
+    def generate(batch: Sequence[int]) -> list[Generated]:
+        sequences = _generate(model, tokenizer, [rows[i] for i in batch], max_new_tokens, ends, stop_strings)
+        return [read(tokenizer, ids, max_new_tokens, ends, stop_strings) for ids in sequences]
+
+    longest_first = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+    # The cache grows during generation: a batch that is too large fails only after many steps
+    start = max(1, BATCH_TOKENS // (len(rows[longest_first[0]]) + max_new_tokens)) if rows else 1
+    yield from in_batches(generate, longest_first, batch_size, min(start, 64))
+
+
+def _generate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    ends: list[int],
+    stop_strings: Sequence[str],
+) -> list[list[int]]:
+    """The new tokens of each row; rows that end early are padded with the end-of-text token."""
+    width = max(map(len, rows))
+    input_ids = torch.full((len(rows), width), ends[0])  # (batch, width), padded on the left
+    attention_mask = torch.zeros_like(input_ids)
+    for i, row in enumerate(rows):
+        input_ids[i, width - len(row) :] = torch.tensor(row)
+        attention_mask[i, width - len(row) :] = 1
+    # Replace the whole configuration: the checkpoint's could set sampling or a penalty
+    own, model.generation_config = model.generation_config, GenerationConfig(eos_token_id=ends, pad_token_id=ends[0])
+    try:
+        sequences = model.generate(  # type: ignore[operator]  # a method, which torch's stubs hide
+            input_ids=input_ids.to(model.device),
+            attention_mask=attention_mask.to(model.device),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            stop_strings=list(stop_strings) or None,
+            tokenizer=tokenizer if stop_strings else None,
+        )
+    finally:
+        model.generation_config = own
+    return sequences[:, width:].tolist()
+
+
+def iterate_continuously(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    batch_size: int | None = None,
+) -> Iterator[tuple[int, Generated]]:
+    """Greedy continuations by transformers' continuous batching, where the next prompt takes the place of a finished
+    one: faster than batches if the outputs differ much in length.
+
+    Yields each continuation with the index of its row of token ids, as soon as it is finished. The cache holds
+    `batch_size` rows of the greatest length, or as many as fit into memory if that is None.
+
+    Raises RuntimeError if transformers gives up on a row.
+    """
+    if not rows:
+        return
+    ends = end_tokens(model, tokenizer)
+    num_blocks = max_batch_tokens = None
+    if batch_size is not None:
+        longest = max(map(len, rows))
+        num_blocks = batch_size * -(-(longest + max_new_tokens) // _BLOCK)
+        max_batch_tokens = batch_size * longest
+    config = ContinuousBatchingConfig(num_blocks=num_blocks, max_batch_tokens=max_batch_tokens)
+    generation = GenerationConfig(
+        max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=ends, pad_token_id=ends[0]
+    )
+    open_manager: Any = model.continuous_batching_context_manager
+    with ExitStack() as stack:
+        # The manager's thread writes to tensors made here, which inference tensors do not allow
+        with torch.inference_mode(False):
+            manager = stack.enter_context(open_manager(generation, timeout=5, continuous_batching_config=config))
+            waiting = {id: i for i, id in enumerate(manager.add_requests([list(row) for row in rows]))}
+        while waiting:
+            result = manager.get_result(timeout=1)
+            if result is None and manager.is_running():
+                continue
+            if result is None or result.error is not None:
+                reason = "its thread has stopped" if result is None else result.error
+                raise RuntimeError(f"Continuous batching gave up on {len(waiting)} prompts: {reason}")
+            if result.is_finished():
+                ids = list(result.generated_tokens)
+                yield waiting.pop(result.request_id), read(tokenizer, ids, max_new_tokens, ends)
+
+
+def read(
+    tokenizer: PreTrainedTokenizerBase,
+    ids: list[int],
+    max_new_tokens: int,
+    ends: list[int],
+    stop_strings: Sequence[str] = (),
+) -> Generated:
+    """The text of the tokens after the prompt, up to the first of `ends` and of `stop_strings`."""
+    length = next((i for i, token in enumerate(ids) if token in ends), len(ids))
+    text = str(tokenizer.decode(ids[:length], skip_special_tokens=True))
+    stop = min((text.find(s) for s in stop_strings if s in text), default=None)
+    return Generated(text[:stop], length, length < max_new_tokens or stop is not None)
+
+
+__all__ = [
+    "BATCH_TOKENS",
+    "CHUNK",
+    "Generated",
+    "Prompt",
+    "chunks",
+    "end_tokens",
+    "fork",
+    "generate_greedily",
+    "generate_texts",
+    "in_batches",
+    "iterate_continuously",
+    "iterate_texts",
+    "prefill",
+    "read",
+    "token_log_probs",
+    "token_nll",
+]

@@ -1,0 +1,234 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Attention to the answer and to noise (Table 3, arXiv:2410.05258).
+
+The prompts are those of `needle` with one queried city. The protocol measures the attention of the prompt's last
+token, which predicts the number, to five spans, as in the paper's Figure 1: the first token (BOS, if there is one),
+the context before the answer, the answer (its needle), the context after it, and the query (the text of the task).
+They sum to one. Noise is the context without the answer; other needles count as noise.
+
+Scores are averaged over heads and layers; those of a differential layer are softmax1 - lambda softmax2 and can be
+negative. The paper does not say how it normalizes them, but shows negative scores, and spans that sum to one. So by
+default (`--normalization total`) the signed scores are averaged over heads and layers and divided by their sum. `row`
+normalizes each row of each head first; layers whose lambda is near 1 dominate it, since their rows sum to almost zero.
+`absolute` takes absolute values and then proceeds like `row`. For a Transformer the three agree.
+
+All tokens but the last go through the model's own attention, in chunks over a cache: memory is linear in the length.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from matplotlib.figure import Figure as Canvas
+from torch import nn
+from torch.nn.functional import one_hot
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel
+
+from ..generate import BATCH_TOKENS, CHUNK, in_batches, prefill
+from ..models import LoadedModel, check_length
+from ..probe import Probe, attention_probe, differential_maps
+from ..render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Figure, Section, Table, color, model_columns, other_sizes
+from ..results import Measure, Results, ResultSet, mean
+from ..text import load_documents
+from . import HIGHER, LOWER, Headline, Paper
+from .needle.haystack import WORDINGS, NeedleArguments, NeedlePrompt, haystack_tokens, needle_prompt
+
+ORDER = 4
+NO_SETTINGS = ("depths",)  # points of the grid, to which a later run may add
+SPANS = ("first", "before", "answer", "after", "query")
+NORMALIZATIONS = ("total", "row", "absolute")
+
+# Table 3: by depth, for the Transformer and for DIFF
+PAPER_ANSWER = {0: (0.03, 0.27), 25: (0.03, 0.30), 50: (0.03, 0.31), 75: (0.07, 0.32), 100: (0.09, 0.40)}
+PAPER_NOISE = {0: (0.51, 0.01), 25: (0.54, 0.02), 50: (0.52, 0.02), 75: (0.49, 0.02), 100: (0.49, 0.01)}
+
+
+@dataclass
+class Arguments(NeedleArguments):
+    length: int = field(default=4096, metadata={"help": "Tokens per prompt."})
+    needles: int = field(default=1, metadata={"help": "Needles in the haystack, one of which is the answer."})
+    normalization: str = field(
+        default="total",
+        metadata={
+            "help": "How differential scores, which can be negative, are normalized: by their `total` over heads and "
+            "layers, in each `row`, or in each row of `absolute` values.",
+            "choices": list(NORMALIZATIONS),
+        },
+    )
+
+
+def token_spans(prompt: NeedlePrompt) -> list[int]:
+    """For each token, the index of its span in `SPANS`."""
+    begin, end = prompt.context
+    (city,) = prompt.wanted
+    first, stop = prompt.spans[city]
+    names = ["first"] + ["query"] * (begin - 1) + ["before"] * (first - begin) + ["answer"] * (stop - first)
+    names += ["after"] * (end - stop) + ["query"] * (len(prompt.input_ids) - end)
+    return [SPANS.index(name) for name in names]
+
+
+class SpanProbe(Probe):
+    """Sums the maps over spans of keys; `spans`, (batch, tokens), are indices in `SPANS`."""
+
+    def __init__(self, spans: torch.Tensor, normalization: str):
+        self.member = one_hot(spans, len(SPANS))
+        self.normalization = normalization
+        self.layers: list[torch.Tensor] = []  # (batch, len(SPANS)) per layer, averaged over heads and rows
+
+    def on_maps(self, module: nn.Module, maps: torch.Tensor) -> None:
+        maps = differential_maps(module, maps)
+        if self.normalization == "absolute":
+            maps = maps.abs()
+        if self.normalization != "total":
+            maps = maps / maps.sum(-1, keepdim=True)
+        member = self.member[:, -maps.shape[-1] :]  # a sliding window has the last keys only
+        self.layers.append(torch.einsum("bs,bsn->bn", maps.mean((1, 2)), member.to(maps)))
+
+
+@torch.inference_mode()
+def attention_shares(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    spans: torch.Tensor,
+    normalization: str = "total",
+    chunk_size: int = CHUNK,
+) -> torch.Tensor:
+    """The share of the last token's attention, averaged over heads and layers, that each span receives.
+
+    Args:
+        input_ids: (batch, tokens), without padding.
+        spans: (batch, tokens), the index in `SPANS` of each token.
+
+    Returns (batch, len(SPANS)), in float32 or better; rows sum to one.
+
+    Raises ValueError if the differential scores have no positive sum by which to normalize them.
+    """
+    cache, _ = prefill(model, input_ids[:, :-1], size=chunk_size)
+    probe = SpanProbe(spans.to(model.device), normalization)
+    with attention_probe(model, probe):
+        model(input_ids=input_ids[:, -1:].to(model.device), past_key_values=cache, use_cache=True)
+    shares = torch.stack(probe.layers).mean(0)
+    total = shares.sum(-1, keepdim=True)
+    if (total <= 0).any():
+        raise ValueError(
+            f"The differential scores of a token sum to {total.min():.3g}: the average lambda is 1 or more. Normalize "
+            "each row instead, with --normalization row or absolute."
+        )
+    return shares / total
+
+
+def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
+    arguments.check()
+    check_length(loaded.model, arguments.length, "A prompt")
+    todo = results.todo([{"depth": depth} for depth in dict.fromkeys(arguments.depths)])
+    if not todo:
+        return
+    wording, samples = WORDINGS[arguments.wording], min(arguments.samples, options.limit or arguments.samples)
+    haystack = haystack_tokens(load_documents(arguments), loaded.tokenizer)
+
+    def shares(prompts: Sequence[NeedlePrompt]) -> list[list[float]]:
+        input_ids = torch.tensor([prompt.input_ids for prompt in prompts])
+        spans = torch.tensor([token_spans(prompt) for prompt in prompts])
+        return attention_shares(loaded.model, input_ids, spans, arguments.normalization, arguments.chunk_size).tolist()
+
+    with tqdm(total=len(todo) * samples, desc=loaded.label, unit="prompt") as bar:
+        for key in todo:
+            (depth,) = map(int, key.values())
+            prompts = [
+                needle_prompt(
+                    loaded.tokenizer,
+                    wording,
+                    haystack,
+                    arguments.length,
+                    arguments.needles,
+                    queried=1,
+                    depth=depth,
+                    rng=random.Random(f"{options.seed}|{depth}|{i}"),
+                )
+                for i in range(samples)
+            ]
+            start = max(1, BATCH_TOKENS // arguments.length)
+            rows = []
+            for _, row in in_batches(shares, prompts, options.batch_size, start):
+                rows.append(row)
+                bar.update()
+            found = dict(zip(SPANS, torch.tensor(rows, dtype=torch.float64).T, strict=True))
+            found["noise"] = found["before"] + found["after"]
+            results.add(key, {name: Measure.of(values) for name, values in found.items()})
+
+
+def section(results: ResultSet) -> Section:
+    normalization = results.settings["normalization"]
+    return Section(
+        title="Attention to the answer and to noise",
+        paper="Table 3",
+        text="The last token of a prompt is to retrieve a number from a long text. The tables show which share of its "
+        "attention goes to the sentence with the number and which to the rest of that text. The remaining attention "
+        "goes to the first token and to the text of the task.",
+        tables=[
+            _table("Attention to the answer", "answer", PAPER_ANSWER, results),
+            _table("Attention noise", "noise", PAPER_NOISE, results),
+        ],
+        figures=[_bars(results)] if all(results.measure(x, "first") for x in results.labels) else [],
+        notes=[
+            "The paper does not say how it normalizes scores, which can be negative for DIFF, which tokens are the "
+            f"answer span, or how long its prompts are. Here the normalization is `{normalization}`, and the span is "
+            "the whole sentence.",
+        ],
+    )
+
+
+def headline(results: ResultSet) -> list[Headline]:
+    """Averages over depths."""
+    found = []
+    for metric, what, table, better in (
+        ("answer", "attention to the answer", PAPER_ANSWER, HIGHER),
+        ("noise", "attention noise", PAPER_NOISE, LOWER),
+    ):
+        means = [mean(column) for column in zip(*table.values(), strict=True)]
+        found.append(Headline(metric, what, better, paper=Paper.printed("Table 3, mean over depths", means, better)))
+    return found
+
+
+def _table(caption: str, metric: str, paper: dict[int, tuple[float, float]], results: ResultSet) -> Table:
+    rows: list[list] = []
+    for (depth,) in results.keys("depth"):
+        samples = min(cell.measures[metric].n for cell in results.cells if cell.matches(depth=depth))
+        measures = model_columns(results, metric, depth=depth)
+        rows.append([depth, *paper.get(depth, (None, None)), *measures, _differs(results, samples)])
+    return Table(caption, ["depth (%)", PAPER_TRANSFORMER, PAPER_DIFF, *results.labels, DIFFERS], rows)
+
+
+def _differs(results: ResultSet, samples: int) -> str:
+    settings = results.settings
+    needles = f"{settings['needles']} needle{'s' if settings['needles'] > 1 else ''}"
+    how = (
+        f"text: {settings['dataset']}; wording: {settings['wording']}; {settings['length']:,} tokens, {needles}, "
+        f"samples: {samples}"
+    )
+    return "; ".join([*other_sizes(results), how])
+
+
+def _bars(results: ResultSet) -> Figure:
+    """All attention, as in the paper's Figure 1, at the depth nearest to the middle."""
+    depth = min((depth for (depth,) in results.keys("depth")), key=lambda depth: abs(depth - 50))
+
+    def draw(canvas: Canvas) -> None:
+        axes = canvas.subplots()
+        width = 0.8 / len(results.labels)
+        for i, label in enumerate(results.labels):
+            shares = [results.measure(label, name, depth=depth) for name in SPANS]
+            heights = [share.value for share in shares if share]
+            if not heights:
+                continue  # a run was stopped before this depth
+            places = [x + (i + 0.5) * width - 0.4 for x in range(len(SPANS))]
+            drawn = axes.bar(places, heights, width, label=label, color=color(results.labels, label))
+            axes.bar_label(drawn, fmt="%.2f", fontsize=8, padding=2)
+        axes.set_xticks(range(len(SPANS)), ["first token", "context before", "ANSWER", "context after", "query"])
+        axes.axhline(0, color="black", linewidth=0.8)
+        axes.set_ylabel("share of the attention")
+        axes.legend(frameon=False)
+
+    return Figure("attention_allocation", f"Where the attention goes, with the answer at {depth} % depth.", draw)

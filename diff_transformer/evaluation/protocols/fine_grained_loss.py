@@ -1,0 +1,247 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Loss on tokens that can be recalled from the context, and on all others (Table 6, arXiv:2410.05258).
+
+As in Zoology (arXiv:2312.04927), a token is an *AR-Hit* (associative recall) if it ends an n-gram that occurred before
+in the same row and is rare in the training data; Zoology takes bigrams that occur at most 1,250 times. A frequent
+n-gram is memorised and need not be recalled. All other tokens are *Others*. Without a training corpus to count in,
+every repeated n-gram is a hit. To evaluate ablations, pass them as further `--model`s."""
+
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from ..generate import CHUNK, token_nll
+from ..models import LoadedModel, check_length
+from ..render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Section, Table, model_columns, other_sizes
+from ..results import Cell, Measure, Results, ResultSet, common_documents
+from ..text import DocumentArguments, load_documents, text_ids, token_rows
+from . import LOWER, Headline, Paper
+
+ORDER = 9
+SLICES = ("all", "ar_hit", "others")
+_BASE = 2**31  # larger than any vocabulary; its square fits in 64 bits
+
+NAMES = dict(zip(SLICES, ("validation set", "AR-Hit", "others"), strict=True))
+# Models of 1.4B parameters: heads, head dimension d, GroupNorm, and the losses in the order of SLICES
+PAPER = {
+    "Transformer": (16, 128, "no", 3.087, 0.898, 3.272),
+    "Transformer, 8 heads": (8, 256, "no", 3.088, 0.899, 3.273),
+    "Transformer, 8 heads, GroupNorm": (8, 256, "yes", 3.086, 0.899, 3.271),
+    "DIFF": (8, 128, "yes", 3.062, 0.880, 3.247),
+    "DIFF without GroupNorm": (8, 128, "no", 3.122, 0.911, 3.309),
+    "DIFF with lambda_init = 0.8": (8, 128, "yes", 3.065, 0.883, 3.250),
+    "DIFF with lambda_init = 0.5": (8, 128, "yes", 3.066, 0.882, 3.251),
+}
+
+
+@dataclass
+class Arguments(DocumentArguments):
+    length: int = field(default=2048, metadata={"help": "Tokens per row, which is the context that is searched."})
+    documents: int = field(default=500, metadata={"help": "Maximum number of rows."})
+    join: bool = field(default=True, metadata={"help": "Concatenate short documents to reach the length."})
+    order: int = field(default=2, metadata={"help": "n of the n-grams; Zoology uses 2."})
+    train_dataset: str | None = field(
+        default=None,
+        metadata={
+            "help": "The training data of the models, or a sample of it, in which n-grams are counted; takes the same "
+            "values as --dataset. Without it every repeated n-gram is a hit."
+        },
+    )
+    train_dataset_config: str | None = field(default=None, metadata={"help": "Its configuration."})
+    train_dataset_split: str = field(default="train", metadata={"help": "Its split."})
+    train_text_column: str = field(default="text", metadata={"help": "Its column that holds the text."})
+    threshold: int = field(
+        default=1250,
+        metadata={"help": "N-grams that occur more often in the training data are no hits; lower it for a sample."},
+    )
+    chunk_size: int = field(default=CHUNK, metadata={"help": "Tokens per forward pass."})
+
+    def __post_init__(self):
+        if not 2 <= self.order <= self.length:
+            raise ValueError(
+                f"Got order={self.order}. An n-gram has at least two tokens, one to recall from and one to recall, "
+                f"and at most length={self.length}, the tokens of a row."
+            )
+
+
+class NGrams:
+    """The distinct n-grams of rows (rows, tokens), numbered from 0.
+
+    Searching other text for them takes no memory beyond that of these rows, however long the text is. `numbers`,
+    (rows, tokens - order + 1), holds the n-gram that ends at each token from the order-th on."""
+
+    def __init__(self, rows: np.ndarray, order: int):
+        self._levels, self.numbers = [], rows
+        for n in range(1, order):
+            keys = self.numbers[:, :-1] * _BASE + rows[:, n:]  # an (n + 1)-gram is an n-gram and a token
+            level, numbers = np.unique(keys, return_inverse=True)
+            self._levels.append(level)
+            self.numbers = numbers.reshape(keys.shape)
+
+    def __len__(self) -> int:
+        return len(self._levels[-1])
+
+    def find(self, ids: np.ndarray) -> np.ndarray:
+        """The n-gram that ends at each of ids, (tokens,), from the order-th on; -1 for one that the rows do not
+        have."""
+        numbers = ids
+        for n, level in enumerate(self._levels, 1):
+            keys = numbers[:-1] * _BASE + ids[n:]  # negative after -1, hence not found
+            places = np.searchsorted(level, keys).clip(max=len(level) - 1)
+            numbers = np.where(level[places] == keys, places, -1)
+        return numbers
+
+    def count(self, texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> tuple[np.ndarray, int]:
+        """How often each n-gram occurs within the texts, and how many tokens the texts have."""
+        counts, tokens = np.zeros(len(self), dtype=np.int64), 0
+        for text in tqdm(texts, desc="Counting n-grams", unit="document", leave=False):
+            ids = text_ids(tokenizer, text)
+            found, times = np.unique(self.find(np.array(ids, dtype=np.int64)), return_counts=True)
+            counts[found[found >= 0]] += times[found >= 0]
+            tokens += len(ids)
+        return counts, tokens
+
+
+def repeated(numbers: np.ndarray) -> np.ndarray:
+    """Which of numbers, (tokens,), occurred before."""
+    _, first, inverse = np.unique(numbers, return_index=True, return_inverse=True)
+    return first[inverse] < np.arange(len(numbers))
+
+
+def ar_hits(numbers: np.ndarray, rare: np.ndarray, order: int) -> np.ndarray:
+    """Which of a row's tokens, except the first, are AR-Hits: (tokens - 1,).
+
+    numbers: (tokens - order + 1,), the row's n-grams. rare: whether each number is a rare n-gram.
+    """
+    no_ngram = np.zeros(order - 2, dtype=bool)  # the first tokens end no n-gram
+    return np.concatenate([no_ngram, repeated(numbers) & rare[numbers]])
+
+
+def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
+    check_length(loaded.model, arguments.length, "A row")
+    documents = min(arguments.documents, options.limit or arguments.documents)
+    keys = [{"document": i} for i in range(documents)]
+    if all(key in results for key in keys):
+        return
+    rows = token_rows(load_documents(arguments), loaded.tokenizer, arguments.length, documents, arguments.join)
+    ngrams = NGrams(np.array(rows, dtype=np.int64), arguments.order)
+    rare, data = np.ones(len(ngrams), dtype=bool), {}
+    if arguments.train_dataset is not None:
+        corpus = DocumentArguments(
+            arguments.train_dataset,
+            arguments.train_dataset_config,
+            arguments.train_dataset_split,
+            arguments.train_text_column,
+        )
+        counts, data["train_tokens"] = _training_counts(ngrams, corpus, loaded.tokenizer, results)
+        rare = counts <= arguments.threshold
+    for key in tqdm(results.todo(keys[: len(rows)]), desc=f"{loaded.label}: rows", unit="row"):
+        i = key["document"]
+        losses = token_nll(loaded.model, torch.tensor([rows[i]]), arguments.chunk_size).numpy()
+        hits = ar_hits(ngrams.numbers[i], rare, arguments.order)
+        slices = zip(SLICES, (losses, losses[hits], losses[~hits]), strict=True)
+        results.add(key, {name: Measure(float(x.mean()), len(x)) for name, x in slices if len(x)}, data)
+
+
+def _training_counts(
+    ngrams: NGrams, corpus: DocumentArguments, tokenizer: PreTrainedTokenizerBase, results: Results
+) -> tuple[np.ndarray, int]:
+    """The counts are kept beside the results, so that a resumed run does not count again."""
+    results.begin()
+    journal = results.journal("training_counts")
+    if "counts" not in journal:
+        counts, tokens = ngrams.count(load_documents(corpus), tokenizer)
+        journal.add("counts", counts=counts.tolist(), tokens=tokens)
+    record = journal.records["counts"]
+    return np.array(record["counts"]), record["tokens"]
+
+
+def summary(results: Results, documents: Collection[int] | None = None) -> dict[str, Measure]:
+    """The mean loss in nats over the tokens of each slice that has any, for all documents or for some.
+
+    The standard error is that of a ratio of sums over rows, since the tokens of a row depend on one another.
+    """
+    found = {}
+    cells = [cell for cell in results.cells if documents is None or cell.key["document"] in documents]
+    for name in SLICES:
+        measures = [cell.measures[name] for cell in cells if name in cell.measures]
+        if not measures:
+            continue
+        n, rows = sum(m.n for m in measures), len(cells)
+        mean = math.fsum(m.value * m.n for m in measures) / n
+        squares = math.fsum((m.n * (m.value - mean)) ** 2 for m in measures)
+        stderr = math.sqrt(squares * rows / (rows - 1)) / n if rows > 1 else None
+        found[name] = Measure(mean, n, stderr)
+    return found
+
+
+def condense(results: Results, documents: Collection[int] | None = None) -> list[Cell]:
+    return [Cell({}, summary(results, documents))]
+
+
+def section(results: ResultSet) -> Section:
+    slices = results.condensed(condense)
+    in_study, by_slice = slices is results, []
+    if not in_study:
+        papers, differs = zip(PAPER["Transformer"][3:], PAPER["DIFF"][3:], strict=True), _differs(results)
+        rows: list[list] = [
+            [title, *paper, *model_columns(slices, name), differs]
+            for (name, title), paper in zip(NAMES.items(), papers, strict=True)
+        ]
+        columns = ["slice", PAPER_TRANSFORMER, PAPER_DIFF, *results.labels, DIFFERS]
+        by_slice.append(Table("Loss of the tokens of each slice", columns, rows))
+    ablations: list[list] = [[f"paper: {label}", *row] for label, row in PAPER.items()]
+    by_model = {label: [slices.measure(label, name) for name in SLICES] for label in results.labels}
+    ablations += [[label, None, None, None, *measures] for label, measures in by_model.items()]
+    hits = [
+        f"{label}: {hit.n / total.n:.1%} of {total.n:,} tokens are AR-Hits."
+        for label, (total, hit, _) in by_model.items()
+        if total and hit and not in_study
+    ]
+    return Section(
+        title="Fine-grained loss",
+        paper="Table 6",
+        text="Language modeling loss in nats, lower is better: on all tokens, on those that can be recalled from the "
+        "context (AR-Hit: the last token of an n-gram that occurred before in the row and is rare in the training "
+        "data), and on all others. The paper's models have 1.4B parameters.",
+        tables=[*by_slice, Table("Loss by model", ["model", "heads", "d", "GroupNorm", *NAMES.values()], ablations)],
+        notes=[*hits, "The standard error is over rows."] if not in_study else [],
+    )
+
+
+def headline(results: ResultSet) -> list[Headline]:
+    slices = results.condensed(condense)
+    found = {name for cell in slices.cells for name in cell.measures}
+    return [
+        Headline(metric, f"loss of {tokens}", LOWER, paper=paper_loss(metric))
+        for metric, tokens in (("ar_hit", "AR-Hit tokens"), ("others", "the other tokens"))
+        if metric in found
+    ]
+
+
+def paper_loss(metric: str = "all", first: str = "Transformer", second: str = "DIFF") -> Paper:
+    """Two models of Table 6, by the loss of a slice."""
+    column = 3 + SLICES.index(metric)
+    return Paper.printed("Table 6", [float(PAPER[model][column]) for model in (first, second)], LOWER)
+
+
+def _differs(results: ResultSet) -> str:
+    settings = results.settings
+    found = other_sizes(results, least=1.2e9, most=1.6e9)
+    rows = len(common_documents(results.results))
+    found.append(f"text: {settings['dataset']}, {rows} rows of {settings['length']:,} tokens")
+    ngrams = "bigrams" if settings["order"] == 2 else f"{settings['order']}-grams"
+    if settings["train_dataset"] is None:
+        found.append(f"frequent {ngrams} are hits too, as no training corpus was counted")
+    else:
+        tokens = results.cells[0].data["train_tokens"]
+        found.append(
+            f"hits are {ngrams} that {settings['train_dataset']} ({tokens:,} tokens) has at most "
+            f"{settings['threshold']:,} times; the paper does not give its n, corpus or threshold"
+        )
+    return "; ".join(found)

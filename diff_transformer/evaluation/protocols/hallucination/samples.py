@@ -1,0 +1,167 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""The six datasets of Table 4 (arXiv:2410.05258), their prompts, and the samples drawn from them."""
+
+import json
+import random
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from datasets import Dataset
+from huggingface_hub import hf_hub_download
+
+from ....text_data import load_table
+from ...models import LoadedModel, check_length, max_positions
+from ...text import prompt_ids
+
+# LongBench as its authors published it. The rows of some mirrors (those with a column `question`) contain the prompts.
+LONGBENCH, LONGBENCH_REVISION = "zai-org/LongBench", "5e628be450b7e67fb7ae6e201bd6d8f7056f7672"
+
+
+@dataclass(frozen=True)
+class JudgedTask:
+    """Rows with columns for a document, a reference and, for question answering, a question. `prompt` is a template
+    for the document and the question. The output ends at `stop`, or after `max_new_tokens`."""
+
+    title: str
+    source: str
+    document: str
+    reference: str
+    prompt: str
+    max_new_tokens: int
+    stop: str
+    config: str | None = None
+    question: str | None = None
+
+    @property
+    def columns(self) -> list[str]:
+        return [column for column in (self.document, self.reference, self.question) if column is not None]
+
+
+def _summary(
+    title: str, source: str, columns: tuple[str, str], how: str, max_new_tokens: int, config: str | None = None
+) -> JudgedTask:
+    """The prompt is our own: the paper does not print any."""
+    prompt = f"Article:\n{{document}}\n\nSummarize the article above {how}.\n\nSummary:"
+    return JudgedTask(title, source, *columns, prompt, max_new_tokens, "\n\n", config)
+
+
+def _answer(title: str, name: str, prompt: str, max_new_tokens: int) -> JudgedTask:
+    """LongBench's prompt and length (Bai et al., 2023, arXiv:2308.14508). A base model does not end its answer, so it
+    ends with the line."""
+    return JudgedTask(title, LONGBENCH, "context", "answers", prompt, max_new_tokens, "\n", name, "input")
+
+
+_CONCISELY = (
+    "Answer the question{} as concisely as you can, using a single phrase or sentence if possible. If the question "
+    'cannot be answered based on the information in the article, write "unanswerable". If the question is a yes/no '
+    'question, answer "yes", "no", or "unanswerable". Do not provide any explanation.\n\n'
+)
+_ARTICLE = (
+    f"You are given a scientific article and a question. {_CONCISELY.format('')}Article: {{document}}\n\n "
+    f"{_CONCISELY.format(' based on the above article')}Question: {{question}}\n\nAnswer:"
+)
+_ONLY = "Answer the question based on the given passages. Only give me the answer and do not output any other words."
+_PASSAGES = f"{_ONLY}\n\nThe following are given passages.\n{{document}}\n\n{_ONLY}\n\nQuestion: {{question}}\nAnswer:"
+
+TASKS = {
+    "xsum": _summary("XSum", "EdinburghNLP/xsum", ("document", "summary"), "in one sentence", 64),
+    "cnn_dailymail": _summary(
+        "CNN/DM", "abisee/cnn_dailymail", ("article", "highlights"), "in three sentences", 128, "3.0.0"
+    ),
+    "multi_news": _summary(
+        "MultiNews", "Awesome075/multi_news_parquet", ("document", "summary"), "in one paragraph", 256
+    ),
+    "qasper": _answer("Qasper", "qasper", _ARTICLE, 128),
+    "hotpotqa": _answer("HotpotQA", "hotpotqa", _PASSAGES, 32),
+    "2wikimqa": _answer("2WikiMQA", "2wikimqa", _PASSAGES, 32),
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    id: str
+    document: str  # as the judge reads it: whole, followed by the question
+    reference: str
+    prompt: list[int]
+    cut: bool  # whether the middle of the document was cut out of the prompt
+
+
+def load_rows(task: JudgedTask, source: str = "") -> Dataset:
+    """The rows of a task, as published or from another `source` with the same columns.
+
+    Raises ValueError if they cannot be loaded or lack a column.
+    """
+    if source:
+        return load_table(source, None if Path(source).expanduser().exists() else task.config, "test", task.columns)
+    if task.source != LONGBENCH:
+        return load_table(task.source, task.config, "test", task.columns)
+    try:
+        path = hf_hub_download(LONGBENCH, "data.zip", repo_type="dataset", revision=LONGBENCH_REVISION)
+    except (ValueError, OSError) as error:
+        raise ValueError(
+            f"LongBench is not in the cache and cannot be downloaded from the Hub: {error} Provide a copy of its "
+            f"rows, a file with the columns {', '.join(task.columns)}: --datasets NAME=PATH."
+        ) from error
+    with zipfile.ZipFile(path) as archive, archive.open(f"data/{task.config}.jsonl") as lines:
+        return Dataset.from_list([json.loads(line) for line in lines])
+
+
+def draw(
+    loaded: LoadedModel, name: str, rows: Dataset, samples: int, seed: int, max_length: int | None = None
+) -> list[Sample]:
+    """At most `samples` rows in an order that `seed` decides; rows without a document or a reference are skipped.
+
+    Raises ValueError if none is left, or if the prompt has no room for a document.
+    """
+    task, drawn = TASKS[name], []
+    if max_length is not None:
+        check_length(loaded.model, max_length, "--max_length")
+    limit = max_length or max_positions(loaded.model)
+    for index in random.Random(f"{seed}|{name}").sample(range(len(rows)), len(rows)):
+        row = rows[index]
+        document, question = row[task.document], row[task.question] if task.question else ""
+        reference = row[task.reference]
+        if not document or not document.strip() or not reference:
+            continue
+        prompt = prompt_ids(loaded.tokenizer, task.prompt.format(document=document, question=question))
+        whole = len(prompt)
+        if limit is not None and whole > limit - task.max_new_tokens:
+            around = len(prompt_ids(loaded.tokenizer, task.prompt.format(document="", question=question)))
+            prompt = cut_middle(prompt, limit - task.max_new_tokens, around)
+        drawn.append(
+            Sample(
+                f"{name}/{index}",
+                f"{document}\n\nQuestion: {question}" if question else document,
+                reference if isinstance(reference, str) else json.dumps(list(reference), ensure_ascii=False),
+                prompt,
+                len(prompt) < whole,
+            )
+        )
+        if len(drawn) == samples:
+            break
+    if not drawn:
+        raise ValueError(
+            f"{name} has no row with both a document and a reference. Name another source: --datasets {name}=SOURCE."
+        )
+    return drawn
+
+
+def cut_middle(prompt: Sequence[int], length: int, around: int) -> list[int]:
+    """The first and the last `length // 2` tokens, as in LongBench.
+
+    around: Tokens of the prompt that do not belong to the document.
+
+    Raises ValueError if one half cannot hold them.
+    """
+    half = length // 2
+    if around > half:
+        raise ValueError(
+            f"A prompt has room for {length:,} tokens, too few for a document and the {around:,} tokens around it. "
+            "Choose a larger --max_length, or a model with more positions."
+        )
+    return [*prompt[:half], *prompt[-half:]]
+
+
+__all__ = ["TASKS", "JudgedTask", "Sample", "cut_middle", "draw", "load_rows"]

@@ -1,0 +1,253 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Seven multiple-choice tasks of the LM Eval Harness, 0-shot and 5-shot (Tables 1 and 8, arXiv:2410.05258).
+
+Tasks, prompts and scoring are those of lm-eval (EleutherAI). The model's choice has the highest log-likelihood
+(`acc`), or the highest log-likelihood divided by its length in characters (`acc_norm`)."""
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lm_eval.tasks
+from lm_eval import evaluate
+from lm_eval.api.task import Task
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+from tqdm.auto import tqdm
+
+from ...text_data import load_table
+from ..models import LoadedModel
+from ..render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Section, Table, model_columns, other_sizes, percent
+from ..results import Measure, Results, ResultSet, mean
+
+ORDER = 1
+NO_SETTINGS = ("tasks", "shots")  # points of the grid, to which a later run may add
+
+
+@dataclass(frozen=True)
+class _Shipped:
+    """The configuration of a task that lm-eval ships."""
+
+    file: str  # below lm_eval/tasks
+    split: str  # the evaluated split; examples come from "train"
+    columns: tuple[str, ...]  # the columns it reads
+
+
+_ARC = ("question", "choices", "answerKey")
+_SHIPPED = {
+    "arc_challenge": _Shipped("arc/arc_challenge.yaml", "test", _ARC),
+    "arc_easy": _Shipped("arc/arc_easy.yaml", "test", _ARC),
+    "boolq": _Shipped("super_glue/boolq/default.yaml", "validation", ("passage", "question", "label")),
+    "hellaswag": _Shipped(
+        "hellaswag/hellaswag.yaml", "validation", ("activity_label", "ctx_a", "ctx_b", "endings", "label")
+    ),
+    "openbookqa": _Shipped("openbookqa/openbookqa.yaml", "test", ("question_stem", "choices", "answerKey")),
+    "piqa": _Shipped("piqa/piqa.yaml", "validation", ("goal", "sol1", "sol2", "label")),
+    "winogrande": _Shipped("winogrande/default.yaml", "validation", ("sentence", "option1", "option2", "answer")),
+}
+TASKS = tuple(_SHIPPED)
+
+# The paper does not say which accuracy it reports. It is `acc_norm` for HellaSwag and `acc` elsewhere, as shown by two
+# public models of Table 1, whose published results have both and agree to the last digit (Stability-AI/StableLM,
+# evals/)
+METRICS = {
+    "arc_challenge": "acc",
+    "arc_easy": "acc",
+    "boolq": "acc",
+    "hellaswag": "acc_norm",
+    "openbookqa": "acc",
+    "piqa": "acc",
+    "winogrande": "acc",
+}
+# In percent: the tasks and their average; None is a dash in the paper
+_Column = Sequence[float | None]
+TABLE_1: dict[str, _Column] = {
+    "OpenLLaMA-3B-v2": (33.9, 67.6, 65.7, 70.0, 26.0, 76.7, 62.9, 57.5),
+    "StableLM-base-alpha-3B-v2": (32.4, 67.3, 64.6, 68.6, 26.4, 76.0, 62.1, 56.8),
+    "StableLM-3B-4E1T": (None, 66.6, None, None, None, 76.8, 63.2, None),
+    PAPER_DIFF: (37.8, 72.9, 69.0, 71.4, 29.0, 76.8, 67.1, 60.6),
+}
+_UNKNOWN: _Column = (None,) * 8
+TABLE_8: dict[int, dict[str, _Column]] = {
+    0: {
+        PAPER_TRANSFORMER: (32.2, 66.8, 62.9, 63.4, 26.2, 74.5, 61.6, 55.4),
+        PAPER_DIFF: (33.0, 68.3, 60.1, 66.2, 27.6, 75.5, 62.7, 56.2),
+    },
+    5: {
+        PAPER_TRANSFORMER: (34.0, 69.5, 65.3, 63.4, 25.0, 75.2, 62.6, 56.4),
+        PAPER_DIFF: (35.0, 69.5, 67.2, 66.9, 27.6, 76.1, 63.8, 58.0),
+    },
+}
+
+
+@dataclass
+class Arguments:
+    tasks: list[str] = field(
+        default_factory=lambda: list(TASKS), metadata={"help": "Tasks, by their names in lm-eval.", "choices": TASKS}
+    )
+    shots: list[int] = field(default_factory=lambda: [0, 5], metadata={"help": "Numbers of examples in the prompt."})
+    data_dir: str | None = field(
+        default=None,
+        metadata={
+            "help": "A folder of rows with the columns of the original datasets, used instead of the Hub: TASK.jsonl, "
+            "or TASK/test.jsonl (arc_challenge, arc_easy, openbookqa) or TASK/validation.jsonl (all other tasks), and "
+            "TASK/train.jsonl for the examples."
+        },
+    )
+
+
+def load_task(task: str, shots: int = 0, data_dir: str | None = None) -> Task:
+    """A task of lm-eval over the rows of the Hub, or of `data_dir` (see `Arguments`).
+
+    Raises ValueError if the Hub cannot be reached, or if the folder lacks the task's rows or columns, or has too few
+    rows to draw `shots` from.
+    """
+    file = Path(lm_eval.tasks.__file__).parent / _SHIPPED[task].file
+    manager = TaskManager(include_defaults=False)
+    if data_dir is None:
+        try:
+            return manager.load([str(file)])["tasks"][task]
+        except (OSError, ValueError) as error:  # from datasets, which says what it tried
+            raise ValueError(
+                f"The rows of {task} cannot be read from the Hub: {error}. Provide them with --data_dir DIR (--help "
+                "lists the files)."
+            ) from error
+    data_files = _data_files(task, shots, Path(data_dir).expanduser().resolve())
+    splits = {"training_split": "train", "validation_split": "validation", "test_split": "test"}
+    local = {
+        "include": str(file),
+        "task": task,
+        "dataset_path": "json",
+        "dataset_name": None,
+        "dataset_kwargs": {"data_files": data_files},
+        **{kind: split if split in data_files else None for kind, split in splits.items()},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "task.yaml"
+        path.write_text(json.dumps(local), encoding="utf-8")  # JSON is YAML
+        return manager.load([str(path)])["tasks"][task]
+
+
+def _data_files(task: str, shots: int, folder: Path) -> dict[str, str]:
+    """The checked file of local rows for each split."""
+    shipped = _SHIPPED[task]
+    whole = folder / f"{task}.jsonl"
+    files = {shipped.split: folder / task / f"{shipped.split}.jsonl"}
+    if whole.is_file() and not files[shipped.split].is_file():
+        files[shipped.split] = whole
+    if shots:
+        files["train"] = folder / task / "train.jsonl"
+    for split, file in files.items():
+        if not file.is_file():
+            places = f"{file} or {whole}" if split != "train" else f"{file}, from which {shots} examples are drawn"
+            raise ValueError(f"{task} needs {places}: one line of JSON per row, with {', '.join(shipped.columns)}.")
+        rows = len(load_table(str(file), columns=shipped.columns))
+        if split == "train" and rows <= shots:  # lm-eval draws one more, in case one is the question itself
+            raise ValueError(f"{file} has {rows} rows; more than {shots} are needed to draw {shots} examples.")
+    return {split: str(file) for split, file in files.items()}
+
+
+def evaluate_task(
+    lm: HFLM, task: str, shots: int = 0, data_dir: str | None = None, limit: int | None = None, seed: int = 0
+) -> list[dict[str, Any]]:
+    """lm-eval's records of the samples. `arguments` holds the (context, continuation) of the choices, `filtered_resps`
+    their log-likelihoods in nats, and `metrics` the names of the scores (`acc`, `acc_norm`), which are 0 or 1.
+
+    The examples are drawn with `seed`. With `limit`, only that many samples are evaluated, from the first on.
+    """
+    loaded = load_task(task, shots, data_dir)
+    loaded.set_config(key="num_fewshot", value=shots)
+    loaded.set_fewshot_seed(seed)
+    return evaluate(lm=lm, task_dict={"tasks": {task: loaded}}, limit=limit, bootstrap_iters=0)["samples"][task]
+
+
+def accuracies(samples: Sequence[dict[str, Any]]) -> dict[str, Measure]:
+    """`acc` and, for tasks whose choices differ in length, `acc_norm`."""
+    return {metric: Measure.of(sample[metric] for sample in samples) for metric in samples[0]["metrics"]}
+
+
+def truncated(lm: HFLM, samples: Sequence[dict[str, Any]]) -> int:
+    """The number of samples that exceed the model's positions; lm-eval cuts off the beginning of their prompts."""
+    count = 0
+    for sample in samples:
+        texts = [context + continuation for context, continuation in sample["arguments"]]
+        lengths = map(len, lm.tokenizer(texts, verbose=False)["input_ids"])
+        count += max(lengths) > lm.max_length + 1  # the last token is only predicted
+    return count
+
+
+def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
+    if min(arguments.shots) < 0:
+        raise ValueError(f"Got --shots {min(arguments.shots)}; it must be 0 or more.")
+    keys: list[dict[str, Any]] = [
+        {"task": task, "shots": shots} for shots in arguments.shots for task in arguments.tasks
+    ]
+    lm = HFLM(
+        pretrained=loaded.model,
+        tokenizer=loaded.tokenizer,
+        backend="causal",
+        batch_size=options.batch_size or "auto",
+        softmax_dtype="float32",  # otherwise lm-eval sums in the model's type; bf16 rounds to whole nats
+    )
+    for key in tqdm(results.todo(keys), desc=f"{loaded.label}: tasks", unit="task"):
+        samples = evaluate_task(lm, key["task"], key["shots"], arguments.data_dir, options.limit, options.seed)
+        results.add(key, accuracies(samples), {"truncated": truncated(lm, samples)})
+
+
+def section(results: ResultSet) -> Section:
+    tables = []
+    for (shots,) in results.keys("shots"):
+        paper = TABLE_8.get(shots, {PAPER_TRANSFORMER: _UNKNOWN, PAPER_DIFF: _UNKNOWN})
+        tables.append(_table(results, shots, f"{shots}-shot; paper: 3B, 350 billion tokens (Table 8)", paper))
+        if shots == 0:
+            tables.append(_table(results, shots, "0-shot; paper: 3B, 1 trillion tokens (Table 1)", TABLE_1))
+    return Section(
+        title="LM Eval Harness",
+        paper="Tables 1 and 8",
+        text="Accuracy on seven multiple-choice tasks, in percent: higher is better. The model's choice has the "
+        "highest log-likelihood (acc), or the highest log-likelihood divided by its length (acc_norm).",
+        tables=tables,
+        notes=[
+            "The paper states neither its version of lm-eval nor which accuracy it reports. Published results of "
+            "OpenLLaMA-3B-v2 and StableLM-base-alpha-3B-v2, which have both, agree with its Table 1 for acc_norm on "
+            "HellaSwag and acc elsewhere, so these are shown; the files of results hold both.",
+        ],
+    )
+
+
+def _table(results: ResultSet, shots: int, caption: str, paper: Mapping[str, _Column]) -> Table:
+    rows: list[list] = []
+    values: list[list[float]] = [[] for _ in results.labels]
+    for i, (task, metric) in enumerate(METRICS.items()):
+        measures = model_columns(results, metric, task=task, shots=shots)
+        if not any(measures):
+            continue
+        for measure, column in zip(measures, values, strict=True):
+            column += [100 * measure.value] if measure else []
+        differs = _differs(results, task, shots)
+        rows.append([task, metric, *map(percent, measures), *(column[i] for column in paper.values()), differs])
+    means = [mean(column) if len(column) == len(METRICS) else None for column in values]
+    rows.append(["average", "", *means, *(column[-1] for column in paper.values()), ""])
+    columns = ["task", "metric", *results.labels, *paper, DIFFERS]
+    return Table(f"Accuracy (%), {caption}", columns, rows, digits=1)
+
+
+def _differs(results: ResultSet, task: str, shots: int) -> str:
+    settings, differences = results.settings, other_sizes(results)
+    if settings["limit"] is not None:
+        differences.append(f"at most the first {settings['limit']:,} samples")
+    if settings["data_dir"] is not None:
+        differences.append(f"rows of {settings['data_dir']}")
+    if shots:
+        seeds = sorted({r.seed for r in results.results})
+        differences.append(f"examples drawn with seed {' and '.join(map(str, seeds))}")
+    cut = max(cell.data["truncated"] for cell in results.cells if cell.matches(task=task, shots=shots))
+    if cut:
+        differences.append(f"{cut:,} prompts cut to the model's positions")
+    return "; ".join(differences) or "training and lm-eval's version, if anything"
+
+
+__all__ = ["TASKS", "Arguments", "accuracies", "evaluate_task", "load_task", "run", "section", "truncated"]

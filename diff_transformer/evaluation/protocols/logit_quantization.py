@@ -1,0 +1,296 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Accuracy with quantized attention logits (Figure 8, arXiv:2410.05258).
+
+This is dynamic absmax quantization after training: the logits of a layer (of both softmaxes of a differential layer)
+are rounded to 2^b - 1 evenly spaced levels from -max to max, where max is the largest magnitude in the sequence,
+masked logits excluded. As in the paper, 16 bits stand for the unquantized logits. The measure is zero-shot HellaSwag,
+or the negative log-likelihood of documents."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import torch
+from lm_eval.models.huggingface import HFLM
+from matplotlib.figure import Figure as Canvas
+from torch import nn
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel
+
+from ..generate import in_batches, token_log_probs
+from ..models import LoadedModel, check_length
+from ..probe import Probe, attention_probe
+from ..render import (
+    DIFFERS,
+    PAPER_DIFF,
+    PAPER_TRANSFORMER,
+    Figure,
+    Section,
+    Table,
+    color,
+    model_columns,
+    other_sizes,
+    percent,
+)
+from ..results import Measure, Results, ResultSet
+from ..text import DocumentArguments, load_documents, token_rows
+from . import LOWER, Headline, Paper
+from .harness import accuracies, evaluate_task
+
+ORDER = 8
+NO_SETTINGS = ("task", "bits", "granularity")  # points of the grid, to which a later run may add
+TASKS = ("hellaswag", "nll")
+GRANULARITIES = ("tensor", "head")
+UNQUANTIZED = 16
+
+# bits -> HellaSwag in percent; the values of 16 bits are printed (Table 8), all others are read off the figure
+FIGURE_8 = {
+    PAPER_TRANSFORMER: {16: 63.4, 8: 62.7, 6: 58.9, 4: 33.9},
+    PAPER_DIFF: {16: 66.2, 8: 66.3, 6: 66.0, 4: 58.8},
+}
+_GREYS = {PAPER_TRANSFORMER: "#9a9a9a", PAPER_DIFF: "#4d4d4d"}
+_LINES = {"tensor": "-", "head": ":"}  # of the figure
+_METRICS = {"hellaswag": "acc_norm", "nll": "nll"}
+_NAMES = {"hellaswag": "HellaSwag, zero-shot acc_norm (%)", "nll": "negative log-likelihood (nats per token)"}
+
+
+@dataclass
+class Arguments(DocumentArguments):
+    task: list[str] = field(
+        default_factory=lambda: ["hellaswag"],
+        metadata={
+            "help": "hellaswag: accuracy on lm-eval's task; nll: nats per token of documents.",
+            "choices": TASKS,
+        },
+    )
+    bits: list[int] = field(
+        default_factory=lambda: [16, 8, 6, 4], metadata={"help": "Bits per logit; 16: not quantized."}
+    )
+    granularity: list[str] = field(
+        default_factory=lambda: ["tensor"],
+        metadata={"help": "What shares one range: all heads of a layer, or each head.", "choices": GRANULARITIES},
+    )
+    data_dir: str | None = field(
+        default=None, metadata={"help": "hellaswag: a folder with hellaswag.jsonl, used instead of the Hub."}
+    )
+    length: int = field(default=1024, metadata={"help": "nll: tokens per document; shorter documents are left out."})
+    documents: int = field(default=50, metadata={"help": "nll: maximum number of documents."})
+
+
+def quantize(logits: torch.Tensor, counted: torch.Tensor, bits: int, granularity: str = "tensor") -> torch.Tensor:
+    """Rounds to multiples of max|logits| / (2^(bits - 1) - 1).
+
+    Args:
+        logits: (batch, heads, rows, keys).
+        counted: (batch or 1, heads or 1, rows, keys), bool; the logits that max is taken over.
+        granularity: "tensor", one max per sequence, or "head", one for each of its heads.
+    """
+    dims = (1, 2, 3) if granularity == "tensor" else (2, 3)
+    largest = logits.abs().masked_fill(~counted, 0).amax(dims, keepdim=True)
+    step = (largest / (2 ** (bits - 1) - 1)).clamp_min(torch.finfo(logits.dtype).tiny)
+    return (logits / step).round() * step
+
+
+class LogitQuantizer(Probe):
+    """Quantizes the logits of every attention that goes through it."""
+
+    all_rows = True  # in one block, since they share a range
+
+    def __init__(self, bits: int, granularity: str = "tensor"):
+        self.bits, self.granularity = bits, granularity
+
+    def on_logits(self, module: nn.Module, logits: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+        if self.bits == UNQUANTIZED:
+            return logits
+        if logits.shape[2] != logits.shape[3]:
+            raise ValueError(
+                f"Got {logits.shape[2]} rows of {logits.shape[3]} attention logits; the range needs all rows at once. "
+                "Use no cache, and shorter or fewer sequences (--length, --batch_size 1)."
+            )
+        real = visible.diagonal(dim1=-2, dim2=-1)[..., None]  # a token sees itself, padding does not
+        return quantize(logits, visible & real, self.bits, self.granularity)
+
+
+class UnpaddedLM(HFLM):
+    """Scores sequences of equal length together, since lm-eval does not mask padding, whose logits would count towards
+    the range."""
+
+    def __init__(self, loaded: LoadedModel, batch_size: int | None = None):
+        super().__init__(
+            pretrained=loaded.model,
+            tokenizer=loaded.tokenizer,
+            backend="causal",
+            batch_size="auto",
+            softmax_dtype="float32",
+        )
+        self.most = batch_size
+
+    def _loglikelihood_tokens(
+        self,
+        requests: Sequence[tuple[tuple[str, str], list[int], list[int]]],
+        disable_tqdm: bool = False,
+        override_bs: int | None = None,
+    ) -> list[tuple[float, bool]]:
+        """requests: (texts, context tokens, continuation tokens). Returns the log-likelihood of each and whether
+        greedy decoding gives the same continuation."""
+        score = super()._loglikelihood_tokens
+        lengths = [min(len(context) + len(continuation), self.max_length + 1) for _, context, continuation in requests]
+        answers = {}
+        with tqdm(total=len(requests), desc="Log-likelihoods", leave=False, disable=disable_tqdm) as bar:
+            longest_first = sorted(range(len(requests)), key=lengths.__getitem__, reverse=True)
+            for _, group in groupby(longest_first, key=lengths.__getitem__):
+                for i, answer in in_batches(
+                    lambda batch: score([requests[i] for i in batch], disable_tqdm=True, override_bs=len(batch)),
+                    list(group),
+                    self.most,
+                    start=8,
+                ):
+                    answers[i] = answer
+                    bar.update()
+        return [answers[i] for i in range(len(requests))]
+
+
+def document_nll(model: PreTrainedModel, input_ids: torch.Tensor) -> list[float]:
+    """Mean -log p in nats of the tokens of each row, except the first. input_ids: (batch, tokens), equal lengths."""
+    logits = model(input_ids=input_ids.to(model.device), use_cache=False).logits
+    return (-token_log_probs(logits[:, :-1], input_ids[:, 1:])).double().mean(1).tolist()
+
+
+def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
+    wrong = [bits for bits in arguments.bits if not 2 <= bits <= UNQUANTIZED]
+    if wrong:
+        raise ValueError(f"Got --bits {wrong[0]}; choose 2 to 15, or 16 for unquantized logits.")
+    keys: list[dict[str, Any]] = [
+        {"task": task, "bits": bits, "granularity": granularity}
+        for task in arguments.task
+        for granularity in arguments.granularity
+        for bits in arguments.bits
+    ]
+    todo = results.todo(keys)
+    rows: list[list[int]] = []
+    if any(key["task"] == "nll" for key in todo):
+        check_length(loaded.model, arguments.length, "A document")
+        documents = min(arguments.documents, options.limit or arguments.documents)
+        rows = token_rows(load_documents(arguments), loaded.tokenizer, arguments.length, documents)
+
+    def nll(batch: Sequence[list[int]]) -> list[float]:
+        return document_nll(loaded.model, torch.tensor(batch))
+
+    lm = UnpaddedLM(loaded, options.batch_size)
+    for key in tqdm(todo, desc=f"{loaded.label}: bits", unit="cell"):
+        with attention_probe(loaded.model, LogitQuantizer(key["bits"], key["granularity"])):
+            if key["task"] == "nll":
+                losses = [loss for _, loss in in_batches(nll, rows, options.batch_size, start=1)]
+                measures = {"nll": Measure.of(losses)}
+            else:
+                samples = evaluate_task(lm, "hellaswag", 0, arguments.data_dir, options.limit, options.seed)
+                measures = accuracies(samples)
+        results.add(key, measures)
+
+
+def section(results: ResultSet) -> Section:
+    tasks = [task for task in _NAMES if (task,) in results.keys("task")]
+    notes = ["The paper's values of 16 bits are printed (Table 8), all others are read off the figure."]
+    return Section(
+        title="Attention logits in few bits",
+        paper="Figure 8",
+        text="The quality of a model when its attention logits are quantized as it runs (absmax, symmetric). One "
+        "outlier widens the range of all logits, so a model with fewer outliers keeps its quality with fewer bits.",
+        tables=[_table(results, task) for task in tasks],
+        figures=[_figure(results, task) for task in tasks],
+        notes=notes if "hellaswag" in tasks else [],
+    )
+
+
+def headline(results: ResultSet) -> list[Headline]:
+    """The loss that quantization adds to that with unquantized logits."""
+    found = []
+    curves = FIGURE_8[PAPER_TRANSFORMER], FIGURE_8[PAPER_DIFF]
+    for granularity, bits in reversed(results.keys("granularity", "bits")):
+        if bits == UNQUANTIZED:
+            continue
+        key = {"task": "nll", "granularity": granularity}
+        paper = None
+        if all(bits in curve for curve in curves):
+            lost = [curve[UNQUANTIZED] - curve[bits] for curve in curves]
+            texts = (f"{lost[0]:.1f} points of HellaSwag", f"{lost[1]:.1f} points")
+            paper = Paper("Figure 8, read off", texts, wins=lost[1] < lost[0])
+        what = f"loss added by attention logits in {bits} bits, one range per {granularity}"
+        few, full = {**key, "bits": bits}, {**key, "bits": UNQUANTIZED}
+        found.append(Headline("nll", what, LOWER, few, paper, baseline=full))
+    return found
+
+
+def _in_percent(task: str, measure: Measure | None) -> Measure | None:
+    return percent(measure) if task == "hellaswag" else measure
+
+
+def _paper(task: str) -> Mapping[str, Mapping[int, float]]:
+    return FIGURE_8 if task == "hellaswag" else {PAPER_TRANSFORMER: {}, PAPER_DIFF: {}}
+
+
+def _table(results: ResultSet, task: str) -> Table:
+    rows: list[list] = []
+    for granularity, bits in sorted(results.keys("granularity", "bits"), reverse=True):
+        ours = model_columns(results, _METRICS[task], task=task, granularity=granularity, bits=bits)
+        if any(ours):
+            paper = [curve.get(bits) for curve in _paper(task).values()]
+            differs = _differs(results, task, bits, granularity)
+            rows.append([str(bits), granularity, *(_in_percent(task, x) for x in ours), *paper, differs])
+    columns = ["bits", "range of a", *results.labels, *_paper(task), DIFFERS]
+    name = _NAMES[task]
+    return Table(name[0].upper() + name[1:], columns, rows, digits=1 if task == "hellaswag" else 3)
+
+
+def _differs(results: ResultSet, task: str, bits: int, granularity: str) -> str:
+    settings, differences = results.settings, other_sizes(results)
+    if bits < UNQUANTIZED:
+        differences.append(f"one range per {granularity}; the paper does not say")
+    if task == "nll":
+        differences.append(f"text ({settings['dataset']}, rows of {settings['length']:,} tokens), not HellaSwag")
+    elif settings["data_dir"] is not None:
+        differences.append(f"rows of {settings['data_dir']}")
+    if settings["limit"] is not None:
+        differences.append(f"at most {settings['limit']:,} samples")
+    return "; ".join(differences) or "training and lm-eval's version, if anything"
+
+
+def _figure(results: ResultSet, task: str) -> Figure:
+    def draw(canvas: Canvas) -> None:
+        axes = canvas.subplots()
+        for label in results.labels:
+            for granularity, line in _LINES.items():
+                key = {"task": task, "granularity": granularity}
+                bits = sorted({cell.key["bits"] for cell in results.select(label, **key)}, reverse=True)
+                found = [_in_percent(task, results.measure(label, _METRICS[task], **key, bits=x)) for x in bits]
+                measures = [measure for measure in found if measure is not None]
+                if measures:
+                    y, error = [x.value for x in measures], [x.stderr or 0 for x in measures]
+                    name, ink = f"{label}, range of a {granularity}", color(results.labels, label)
+                    axes.errorbar(bits, y, error, label=name, color=ink, linestyle=line, marker="o", capsize=3)
+        for name, points in _paper(task).items():
+            if points:
+                x, y = list(points), list(points.values())
+                axes.plot(x, y, label=f"{name}, read off", color=_GREYS[name], linestyle="--", marker="x", linewidth=1)
+        axes.set(xlabel="bits per attention logit", ylabel=_NAMES[task])
+        axes.set_xticks(sorted({cell.key["bits"] for cell in results.cells if cell.matches(task=task)}))
+        axes.invert_xaxis()
+        canvas.legend(loc="outside lower center", ncols=2, frameon=False)
+
+    caption = f"{_NAMES[task]} by bits per logit, with standard errors."
+    return Figure(f"logit_quantization_{task}", caption[0].upper() + caption[1:], draw, size=(7.0, 4.8))
+
+
+__all__ = [
+    "GRANULARITIES",
+    "TASKS",
+    "UNQUANTIZED",
+    "Arguments",
+    "LogitQuantizer",
+    "UnpaddedLM",
+    "headline",
+    "quantize",
+    "run",
+    "section",
+]

@@ -1,0 +1,421 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Many-shot in-context learning and its robustness to order (Figures 6, 7 and 11, arXiv:2410.05258).
+
+A prompt is filled with labelled examples (demonstrations) up to a given length, and the model labels another text. A
+longer prompt begins with the demonstrations of the shorter ones, so one prefill serves all lengths and all queries.
+For robustness the same demonstrations are shown in other orders: at random, or with the classes taking turns.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.axes import Axes
+from tqdm.auto import tqdm
+from transformers.cache_utils import Cache
+
+from ...generate import CHUNK, prefill
+from ...models import LoadedModel, check_length
+from ...render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Figure, Section, Table, color, other_sizes
+from ...results import Cell, Key, Measure, Results, ResultSet, mean
+from .classification import SOURCES, ClassificationTask, Example, find_source, load_task
+from .demonstrations import ORDERS, Prompts
+from .label_trie import SCORINGS, choose_labels
+
+ORDER = 5
+
+NAMES = {"trec": "TREC", "trec_fine": "TREC-fine", "banking77": "Banking-77", "clinic150": "Clinic-150"}
+ORDER_NAMES = {
+    "random": ("at random", "Figures 7a and 11"),
+    "alternating": ("alternately by class", "Figure 7b"),
+}
+# In percent: Transformer and DIFF, the heights of Figure 6's dashed lines, read off the figure; the printed gains
+AVERAGES = {"trec": (69.9, 87.9), "trec_fine": (61.0, 82.6), "banking77": (65.2, 75.6), "clinic150": (74.0, 79.2)}
+GAINS = {"trec": 18.0, "trec_fine": 21.6, "banking77": 10.4, "clinic150": 5.2}
+# Transformer, DIFF, and the number of orders: printed in Figures 7 and 11
+MARGINS = {
+    ("trec", "random"): (19.0, 4.0, 10),
+    ("trec_fine", "random"): (24.0, 9.0, 10),
+    ("banking77", "random"): (13.0, 9.0, 10),
+    ("clinic150", "random"): (12.0, 6.0, 10),
+    ("trec", "alternating"): (56.7, 13.4, 30),
+}
+
+CellsByLabel = dict[str, list[list[Cell]]]  # for each model, the cells of each of its seeds
+
+
+@dataclass
+class Arguments:
+    datasets: list[str] = field(
+        default_factory=lambda: list(SOURCES),
+        metadata={
+            "help": f"Datasets: {', '.join(SOURCES)}; NAME=PATH for a copy of one of them; or a Hub id or local "
+            "folder with the splits train and test and the columns text and label."
+        },
+    )
+    shots: list[int] = field(
+        default_factory=lambda: [1],
+        metadata={"help": "Demonstrations per class in the first prompts of the curve."},
+    )
+    lengths: list[int] = field(
+        default_factory=lambda: [4096 * i for i in range(1, 17)],
+        metadata={"help": "Tokens of the other prompts of the curve, which hold as many demonstrations as fit."},
+    )
+    queries: int = field(
+        default=100, metadata={"help": "Number of texts from the test split, the same for every prompt."}
+    )
+    scoring: str = field(
+        default="trie",
+        metadata={"help": "Constrained greedy decoding, or the likelihood of whole labels.", "choices": SCORINGS},
+    )
+    normalize: bool = field(
+        default=False, metadata={"help": "Divide the log-likelihood of a label by its number of tokens."}
+    )
+    orders: list[str] = field(
+        default_factory=lambda: list(ORDERS),
+        metadata={"help": "How the demonstrations are permuted.", "choices": ORDERS},
+    )
+    order_seeds: int = field(default=5, metadata={"help": "Permutations per order; 0 measures none."})
+    order_length: int | None = field(
+        default=None, metadata={"help": "Tokens of a permuted prompt; by default the largest of --lengths."}
+    )
+    text_column: str | None = field(
+        default=None, metadata={"help": "Column of the texts, if it is not the dataset's usual one."}
+    )
+    label_column: str | None = field(
+        default=None, metadata={"help": "Column of the labels, if it is not the dataset's usual one."}
+    )
+    dataset_config: str | None = field(
+        default=None, metadata={"help": "Configuration of the dataset, if it is not the usual one."}
+    )
+    train_split: str | None = field(
+        default=None, metadata={"help": "Split of the demonstrations, if it is not the usual one."}
+    )
+    test_split: str | None = field(
+        default=None, metadata={"help": "Split of the queries, if it is not the usual one."}
+    )
+    prompt: str | None = field(
+        default=None, metadata={"help": r"Template of an example, such as 'query: {text}\nintent: {label}'."}
+    )
+    separator: str = field(default=r"\n==\n", metadata={"help": r"Text after each example; \n is a line break."})
+    label_names: str | None = field(
+        default=None, metadata={"help": "File with the names of labels that are numbers, one name per line."}
+    )
+    chunk_size: int = field(default=CHUNK, metadata={"help": "Tokens that go through the model at once."})
+
+    def __post_init__(self):
+        numbers = {"shots": self.shots, "lengths": self.lengths, "queries": [self.queries]}
+        for name, values in numbers.items():
+            if min(values, default=0) < 1:
+                raise ValueError(f"Got --{name} {' '.join(map(str, values))}; it must be 1 or more.")
+        if self.scoring not in SCORINGS or not set(self.orders) <= set(ORDERS):
+            raise ValueError(
+                f"Got scoring {self.scoring!r} and orders {self.orders}; choose from {SCORINGS} and {tuple(ORDERS)}."
+            )
+
+
+def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
+    order_length = arguments.order_length or max(arguments.lengths)
+    check_length(loaded.model, max(order_length, *arguments.lengths), "A prompt")
+    plans = []  # all of them are made before the model runs, so that errors in a dataset show early
+    for task in load_tasks(arguments):
+        queries = min(arguments.queries, options.limit or arguments.queries)
+        separator = arguments.separator.replace(r"\n", "\n")
+        prompts = Prompts(task, loaded.tokenizer, separator, queries, options.seed)
+        points: dict[int, list[Key]] = defaultdict(list)
+        for shots in sorted(set(arguments.shots)):
+            points[prompts.of_each_class(shots)].append({"dataset": task.name, "shots": shots})
+        for length in sorted(set(arguments.lengths)):
+            points[prompts.fitting(length)].append({"dataset": task.name, "length": length})
+        check_length(loaded.model, prompts.length(max(points)), f"{task.name}: a prompt")
+        permuted = prompts.fitting(order_length) if arguments.order_seeds else 0
+        plans.append((prompts, points, permuted))
+        print(
+            f"{loaded.label}, {task.name}: {len(prompts.queries)} queries after {len(points)} prompts (at most "
+            f"{prompts.length(max(points)):,} tokens) and {len(arguments.orders) * arguments.order_seeds} permutations"
+        )
+    for prompts, points, permuted in plans:
+        measurement = Measurement(loaded, prompts, arguments, options.batch_size, results)
+        measurement.curve(points)
+        measurement.orders(permuted, order_length)
+
+
+def load_tasks(arguments: Arguments) -> list[ClassificationTask]:
+    """Raises ValueError for two datasets with one name, and for any dataset that cannot be used."""
+    names = None
+    if arguments.label_names is not None:
+        names = Path(arguments.label_names).read_text(encoding="utf-8").splitlines()
+    tasks: dict[str, ClassificationTask] = {}
+    for spec in arguments.datasets:
+        name, source = find_source(
+            spec,
+            text_column=arguments.text_column,
+            label_column=arguments.label_column,
+            config=arguments.dataset_config,
+            train_split=arguments.train_split,
+            test_split=arguments.test_split,
+            prompt=arguments.prompt and arguments.prompt.replace(r"\n", "\n"),
+        )
+        if name in tasks:
+            raise ValueError(f"Two datasets have the name {name!r}. Rename one of them: --datasets NAME=PATH.")
+        tasks[name] = load_task(name, source, names)
+    return list(tasks.values())
+
+
+class Measurement:
+    """Adds the cells of one dataset to the results."""
+
+    def __init__(
+        self, loaded: LoadedModel, prompts: Prompts, arguments: Arguments, batch_size: int | None, results: Results
+    ):
+        self.loaded, self.prompts, self.arguments = loaded, prompts, arguments
+        self.batch_size, self.results = batch_size, results
+        self.name = prompts.task.name
+
+    def curve(self, points: dict[int, list[Key]]) -> None:
+        """Accuracy with the first n demonstrations, for each n. The cache of one n is extended to the next.
+
+        A resumed run takes the same steps and gives the same numbers.
+        """
+        todo = self.results.todo([key for keys in points.values() for key in keys])
+        cache, before = None, 0
+        for shown in tqdm(sorted(points), desc=f"{self.loaded.label}: {self.name}", unit="prompt"):
+            if not todo:
+                break
+            cache = self._extend(cache, self.prompts.demonstrations[before:shown])
+            before = shown
+            for key in [key for key in points[shown] if key in todo]:
+                self._add(key, cache, shown)
+                todo.remove(key)
+
+    def orders(self, shown: int, length: int) -> None:
+        """Accuracy with permutations of the first `shown` demonstrations."""
+        keys: list[Key] = [
+            {"dataset": self.name, "length": length, "order": order, "order_seed": seed}
+            for order in self.arguments.orders
+            for seed in range(self.arguments.order_seeds)
+        ]
+        for key in tqdm(self.results.todo(keys), desc=f"{self.loaded.label}: {self.name}, orders", unit="prompt"):
+            order = str(key["order"])
+            seed = f"{self.prompts.seed}|{order}|{key['order_seed']}"
+            permuted = ORDERS[order](self.prompts.demonstrations[:shown], seed)
+            self._add(key, self._extend(None, permuted), shown)
+
+    def _extend(self, cache: Cache | None, examples: Sequence[Example]) -> Cache:
+        ids = self.prompts.tokens(examples)
+        if cache is None:
+            ids = self.prompts.start + ids
+        cache, logits = prefill(self.loaded.model, torch.tensor([ids]), cache, self.arguments.chunk_size)
+        if logits.isnan().any():
+            raise ValueError("The model's logits are NaN. Check its weights, or evaluate it in another --dtype.")
+        return cache
+
+    def _add(self, key: Key, cache: Cache, shown: int) -> None:
+        chosen = choose_labels(
+            self.loaded.model,
+            cache,
+            self.prompts.queries,
+            self.prompts.trie,
+            self.arguments.scoring,
+            self.arguments.normalize,
+            self.batch_size,
+        )
+        correct = [a == b for a, b in zip(chosen, self.prompts.answers, strict=True)]
+        data = {
+            "demonstrations": shown,
+            "tokens": cache.get_seq_length(),
+            "classes": len(self.prompts.labels),
+            "source": self.prompts.task.source.dataset,
+        }
+        self.results.add(key, {"accuracy": Measure.of(correct)}, data)
+
+
+def curve_cells(results: Results, dataset: str) -> list[Cell]:
+    """The points of Figure 6, by number of demonstrations."""
+    cells = [cell for cell in results.select(dataset=dataset) if "order" not in cell.key]
+    return sorted(cells, key=lambda cell: cell.data["demonstrations"])
+
+
+def stable_average(cells: Sequence[Cell]) -> float:
+    """The mean accuracy of the cells with at least half of the largest number of demonstrations.
+
+    The paper averages "after the performance becomes stable" and does not say where that is.
+    """
+    most = max(cell.data["demonstrations"] for cell in cells)
+    late = [cell["accuracy"] for cell in cells if 2 * cell.data["demonstrations"] >= most]
+    return sum(late) / len(late)
+
+
+def margin(cells: Sequence[Cell]) -> float:
+    """Best minus worst accuracy."""
+    accuracies = [cell["accuracy"] for cell in cells]
+    return max(accuracies) - min(accuracies)
+
+
+def section(results: ResultSet) -> Section:
+    datasets = dict.fromkeys(cell.key["dataset"] for cell in results.cells)
+    curves = {name: _by_label(results, lambda r, name=name: curve_cells(r, name)) for name in datasets}
+    curves = {name: cells for name, cells in curves.items() if cells}
+    tables, figures = [], []
+    if curves:
+        tables.append(_averages(results, curves))
+        caption = "Accuracy by number of demonstrations; dashed: the average once it is stable (Figure 6)."
+        figures.append(_panels("many_shot", caption, results, curves, _draw_curve))
+    permuted = {
+        (name, order): _by_label(results, lambda r, key=(name, order): r.select(dataset=key[0], order=key[1]))
+        for order in ORDER_NAMES
+        for name in datasets
+    }
+    permuted = {key: cells for key, cells in permuted.items() if cells}
+    if permuted:
+        tables.append(_margins(results, permuted))
+    for order, (arranged, paper) in ORDER_NAMES.items():
+        panels = {name: cells for (name, other), cells in permuted.items() if other == order}
+        if panels:
+            caption = f"Accuracy with demonstrations arranged {arranged}; dotted: best and worst ({paper})."
+            figures.append(_panels(f"many_shot_{order}", caption, results, panels, _draw_orders))
+    return Section(
+        title="Many-shot in-context learning",
+        paper="Figures 6, 7 and 11",
+        text="Accuracy of labelling a text after many labelled ones, by their number, and how much it depends on "
+        "their order. The paper prints gains and margins; its averages are read off the figure. It does not say from "
+        "where on accuracy is stable, how many queries there are, or how long the permuted prompts are.",
+        tables=tables,
+        figures=figures,
+    )
+
+
+def _by_label(results: ResultSet, select: Callable[[Results], list[Cell]]) -> CellsByLabel:
+    found = {label: [cells for r in results.of(label) if (cells := select(r))] for label in results.labels}
+    return {label: of_seeds for label, of_seeds in found.items() if of_seeds}
+
+
+def _shared(cells: CellsByLabel) -> CellsByLabel:
+    """The points that all models have with all seeds; a run that was stopped has fewer."""
+    points = set.intersection(
+        *({tuple(cell.key.items()) for cell in found} for of_seeds in cells.values() for found in of_seeds)
+    )
+    return {
+        label: [[cell for cell in found if tuple(cell.key.items()) in points] for found in of_seeds]
+        for label, of_seeds in cells.items()
+        if points
+    }
+
+
+def _percent(values: Sequence[float]) -> float | Measure:
+    """The value of one seed, or the mean of several."""
+    return 100 * values[0] if len(values) == 1 else Measure.of(100 * value for value in values)
+
+
+def _averages(results: ResultSet, curves: Mapping[str, CellsByLabel]) -> Table:
+    labels = results.labels
+    diff = list(dict.fromkeys(r.label for r in results.results if r.model["model_type"] == "diff_transformer"))
+    twins = len(labels) == 2 and len(diff) == 1
+    rows: list[list[Any]] = []
+    for name, cells in curves.items():
+        cells = _shared(cells)
+        if not cells:
+            continue  # a run was stopped before the first point of another
+        ours = {label: [stable_average(found) for found in of_seeds] for label, of_seeds in cells.items()}
+        row = [_name(name), *AVERAGES.get(name, (None, None)), GAINS.get(name)]
+        row += [_percent(ours[label]) if label in ours else None for label in labels]
+        if twins:
+            signed = [100 * mean(x) if label in diff else -100 * mean(x) for label, x in ours.items()]
+            row.append(sum(signed) if len(signed) == 2 else None)
+        rows.append([*row, f"{_differs(results, cells)} (paper: 64K)"])
+    gain = [f"gain of {diff[0]}"] if twins else []
+    columns = ["dataset", PAPER_TRANSFORMER, PAPER_DIFF, "paper: gain", *labels, *gain, DIFFERS]
+    caption = "Average accuracy (%) once it is stable: here, with at least half of the most demonstrations"
+    return Table(caption, columns, rows, digits=1)
+
+
+def _margins(results: ResultSet, permuted: Mapping[tuple[str, str], CellsByLabel]) -> Table:
+    rows: list[list[Any]] = []
+    for (name, order), cells in permuted.items():
+        transformer, diff, paper_orders = MARGINS.get((name, order), (None, None, None))
+        ours = [_percent([margin(x) for x in cells[label]]) if label in cells else None for label in results.labels]
+        numbers = sorted({len(found) for of_seeds in cells.values() for found in of_seeds})
+        orders = " and ".join(map(str, numbers)) + " seeds"
+        if paper_orders is not None:
+            orders += f" (paper: {paper_orders})"
+        arranged = ORDER_NAMES[order][0]
+        rows.append([_name(name), arranged, transformer, diff, *ours, f"{orders}; {_differs(results, cells)}"])
+    caption = "Best minus worst accuracy (%) over permutations of the same demonstrations: smaller is more robust"
+    columns = ["dataset", "arranged", PAPER_TRANSFORMER, PAPER_DIFF, *results.labels, DIFFERS]
+    return Table(caption, columns, rows, digits=1)
+
+
+def _differs(results: ResultSet, cells: CellsByLabel) -> str:
+    """The data, and the settings that are not the paper's."""
+    settings = results.settings
+    everything = [cell for of_seeds in cells.values() for found in of_seeds for cell in found]
+    data, queries = everything[0].data, everything[0].measures["accuracy"].n
+    longest = max(cell.data["tokens"] for cell in everything)
+    found = [*other_sizes(results), f"data: {data['source']}, {data['classes']} classes, {queries} queries"]
+    if settings["scoring"] == "likelihood":
+        found.append(f"likelihood of labels{' per token' if settings['normalize'] else ''}, not constrained decoding")
+    if settings["prompt"] is not None:
+        found.append("another prompt")
+    return "; ".join([*found, f"at most {longest:,} tokens of demonstrations"])
+
+
+def _name(dataset: str) -> str:
+    return NAMES.get(dataset, dataset)
+
+
+def _panels(
+    name: str, caption: str, results: ResultSet, panels: Mapping[str, CellsByLabel], draw: Callable[..., None]
+) -> Figure:
+    """A panel for each dataset, two per row; `draw(axes, label, cells, ink)` adds a model to a panel."""
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+
+    def draw_all(canvas):
+        grid = canvas.subplots(rows, columns, squeeze=False).flat
+        for axes, (dataset, cells) in zip(grid, panels.items(), strict=False):
+            for label, of_seeds in cells.items():
+                draw(axes, label, of_seeds, color(results.labels, label))
+            axes.set(title=_name(dataset), ylabel="accuracy (%)")
+        for axes in grid[len(panels) :]:
+            axes.remove()
+        grid[0].legend(frameon=False)
+
+    return Figure(name, caption, draw_all, (4.5 * columns, 3.2 * rows))
+
+
+def _draw_curve(axes: Axes, label: str, of_seeds: list[list[Cell]], ink: str) -> None:
+    most = _draw_line(axes, label, of_seeds, ink, lambda cell: cell.data["demonstrations"])
+    axes.hlines(100 * mean(map(stable_average, of_seeds)), most / 2, most, linestyles="dashed", color=ink)
+    axes.set_xlabel("demonstrations")
+
+
+def _draw_orders(axes: Axes, label: str, of_seeds: list[list[Cell]], ink: str) -> None:
+    _draw_line(axes, label, of_seeds, ink, lambda cell: cell.key["order_seed"])
+    for bound in (min, max):
+        height = 100 * mean(bound(cell["accuracy"] for cell in cells) for cells in of_seeds)
+        axes.axhline(height, linestyle="dotted", linewidth=1, color=ink)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlabel("seed of the permutation")
+
+
+def _draw_line(axes: Axes, label: str, of_seeds: list[list[Cell]], ink: str, place: Callable[[Cell], float]) -> float:
+    """Draws accuracy over `place`, both averaged over seeds, with a band from the lowest to the highest seed.
+
+    Returns the last place.
+    """
+    points: dict[tuple, list[Cell]] = defaultdict(list)
+    for cell in (cell for cells in of_seeds for cell in cells):
+        points[tuple(cell.key.items())].append(cell)
+    drawn = sorted((mean(map(place, cells)), [100 * cell["accuracy"] for cell in cells]) for cells in points.values())
+    places = [x for x, _ in drawn]
+    axes.plot(places, [mean(values) for _, values in drawn], ".-", label=label, color=ink)
+    if len(of_seeds) > 1:
+        low, high = ([bound(values) for _, values in drawn] for bound in (min, max))
+        axes.fill_between(places, low, high, color=ink, alpha=0.15, linewidth=0)
+    return places[-1]
+
+
+__all__ = ["Arguments", "curve_cells", "load_tasks", "margin", "run", "section", "stable_average"]

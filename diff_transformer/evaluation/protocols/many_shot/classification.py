@@ -1,0 +1,162 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Labelled texts: the four datasets of many-shot in-context learning, and any other dataset with such columns."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from datasets import ClassLabel, Dataset
+
+from ....text_data import load_table
+
+
+class Example(NamedTuple):
+    text: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """The place of a dataset, the columns to read, and how an example is shown to a model."""
+
+    dataset: str
+    prompt: str = "text: {text}\nlabel: {label}"
+    config: str | None = None
+    text_column: str = "text"
+    label_column: str = "label"
+    train_split: str = "train"
+    test_split: str = "test"
+    left_out: tuple[str, ...] = ()  # labels that are not a class of the task
+    words: Mapping[str, str] = field(default_factory=dict)  # for labels that are codes, such as HUM:gr
+
+    def __post_init__(self):
+        if "{text}" not in self.prompt or not self.prompt.endswith("{label}"):
+            raise ValueError(f"Got the prompt {self.prompt!r}; it must contain {{text}} and end with {{label}}.")
+
+    def readable(self, label: str) -> str:
+        """A label as the prompt shows it: "card_arrival" becomes "card arrival", "HUM:gr" becomes "human group"."""
+        parts = re.split(r"[:_\s]+" if self.words else r"[_\s]+", label)
+        return " ".join(self.words.get(part, part) for part in parts if part)
+
+
+_TREC_WORDS = {
+    **{"ABBR": "abbreviation", "DESC": "description", "ENTY": "entity", "HUM": "human", "LOC": "location"},
+    **{"NUM": "numeric", "abb": "abbreviation", "cremat": "creation", "def": "definition", "desc": "description"},
+    **{"dismed": "disease", "dist": "distance", "exp": "expansion", "gr": "group", "ind": "individual"},
+    **{"instru": "instrument", "lang": "language", "mount": "mountain", "ord": "order", "perc": "percent"},
+    **{"techmeth": "technique", "temp": "temperature", "termeq": "term", "veh": "vehicle", "volsize": "size"},
+}
+_TREC_PROMPT = "Question: {text}\nType: {label}"
+
+# Repositories of plain data (Parquet, JSON): the original repositories of TREC and Banking-77 need a script, which
+# datasets no longer runs. Prompts and the words for labels are those of Ratner et al. (ACL 2023) and Bertsch et al.
+# (arXiv:2405.00200), whose protocol the paper follows.
+SOURCES = {
+    "trec": Source("SetFit/TREC-QC", _TREC_PROMPT, label_column="label_coarse_original", words=_TREC_WORDS),
+    "trec_fine": Source("SetFit/TREC-QC", _TREC_PROMPT, label_column="label_original", words=_TREC_WORDS),
+    "banking77": Source("legacy-datasets/banking77", "query: {text}\nintent: {label}"),
+    "clinic150": Source(
+        "clinc/clinc_oos", "utterance: {text}\nintent: {label}", "plus", label_column="intent", left_out=("oos",)
+    ),
+}
+
+
+@dataclass(frozen=True)
+class ClassificationTask:
+    name: str
+    source: Source
+    train: list[Example]
+    test: list[Example]
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of the training split, sorted."""
+        return sorted({example.label for example in self.train})
+
+
+def find_source(spec: str, **overrides: Any) -> tuple[str, Source]:
+    """The name and source of `NAME`, `PATH` or `NAME=PATH`, which is a copy of the dataset NAME.
+
+    A path is a Hub id or a local folder. Each of `overrides` that is not None replaces a field of the known source.
+    """
+    name, equals, path = spec.partition("=")
+    source = SOURCES.get(name)
+    if not equals:
+        path = source.dataset if source else name
+        name = name if source else Path(name).name
+    if not path:
+        raise ValueError(f"Got the dataset {spec!r}; it needs a path or a Hub id: NAME=PATH.")
+    if source is None:
+        source = Source(path)
+    elif equals:
+        source = replace(source, dataset=path, config=None)
+    return name, replace(source, **{key: value for key, value in overrides.items() if value is not None})
+
+
+def load_task(name: str, source: Source, label_names: Sequence[str] | None = None) -> ClassificationTask:
+    """Both splits of a dataset, with readable labels.
+
+    Args:
+        label_names: The names of labels that are numbers, in their order; not needed if the dataset has names.
+
+    Raises ValueError for a missing column or split, a label without a name, and a label of the test split that the
+    training split lacks.
+    """
+    path = Path(source.dataset).expanduser()
+    if path.is_file() or (path / "state.json").is_file():
+        raise ValueError(
+            f"{path} has one split, but demonstrations and queries come from two. Name a folder with "
+            f"{source.train_split}.jsonl and {source.test_split}.jsonl (or .csv, .parquet), or with a saved "
+            "DatasetDict."
+        )
+    train, test = (_read(source, split, label_names) for split in (source.train_split, source.test_split))
+    task = ClassificationTask(name, source, train, test)
+    for what, examples in (("training", train), ("test", test)):
+        if not examples:
+            raise ValueError(f"{source.dataset} has no {what} examples; both splits need some.")
+    unknown = sorted({example.label for example in test} - set(task.labels))
+    if unknown:
+        raise ValueError(
+            f"{source.dataset}: the split {source.train_split!r} has no example of labels of {source.test_split!r}: "
+            f"{', '.join(unknown[:5])}. Add examples, or drop the rows with these labels."
+        )
+    return task
+
+
+def _read(source: Source, split: str, label_names: Sequence[str] | None) -> list[Example]:
+    columns = (source.text_column, source.label_column)
+    rows = load_table(source.dataset, source.config, split, columns)
+    names = _names(rows, source, label_names)
+    examples = []
+    for text, label in zip(rows[source.text_column], rows[source.label_column], strict=True):
+        if isinstance(label, int):
+            if names is None:
+                raise ValueError(
+                    f"{source.dataset} has the label {label} in column {source.label_column!r}, a number without a "
+                    "name. List the names, one per line: --label_names FILE."
+                )
+            if not 0 <= label < len(names):
+                raise ValueError(
+                    f"{source.dataset} has the label {label}, but there are names for 0 to {len(names) - 1}. List all "
+                    "of them: --label_names FILE."
+                )
+            label = names[label]
+        if not isinstance(text, str) or not isinstance(label, str) or not source.readable(label):
+            raise ValueError(
+                f"{source.dataset} has a row with the text {text!r} and the label {label!r}; both are needed. Drop "
+                "such rows."
+            )
+        if label not in source.left_out:
+            # On one line: in the prompt a line break ends a text and a label
+            examples.append(Example(" ".join(text.split()), source.readable(label)))
+    return examples
+
+
+def _names(rows: Dataset, source: Source, label_names: Sequence[str] | None) -> Sequence[str] | None:
+    feature = rows.features[source.label_column]
+    return label_names or (feature.names if isinstance(feature, ClassLabel) else None)
+
+
+__all__ = ["SOURCES", "ClassificationTask", "Example", "Source", "find_source", "load_task"]

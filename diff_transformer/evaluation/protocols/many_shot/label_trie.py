@@ -1,0 +1,183 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""The label that a model chooses from many, after a context that is already in a cache.
+
+There are two ways, which can disagree. *Constrained greedy decoding* (Ratner et al., ACL 2023) repeatedly takes the
+likeliest token among those that can continue a label. *Likelihood* takes the label with the highest probability of all
+its tokens. A label ends with the first token of what follows it in the prompt; otherwise "transfer" would be at least
+as likely as "transfer timing" for every model.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import Cache
+
+from ...generate import BATCH_TOKENS, fork, in_batches, prefill, token_log_probs
+from ...text import text_ids
+
+SCORINGS = ("trie", "likelihood")
+
+
+def continuation_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """The tokens of a text that continues another: nothing precedes them, neither a special token nor the space that
+    sentencepiece puts before a first word. Special tokens in the text are plain text."""
+    before = "a" if text.startswith("\n") else "\n"  # no tokenizer merges it with the text
+    head, whole = text_ids(tokenizer, before), text_ids(tokenizer, before + text)
+    if whole[: len(head)] != head:
+        raise ValueError(
+            f"{type(tokenizer).__name__} merges {text!r} with {before!r} before it, so it has no tokens of its own. "
+            "Begin it with another character."
+        )
+    return whole[len(head) :]
+
+
+def label_ids(tokenizer: PreTrainedTokenizerBase, labels: Sequence[str], follows: str) -> list[list[int]]:
+    """The tokens of each label, as the prompt shows it with its leading space, then the first token of `follows`.
+
+    Raises ValueError for a label or `follows` without tokens, and for two labels with the same tokens.
+    """
+    end = continuation_ids(tokenizer, follows)[:1]
+    if not end:
+        raise ValueError(
+            f"Got {follows!r} after each label, which has no tokens; labels need an end, such as a line break: "
+            "--separator."
+        )
+    ids = [continuation_ids(tokenizer, label) for label in labels]
+    empty = [label for label, tokens in zip(labels, ids, strict=True) if not tokens]
+    if empty:
+        raise ValueError(f"The tokenizer has no token for the label {empty[0]!r}. Name it with --label_names.")
+    if len(set(map(tuple, ids))) < len(ids):
+        same = [label for label, tokens in zip(labels, ids, strict=True) if ids.count(tokens) > 1]
+        raise ValueError(f"The tokenizer has the same tokens for {same[0]!r} and {same[1]!r}. Rename one of them.")
+    return [tokens + end for tokens in ids]
+
+
+class LabelTrie:
+    """Sequences of tokens, one per label. None is the beginning of another.
+
+    Attributes:
+        below: The indices of the labels that begin with a sequence of tokens.
+
+    Raises ValueError if one is the beginning of another, because the two could not be distinguished.
+    """
+
+    def __init__(self, sequences: Sequence[Sequence[int]]):
+        self.sequences = [tuple(tokens) for tokens in sequences]
+        self.below: dict[tuple[int, ...], list[int]] = {}
+        for index, tokens in enumerate(self.sequences):
+            for length in range(len(tokens) + 1):
+                self.below.setdefault(tokens[:length], []).append(index)
+        for index, tokens in enumerate(self.sequences):
+            if len(self.below[tokens]) > 1:
+                others = [other for other in self.below[tokens] if other != index]
+                raise ValueError(
+                    f"The tokens of label {index}, {tokens}, are those that label {others[0]} begins with. End each "
+                    "label with the same token."
+                )
+
+    def allowed(self, path: Sequence[int]) -> list[int]:
+        """The tokens that can follow `path`, in ascending order; none at the end of a label."""
+        path = tuple(path)
+        longer = [self.sequences[index] for index in self.below[path] if len(self.sequences[index]) > len(path)]
+        return sorted({tokens[len(path)] for tokens in longer})
+
+    def is_open(self, path: tuple[int, ...]) -> bool:
+        """Whether more than one label is left."""
+        return len(self.below[path]) > 1
+
+
+@torch.inference_mode()
+def greedy_labels(
+    model: PreTrainedModel, cache: Cache, prompts: Sequence[Sequence[int]], trie: LabelTrie
+) -> list[int]:
+    """The index of the label that constrained greedy decoding finds for each prompt. All prompts have the same length.
+
+    Equal to `generate(prefix_allowed_tokens_fn=...)`, without the steps after only one label is left.
+    """
+    cache, logits = prefill(model, torch.tensor(prompts), fork(cache, len(prompts)))
+    paths: list[tuple[int, ...]] = [() for _ in prompts]
+    while any(map(trie.is_open, paths)):
+        scores = logits.cpu()
+        step = []
+        for i, path in enumerate(paths):
+            if not trie.is_open(path):
+                step.append(0)  # a placeholder in the batch, whose logits are not used
+                continue
+            allowed = trie.allowed(path)
+            step.append(allowed[int(scores[i, allowed].argmax())])
+            paths[i] += (step[-1],)
+        if any(map(trie.is_open, paths)):
+            cache, logits = prefill(model, torch.tensor(step)[:, None], cache)
+    return [trie.below[path][0] for path in paths]
+
+
+@torch.inference_mode()
+def label_log_probs(
+    model: PreTrainedModel, cache: Cache, prompt: Sequence[int], labels: Sequence[Sequence[int]]
+) -> list[float]:
+    """log p of all tokens of each label after the prompt, in nats. A label has at least two tokens, of which the last
+    is its end."""
+    cache, logits = prefill(model, torch.tensor([prompt]), fork(cache))
+    cache.batch_repeat_interleave(len(labels))
+    width = max(map(len, labels))
+    # Padded on the right: a causal model sees the padding only after the tokens whose logits are used
+    tokens = torch.tensor([[*label, *[0] * (width - len(label))] for label in labels], device=model.device)
+    outputs = model(input_ids=tokens[:, :-1], past_key_values=cache, use_cache=True)
+    first = token_log_probs(logits.expand(len(labels), -1), tokens[:, 0])
+    rest = token_log_probs(outputs.logits, tokens[:, 1:])
+    log_probs = torch.cat([first[:, None], rest], dim=1).double().cpu()  # (labels, width)
+    return [float(row[: len(label)].sum()) for row, label in zip(log_probs, labels, strict=True)]
+
+
+def choose_labels(
+    model: PreTrainedModel,
+    cache: Cache,
+    prompts: Sequence[Sequence[int]],
+    trie: LabelTrie,
+    scoring: str = "trie",
+    normalize: bool = False,
+    batch_size: int | None = None,
+) -> list[int]:
+    """The index of the label that is chosen for each prompt, after the context in `cache`, which is not changed.
+
+    Args:
+        scoring: "trie" (constrained greedy decoding) or "likelihood".
+        normalize: Divides the log-likelihood of a label by the number of its tokens.
+        batch_size: Prompts, or pairs of a prompt and a label, per batch; by default as many as fit into memory.
+    """
+    start = min(64, max(1, BATCH_TOKENS // (cache.get_seq_length() + 1)))  # each prompt has a copy of the cache
+    if scoring == "trie":
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+
+        def decode(batch: Sequence[int]) -> list[int]:
+            # One batch per length of the prompts: the tokens after a cache need no padding
+            groups = groupby((prompts[i] for i in batch), key=len)
+            return [label for _, group in groups for label in greedy_labels(model, cache, list(group), trie)]
+
+        chosen = dict(in_batches(decode, order, batch_size, start))
+        return [chosen[i] for i in range(len(prompts))]
+
+    def score(batch: Sequence[tuple[int, int]]) -> list[float]:
+        log_probs = []
+        for i, group in groupby(batch, key=lambda item: item[0]):
+            log_probs += label_log_probs(model, cache, prompts[i], [trie.sequences[label] for _, label in group])
+        return log_probs
+
+    items = [(i, label) for i in range(len(prompts)) for label in range(len(trie.sequences))]
+    scores: list[list[float]] = [[] for _ in prompts]
+    for (i, label), log_prob in in_batches(score, items, batch_size, start):
+        scores[i].append(log_prob / len(trie.sequences[label]) if normalize else log_prob)
+    return [max(range(len(row)), key=row.__getitem__) for row in scores]
+
+
+__all__ = [
+    "SCORINGS",
+    "LabelTrie",
+    "choose_labels",
+    "greedy_labels",
+    "label_ids",
+    "label_log_probs",
+    "continuation_ids",
+]

@@ -1,0 +1,257 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Accuracy on eight mathematics benchmarks (Figures 9 and 10, arXiv:2410.05258).
+
+The model writes one greedy solution to each problem. `--prompt cot` asks for a chain of thought of at most 1K tokens,
+after the paper's first stage; `--prompt boxed` asks for reasoning of at most 16K tokens that ends with \\boxed{}, as
+after the second. The answer is the last \\boxed{}, else what follows the last "answer is" or "answer:", else the last
+number. math-verify grades it. Finished solutions are kept in a journal beside the results.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tqdm.auto import tqdm
+
+from ...generate import Generated, iterate_continuously, iterate_texts
+from ...models import LoadedModel, max_positions
+from ...render import (
+    DIFFERS,
+    PAPER_DIFF,
+    PAPER_TRANSFORMER,
+    Figure,
+    Section,
+    Table,
+    color,
+    model_columns,
+    other_sizes,
+    percent,
+)
+from ...results import Journal, Measure, Results, ResultSet
+from .answers import final_answer
+from .benchmarks import BENCHMARKS, PROMPTS, STOP_STRINGS, Problem, encode_prompt, find_datasets, load_problems
+from .grading import CRASHED, RIGHT, TIMED_OUT, grade
+
+ORDER = 10
+NO_SETTINGS = ("benchmarks",)  # points of the grid, to which a later run may add
+
+MAX_NEW_TOKENS = {"cot": 1024, "boxed": 16384}  # the paper's limits of the output
+
+Pair = tuple[float | None, float | None]  # the paper's Transformer and DIFF
+
+_AVERAGE = "average"
+# In percent, printed on the bars
+_FIGURE_10: dict[str, Pair] = {
+    "gsm8k": (41.2, 42.6),
+    "math": (19.9, 25.0),
+    "svamp": (55.0, 63.7),
+    "asdiv": (78.8, 83.8),
+    "mawps": (75.1, 86.2),
+    "carp_en": (32.3, 42.5),
+    "tabmwp": (27.5, 32.4),
+    "college_math": (16.4, 30.0),
+    _AVERAGE: (43.3, 50.8),
+}
+_FIGURE_9: dict[str, Pair] = {_AVERAGE: (20.1, 31.4)}  # in percent, at 20B tokens, read off the figure
+_LENGTHS: dict[str, Pair] = {_AVERAGE: (6913.0, 6144.0)}  # tokens, in the text on Figure 10
+
+_FIGURE_9_TEXT = (
+    "In the paper, after the first stage (20B tokens of synthetic mathematics), DIFF is ahead by 11.3 points on "
+    "average. The two averages are read off the end of the figure's curves; it does not show single benchmarks."
+)
+_FIGURE_10_TEXT = (
+    "In the paper, after the second stage (o1-style reasoning), DIFF is ahead on all eight, by 7.5 points on average, "
+    "and reasons in 6,144 tokens on average against 6,913."
+)
+_SHARES = {"cut_off": "cut off at the limit", "timed_out": "not graded in time", "crashed": "grader crashed"}
+
+
+@dataclass
+class Arguments:
+    benchmarks: list[str] = field(
+        default_factory=lambda: list(BENCHMARKS), metadata={"help": "Benchmarks.", "choices": list(BENCHMARKS)}
+    )
+    data_dir: str | None = field(
+        default=None,
+        metadata={
+            "help": "A folder with BENCHMARK/test.jsonl or BENCHMARK.jsonl, such as evaluation/data of "
+            "github.com/QwenLM/Qwen2.5-Math. By default datasets of the Hub, which lacks three of the eight."
+        },
+    )
+    dataset: list[str] = field(
+        default_factory=list,
+        metadata={"help": "BENCHMARK=PATH or BENCHMARK=HUB_ID, the dataset of single benchmarks."},
+    )
+    prompt: str = field(
+        default="boxed", metadata={"help": "cot for Figure 9, boxed for Figure 10.", "choices": list(PROMPTS)}
+    )
+    max_new_tokens: int | None = field(
+        default=None, metadata={"help": "Maximum tokens of a solution; by default 1024 for cot and 16384 for boxed."}
+    )
+    chat: bool = field(default=True, metadata={"help": "Use the tokenizer's chat template, if it has one."})
+    system: str | None = field(default=None, metadata={"help": "System message of the chat; by default none."})
+    continuous_batching: bool = field(
+        default=False,
+        metadata={
+            "help": "Replace each finished solution in the batch by the next, for long outputs of differing length."
+        },
+    )
+
+
+def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
+    keys = [{"benchmark": name} for name in dict.fromkeys(arguments.benchmarks)]
+    if all(key in results for key in keys):
+        return
+    chat = arguments.chat and loaded.tokenizer.chat_template is not None
+    if arguments.continuous_batching and not chat:
+        raise ValueError(
+            "Got --continuous_batching without a chat template. It does not support stop strings, which end a "
+            "solution outside a chat. Use a tokenizer with a chat template, or leave out --continuous_batching."
+        )
+    max_new_tokens = arguments.max_new_tokens or MAX_NEW_TOKENS[arguments.prompt]
+    datasets = find_datasets(arguments.benchmarks, arguments.data_dir, arguments.dataset)
+    todo = [str(key["benchmark"]) for key in results.todo(keys)]
+    problems = {name: load_problems(name, datasets[name], options.limit, options.seed) for name in todo}
+    rows = {
+        name: [encode_prompt(loaded.tokenizer, p.question, arguments.prompt, chat, arguments.system) for p in found]
+        for name, found in problems.items()
+    }
+    longest = max(len(row) for found in rows.values() for row in found)
+    check_room(loaded, longest, max_new_tokens)
+    print(
+        f"{loaded.label}: {sum(map(len, rows.values())):,} problems of {len(todo)} benchmarks, prompts of at most "
+        f"{longest:,} tokens, solutions of at most {max_new_tokens:,}"
+    )
+    results.begin()
+    for name in todo:
+        journal = results.journal(name)
+        missing = [i for i in range(len(rows[name])) if str(i) not in journal]
+        prompts = [rows[name][i] for i in missing]
+        if arguments.continuous_batching:
+            solutions = iterate_continuously(
+                loaded.model, loaded.tokenizer, prompts, max_new_tokens, options.batch_size
+            )
+        else:
+            stops = () if chat else STOP_STRINGS
+            solutions = iterate_texts(
+                loaded.model, loaded.tokenizer, prompts, max_new_tokens, options.batch_size, stops
+            )
+        keep(solutions, missing, journal, f"{loaded.label}: {BENCHMARKS[name].title}")
+        results.add({"benchmark": name}, measure(problems[name], journal), {"dataset": datasets[name], "chat": chat})
+
+
+def check_room(loaded: LoadedModel, longest_prompt: int, max_new_tokens: int) -> None:
+    """Raises ValueError if the longest prompt and its solution have more tokens than the model has positions."""
+    limit = max_positions(loaded.model)
+    if limit is None or longest_prompt + max_new_tokens <= limit:
+        return
+    remedy = (
+        f"Use at most --max_new_tokens {limit - longest_prompt}"
+        if limit > longest_prompt
+        else "No solution fits: evaluate a model with more positions"
+    )
+    raise ValueError(
+        f"The longest prompt has {longest_prompt:,} tokens and a solution up to {max_new_tokens:,}, but the model has "
+        f"max_position_embeddings={limit:,}. {remedy}."
+    )
+
+
+def keep(solutions: Iterator[tuple[int, Generated]], ids: Sequence[int], journal: Journal, title: str) -> None:
+    """Writes each solution into the journal as soon as it is finished, under the id of its problem."""
+    done = len(journal.records)
+    for i, solution in tqdm(solutions, title, total=done + len(ids), initial=done, unit="problem"):
+        journal.add(str(ids[i]), **solution._asdict())
+
+
+def measure(problems: Sequence[Problem], journal: Journal) -> dict[str, Measure]:
+    """The measures of a benchmark whose solutions are in the journal.
+
+    `accuracy`; `length` in tokens; and three shares: `cut_off` by the limit of the output (correct if the answer is
+    complete), and `timed_out` and `crashed` in grading, which count as wrong.
+    """
+    solutions = [journal.records[str(i)] for i in range(len(problems))]
+    answers = [final_answer(solution["text"]) for solution in solutions]
+    outcomes = grade(zip((problem.answer for problem in problems), answers, strict=True))
+    return {
+        "accuracy": Measure.of(outcome == RIGHT for outcome in outcomes),
+        "length": Measure.of(solution["tokens"] for solution in solutions),
+        "cut_off": Measure.of(not solution["finished"] for solution in solutions),
+        "timed_out": Measure.of(outcome == TIMED_OUT for outcome in outcomes),
+        "crashed": Measure.of(outcome == CRASHED for outcome in outcomes),
+    }
+
+
+def section(results: ResultSet) -> Section:
+    names = [name for name in BENCHMARKS if any(cell.matches(benchmark=name) for cell in results.cells)]
+    boxed = results.settings["prompt"] == "boxed"
+    shares: list[list] = [[words, *map(percent, _averages(results, names, share))] for share, words in _SHARES.items()]
+
+    def draw(canvas):
+        axes = canvas.subplots()
+        width = 0.8 / len(results.labels)
+        for i, label in enumerate(results.labels):
+            measures = {x: percent(results.measure(label, "accuracy", benchmark=name)) for x, name in enumerate(names)}
+            bars = {x + (i - (len(results.labels) - 1) / 2) * width: m for x, m in measures.items() if m is not None}
+            heights, errors = [m.value for m in bars.values()], [m.stderr or 0 for m in bars.values()]
+            axes.bar(list(bars), heights, width, yerr=errors, label=label, color=color(results.labels, label))
+        axes.set_xticks(range(len(names)), [BENCHMARKS[name].title for name in names])
+        axes.set(ylabel="accuracy (%)", ylim=(0, None))
+        axes.legend(frameon=False)
+
+    return Section(
+        title="Mathematics",
+        paper="Figure 10" if boxed else "Figure 9",
+        text="Accuracy of one greedy solution to each problem, graded by math-verify. "
+        + (_FIGURE_10_TEXT if boxed else _FIGURE_9_TEXT),
+        tables=[
+            _table("Accuracy (%)", results, names, "accuracy", 1, _FIGURE_10 if boxed else _FIGURE_9),
+            _table("Mean length of a solution (tokens)", results, names, "length", 0, _LENGTHS if boxed else {}),
+            Table("Share of the problems (%), average of the benchmarks", ["", *results.labels], shares, digits=1),
+        ],
+        figures=[Figure("math", "Accuracy by benchmark; the error bars are standard errors.", draw, size=(9.0, 4.0))],
+        notes=[
+            "The paper states neither its prompts, nor its grader, nor how many problems of each benchmark it uses.",
+            "A solution that is cut off is graded as it is. What is not graded counts as wrong.",
+        ],
+    )
+
+
+def _table(
+    caption: str, results: ResultSet, names: Sequence[str], metric: str, digits: int, paper: Mapping[str, Pair]
+) -> Table:
+    """A row for each benchmark and one for their average; the paper's average is over all eight."""
+    show = percent if metric == "accuracy" else lambda measure: measure
+    rows: list[list] = []
+    for name in names:
+        measures = map(show, model_columns(results, metric, benchmark=name))
+        rows.append([BENCHMARKS[name].title, *paper.get(name, (None, None)), *measures, _differs(results, name)])
+    all_of_them = len(names) == len(BENCHMARKS)
+    pair = paper.get(_AVERAGE, (None, None)) if all_of_them else (None, None)
+    differs = "see the benchmarks" if all_of_them else f"{len(names)} benchmarks, not {len(BENCHMARKS)}"
+    rows.append(["Average", *pair, *map(show, _averages(results, names, metric)), differs])
+    return Table(caption, ["benchmark", PAPER_TRANSFORMER, PAPER_DIFF, *results.labels, DIFFERS], rows, digits)
+
+
+def _averages(results: ResultSet, names: Sequence[str], metric: str) -> list[Measure | None]:
+    """For each model, the mean over benchmarks with equal weights; None if a benchmark is missing."""
+    return [
+        results.measure(label, metric) if len(results.select(label)) == len(names) * len(results.of(label)) else None
+        for label in results.labels
+    ]
+
+
+def _differs(results: ResultSet, name: str) -> str:
+    settings = results.settings
+    cells = {label: found for label in results.labels if (found := results.select(label, benchmark=name))}
+    cell, limit = next(iter(cells.values()))[0], MAX_NEW_TOKENS[settings["prompt"]]
+    problems = f"{cell.measures['accuracy'].n:,} problems of {cell.data['dataset']}"
+    drawn = "" if settings["limit"] is None else f", at most {settings['limit']:,}, drawn at random"
+    parts = [*other_sizes(results), problems + drawn]
+    if settings["max_new_tokens"] not in (None, limit):
+        parts.append(f"solutions to {settings['max_new_tokens']:,} tokens, not {limit:,}")
+    plain = [label for label, found in cells.items() if not all(cell.data["chat"] for cell in found)]
+    if plain:
+        parts.append(f"no chat template: {', '.join(plain)}")
+    return "; ".join(parts)
+
+
+__all__ = ["Arguments", "check_room", "keep", "measure", "run", "section"]

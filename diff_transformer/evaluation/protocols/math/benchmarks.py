@@ -1,0 +1,206 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""The eight mathematics benchmarks: where they are, and how a row becomes a question and its gold answer.
+
+Columns and questions are those of Qwen2.5-Math's evaluation (arXiv:2409.12122), whose folder `evaluation/data` holds
+all eight as `<benchmark>/test.jsonl`.
+"""
+
+import random
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedTokenizerBase
+
+from ....text_data import load_table
+from ...text import prompt_ids
+from .answers import last_boxed
+
+Row = Mapping[str, Any]
+
+
+class Problem(NamedTuple):
+    question: str
+    answer: str  # the gold answer, in LaTeX or words
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """`read` turns a row into a problem, or into None if the row is not part of the benchmark."""
+
+    title: str  # as the paper writes it
+    columns: tuple[str, ...]
+    read: Callable[[Row], Problem | None]
+    dataset: str | None = None  # on the Hub, if a dataset with these columns exists
+    config: str | None = None
+    split: str = "test"
+
+
+def _gsm8k(row: Row) -> Problem:
+    return Problem(row["question"], _after(row["answer"], "####").replace(",", ""))
+
+
+def _math(row: Row) -> Problem:
+    answer = last_boxed(row["solution"])
+    if not answer:
+        raise ValueError("the solution has no \\boxed{}")
+    return Problem(row["problem"], answer)
+
+
+def _svamp(row: Row) -> Problem:
+    body = row["Body"].strip()
+    return Problem(f"{body}{'' if body.endswith('.') else '.'} {row['Question'].strip()}", _number(row["Answer"]))
+
+
+def _asdiv(row: Row) -> Problem | None:
+    if ";" in row["answer"]:  # several answers
+        return None
+    answer = re.sub(r"\(.*?\)", "", row["answer"]).strip()  # without the unit
+    return _closed(Problem(f"{row['body'].strip()} {row['question'].strip()}", answer))
+
+
+def _mawps(row: Row) -> Problem:
+    return Problem(row["input"], _number(row["target"]))
+
+
+def _carp(row: Row) -> Problem:
+    return Problem(row["content"], row["answer"])
+
+
+def _tabmwp(row: Row) -> Problem:
+    about = f' about "{row["table_title"]}"' if row["table_title"] else ""
+    question = f"Read this table{about} and answer the question.\n{row['table']}\n{row['question']}"
+    if row["choices"]:
+        question += f" Choose from: {', '.join(row['choices'])}."
+    return _closed(Problem(question, row["answer"]))
+
+
+def _college_math(row: Row) -> Problem:
+    return _closed(Problem(row["question"], row["answer"].replace("$", "").strip()))
+
+
+BENCHMARKS = {
+    "gsm8k": Benchmark("GSM-8K", ("question", "answer"), _gsm8k, "openai/gsm8k", "main"),
+    "math": Benchmark("MATH", ("problem", "solution"), _math, "DigitalLearningGmbH/MATH-lighteval"),
+    "svamp": Benchmark("SVAMP", ("Body", "Question", "Answer"), _svamp, "ChilleD/SVAMP", split="train+test"),
+    "asdiv": Benchmark("ASDiv", ("body", "question", "answer"), _asdiv, "EleutherAI/asdiv", split="validation"),
+    "mawps": Benchmark("MAWPS", ("input", "target"), _mawps),
+    "carp_en": Benchmark("CARP", ("content", "answer"), _carp),
+    "tabmwp": Benchmark("TABMWP", ("table", "table_title", "question", "choices", "answer"), _tabmwp),
+    "college_math": Benchmark("CollegeMath", ("question", "answer"), _college_math, "di-zhang-fdu/College_Math_Test"),
+}
+
+
+def find_datasets(names: list[str], data_dir: str | None, datasets: list[str]) -> dict[str, str]:
+    """The Hub id or local path of each benchmark.
+
+    Args:
+        data_dir: A folder with `<benchmark>/test.jsonl` or `<benchmark>.jsonl`.
+        datasets: `<benchmark>=<Hub id or path>`, which takes precedence over data_dir.
+
+    Raises ValueError for an unknown benchmark and for one without a dataset.
+    """
+    chosen = dict(dataset.partition("=")[::2] for dataset in datasets)
+    unknown = sorted({*names, *chosen} - set(BENCHMARKS))
+    if unknown or not all(chosen.values()):
+        raise ValueError(
+            f"Got the benchmarks {', '.join([*names, *datasets])}; choose from {', '.join(BENCHMARKS)}, and name a "
+            "dataset by --dataset BENCHMARK=PATH."
+        )
+    found, missing = {}, []
+    for name in names:
+        local = [Path(data_dir, name, "test.jsonl"), Path(data_dir, f"{name}.jsonl")] if data_dir else []
+        paths = [str(path) for path in local if path.is_file()]
+        place = chosen.get(name) or (paths[0] if paths else None) or (None if data_dir else BENCHMARKS[name].dataset)
+        if place is None:
+            missing.append(name)
+        else:
+            found[name] = place
+    if missing:
+        raise ValueError(
+            f"No dataset is known for {', '.join(missing)}"
+            + (f": {data_dir} has neither <benchmark>/test.jsonl nor <benchmark>.jsonl" if data_dir else "")
+            + ". All eight are in evaluation/data of github.com/QwenLM/Qwen2.5-Math: set --data_dir to that folder, "
+            "name files by --dataset BENCHMARK=PATH, or choose other --benchmarks."
+        )
+    return found
+
+
+def load_problems(name: str, dataset: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
+    """All problems of a benchmark, or `limit` of them, drawn with the seed.
+
+    Raises ValueError for missing columns, and for a row without a gold answer.
+    """
+    benchmark = BENCHMARKS[name]
+    default = dataset == benchmark.dataset
+    config, split = (benchmark.config, benchmark.split) if default else (None, "test")
+    rows, problems = load_table(dataset, config, split, benchmark.columns), []
+    for number, row in enumerate(rows, 1):
+        try:
+            problem = benchmark.read(row)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"{dataset}, row {number}, is not a problem of {benchmark.title}: {error}.") from error
+        if problem is not None:
+            problems.append(problem)
+    if not problems:
+        raise ValueError(f"{dataset} has no problem of {benchmark.title}. Choose another --dataset.")
+    if limit is None or limit >= len(problems):
+        return problems
+    chosen = random.Random(f"{seed}|{name}").sample(range(len(problems)), limit)
+    return [problems[i] for i in sorted(chosen)]
+
+
+# The paper does not print its prompts. In a chat the tokenizer's template replaces "Question:" and "Answer:"
+_STEPS = {
+    "cot": "Please reason step by step.",
+    "boxed": "Please reason step by step, and put your final answer within \\boxed{}.",
+}
+PROMPTS = tuple(_STEPS)
+STOP_STRINGS = ("\nQuestion:",)  # without a chat, where a model may continue with a question of its own
+
+
+def encode_prompt(
+    tokenizer: PreTrainedTokenizerBase, question: str, prompt: str, chat: bool, system: str | None = None
+) -> list[int]:
+    """The token ids of a question with one of PROMPTS, as a chat or as plain text."""
+    if not chat:
+        return prompt_ids(tokenizer, f"Question: {question}\n{_STEPS[prompt]}\nAnswer:")
+    messages = [{"role": "user", "content": f"{question}\n{_STEPS[prompt]}"}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    encoding: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+    return encoding["input_ids"]
+
+
+def _after(text: str, mark: str) -> str:
+    _, found, rest = text.rpartition(mark)
+    if not found:
+        raise ValueError(f"the answer has no {mark}")
+    return rest.strip()
+
+
+def _number(value: float | str) -> str:
+    """145.0 -> 145"""
+    value = float(value)
+    return str(int(value)) if value.is_integer() else str(value)
+
+
+def _closed(problem: Problem) -> Problem:
+    """Adds the choice to a question that is answered by yes or no, or by true or false."""
+    pairs = {"yes": "Yes or No", "no": "Yes or No", "true": "True or False", "false": "True or False"}
+    pair = pairs.get(problem.answer.casefold())
+    return problem if pair is None else problem._replace(question=f"{problem.question} ({pair})")
+
+
+__all__ = [
+    "BENCHMARKS",
+    "PROMPTS",
+    "STOP_STRINGS",
+    "Benchmark",
+    "Problem",
+    "encode_prompt",
+    "find_datasets",
+    "load_problems",
+]

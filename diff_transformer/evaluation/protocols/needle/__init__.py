@@ -1,0 +1,279 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Multi-needle retrieval (Table 2 and Figure 5, arXiv:2410.05258).
+
+N sentences (needles) in a long text each give a city a magic number, and one question asks for R of the numbers. The
+queried needles are at a given depth, all others at random depths. The defaults are those of Table 2. For Figure 5, on
+models extended to 64K tokens, use `--lengths 8192 16384 24576 32768 40960 49152 57344 65536 --pairs 8:1`.
+
+The paper does not print its prompts. These come from earlier code of its authors, or from LWM, whose protocol the
+paper follows.
+
+Accuracy is the share of queried cities whose number is in the greedy answer as a whole number: 123 is not in 51234. If
+one city is queried, its number may be anywhere in the answer, as in the code of YOCO and LWM. If several are queried,
+a number belongs to the cities named just before it, in order; numbers before any name belong to the cities in the
+order of the question; and the first number given to a city counts. Swapped numbers are wrong."""
+
+import math
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from matplotlib.figure import Figure as Canvas
+from tqdm.auto import tqdm
+
+from ...generate import BATCH_TOKENS, end_tokens, generate_greedily, in_batches
+from ...models import LoadedModel, check_length
+from ...render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Figure, Section, Table, model_columns, other_sizes
+from ...results import Key, Measure, Results, ResultSet, mean
+from ...text import load_documents
+from .. import HIGHER, Headline, Paper
+from .haystack import WORDINGS, NeedleArguments, NeedlePrompt, haystack_tokens, needle_prompt
+
+ORDER = 3
+NO_SETTINGS = ("lengths", "pairs")  # points of the grid, to which a later run may add
+_NUMBER = r"\d+(?:[.,]\d+)*"  # 1,234 is one number
+
+PAPER = (PAPER_TRANSFORMER, PAPER_DIFF)
+PAPER_DEPTHS, PAPER_SAMPLES = (0, 25, 50, 75, 100), 50
+
+# Table 2, 4K tokens: by (N, R), averaged over depths
+PAPER_TABLE_2 = {
+    (1, 1): (1.00, 1.00),
+    (2, 2): (0.85, 0.92),
+    (4, 2): (0.62, 0.84),
+    (6, 2): (0.55, 0.85),
+}
+
+# Figure 5, (N, R) = (8, 1): by length, at each depth
+PAPER_FIGURE_5 = {
+    8192: ((0.96, 0.92, 0.90, 0.96, 1.00), (1.00, 1.00, 1.00, 0.98, 1.00)),
+    16384: ((0.96, 0.58, 0.76, 0.92, 1.00), (1.00, 0.86, 0.96, 0.90, 1.00)),
+    24576: ((0.90, 0.66, 0.72, 0.64, 1.00), (1.00, 0.66, 0.74, 0.94, 1.00)),
+    32768: ((0.88, 0.16, 0.40, 0.76, 1.00), (0.44, 0.80, 0.92, 0.98, 1.00)),
+    40960: ((0.50, 0.12, 0.28, 0.58, 1.00), (1.00, 0.52, 0.90, 0.74, 1.00)),
+    49152: ((0.82, 0.58, 0.48, 0.88, 1.00), (0.98, 0.80, 0.92, 0.88, 1.00)),
+    57344: ((0.78, 0.66, 0.56, 0.88, 1.00), (0.66, 0.64, 0.92, 0.98, 1.00)),
+    65536: ((0.04, 0.12, 0.70, 0.72, 1.00), (0.60, 0.88, 0.92, 0.90, 1.00)),
+}
+
+Grid = dict[int, dict[int, float]]  # accuracy by column (length or number of needles) and depth
+
+
+@dataclass
+class Arguments(NeedleArguments):
+    lengths: list[int] = field(
+        default_factory=lambda: [4096], metadata={"help": "Tokens per prompt, including room for its answer."}
+    )
+    pairs: list[str] = field(
+        default_factory=lambda: ["1:1", "2:2", "4:2", "6:2"],
+        metadata={"help": "N:R, the number of needles and of queried needles; each is measured at every length."},
+    )
+    max_new_tokens: int = field(default=48, metadata={"help": "Maximum tokens of an answer."})
+
+    def check(self) -> None:
+        super().check()
+        if self.max_new_tokens < 1:
+            raise ValueError(f"Got --max_new_tokens {self.max_new_tokens}; an answer needs at least one token.")
+
+
+def parse_pair(pair: str) -> tuple[int, int]:
+    """The two numbers of `N:R`."""
+    needles, _, queried = pair.partition(":")
+    if not (needles.isdecimal() and queried.isdecimal() and 1 <= int(queried) <= int(needles)):
+        raise ValueError(f"Got the pair {pair!r}; it must be N:R with 1 <= R <= N, as in --pairs 1:1 6:2.")
+    return int(needles), int(queried)
+
+
+def assigned_numbers(answer: str, cities: Sequence[str]) -> dict[str, str]:
+    """The number that an answer gives to each city, by the rule for several cities (above)."""
+    numbers: dict[str, str] = {}
+    waiting, after_number = list(cities), True  # cities that were named and have no number yet
+    for word in re.findall("|".join([*map(re.escape, cities), _NUMBER]), answer):
+        if word in cities:
+            waiting = [word] if after_number else [*waiting, word]
+        elif waiting:
+            numbers.setdefault(waiting.pop(0), word)
+        after_number = word not in cities
+    return numbers
+
+
+def accuracy(answer: str, wanted: Mapping[str, str]) -> float:
+    """The share of `wanted`, numbers by city in the order of the question, that the answer contains."""
+    if len(wanted) == 1:
+        (number,) = wanted.values()
+        return float(number in re.findall(_NUMBER, answer))
+    given = assigned_numbers(answer, list(wanted))
+    return len(given.items() & wanted.items()) / len(wanted)
+
+
+def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
+    arguments.check()
+    check_length(loaded.model, max(arguments.lengths), "A prompt with its answer")
+    pairs = [parse_pair(pair) for pair in arguments.pairs]
+    todo = results.todo(
+        [
+            {"length": length, "needles": needles, "queried": queried, "depth": depth}
+            for length in sorted(set(arguments.lengths))
+            for needles, queried in dict.fromkeys(pairs)
+            for depth in dict.fromkeys(arguments.depths)
+        ]
+    )
+    if not todo:
+        return
+    wording, samples = WORDINGS[arguments.wording], min(arguments.samples, options.limit or arguments.samples)
+    haystack = haystack_tokens(load_documents(arguments), loaded.tokenizer)
+    stop = end_tokens(loaded.model, loaded.tokenizer)
+
+    def answer(prompts: Sequence[NeedlePrompt]) -> list[str]:
+        input_ids = torch.tensor([prompt.input_ids for prompt in prompts])
+        rows = generate_greedily(loaded.model, input_ids, arguments.max_new_tokens, stop, arguments.chunk_size)
+        return [str(loaded.tokenizer.decode(row, skip_special_tokens=True)) for row in rows]
+
+    def make_prompt(key: Key, sample: int) -> NeedlePrompt:
+        length, needles, queried, depth = map(int, key.values())
+        rng = random.Random(f"{options.seed}|{length}|{needles}|{queried}|{depth}|{sample}")
+        room = length - arguments.max_new_tokens
+        return needle_prompt(loaded.tokenizer, wording, haystack, room, needles, queried, depth, rng)
+
+    for key in todo:
+        make_prompt(key, 0)  # raises before the model runs if the needles do not fit
+    with tqdm(total=len(todo) * samples, desc=loaded.label, unit="prompt") as bar:
+        for key in todo:
+            prompts = [make_prompt(key, i) for i in range(samples)]
+            scores, answers = [], []
+            start = max(1, BATCH_TOKENS // len(prompts[0].input_ids))
+            for prompt, text in in_batches(answer, prompts, options.batch_size, start):
+                scores.append(accuracy(text, prompt.wanted))
+                answers.append({"wanted": prompt.wanted, "answer": text})
+                bar.update()
+            results.add(key, {"accuracy": Measure.of(scores)}, {"answers": answers})
+
+
+def section(results: ResultSet) -> Section:
+    points = results.keys("length", "needles", "queried")
+    rows: list[list] = []
+    for length, needles, queried in points:
+        key = {"length": length, "needles": needles, "queried": queried}
+        paper, measures = _paper_average(length, (needles, queried)), model_columns(results, "accuracy", **key)
+        rows.append([*key.values(), *paper, *measures, _differs(results, key)])
+    figures = []
+    for pair in sorted({point[1:] for point in points}):
+        if len({point[0] for point in points if point[1:] == pair}) > 1:
+            figures.append(_map_of_lengths(pair, results))
+    for length, queried in sorted({(length, queried) for length, _, queried in points}):
+        if len({point[1] for point in points if (point[0], point[2]) == (length, queried)}) > 1:
+            figures.append(_map_of_needles(length, queried, results))
+    columns = ["tokens", "N", "R", *PAPER, *results.labels, DIFFERS]
+    return Section(
+        title="Multi-needle retrieval",
+        paper="Table 2 and Figure 5",
+        text="N sentences in a long text each give a city (or a letter) a number, and a question asks for R of the "
+        "numbers. Accuracy is the share of the queried numbers that are in the answer, averaged over the depths of "
+        "the queried needles; all other needles are at random depths.",
+        tables=[Table("Accuracy, averaged over depths", columns, rows, digits=2, digits_alone=3)],
+        figures=figures,
+    )
+
+
+def headline(results: ResultSet) -> list[Headline]:
+    """Accuracy averaged over depths."""
+    found = []
+    for length, needles, queried in results.keys("length", "needles", "queried"):
+        key = {"length": length, "needles": needles, "queried": queried}
+        what = f"needles: {queried} of {needles} queried in {length:,} tokens"
+        found.append(Headline("accuracy", what, HIGHER, key, _paper_of(needles)))
+    return found
+
+
+def _paper_of(needles: int) -> Paper | None:
+    """The shortest length at which the paper has this number of needles."""
+    for (n, queried), values in PAPER_TABLE_2.items():
+        if n == needles:
+            return Paper.printed(f"Table 2: {queried} of {n}, 4K tokens", values, HIGHER)
+    if needles == 8:
+        length, columns = min(PAPER_FIGURE_5.items())
+        return Paper.printed(
+            f"Figure 5: 1 of 8, {length // 1024}K tokens", [mean(column) for column in columns], HIGHER
+        )
+    return None
+
+
+def _paper_average(length: int, pair: tuple[int, int]) -> Sequence[float | None]:
+    if length == 4096 and pair in PAPER_TABLE_2:
+        return PAPER_TABLE_2[pair]
+    if length in PAPER_FIGURE_5 and pair == (8, 1):
+        return [mean(column) for column in PAPER_FIGURE_5[length]]
+    return (None, None)
+
+
+def _differs(results: ResultSet, key: Mapping[str, int]) -> str:
+    settings = results.settings
+    cells = {label: results.select(label, **key) for label in results.labels}
+    samples = {cell.measures["accuracy"].n for found in cells.values() for cell in found}
+    found = [*other_sizes(results), f"text: {settings['dataset']}", f"wording: {settings['wording']}"]
+    if samples != {PAPER_SAMPLES}:
+        found.append(f"samples per depth: {min(samples)}, not {PAPER_SAMPLES}")
+    if sorted(settings["depths"]) != list(PAPER_DEPTHS):
+        found.append(f"depths {', '.join(map(str, sorted(settings['depths'])))} %")
+    for label in results.labels:
+        if len(cells[label]) < len(set(settings["depths"])) * len(results.of(label)):
+            found.append(f"{label} unfinished")
+    return "; ".join(found)
+
+
+def _grid(results: ResultSet, label: str, column: str, **key: int) -> Grid:
+    grid: Grid = {}
+    for x, depth in results.keys(column, "depth"):
+        measure = results.measure(label, "accuracy", depth=depth, **{column: x}, **key)
+        if measure is not None:
+            grid.setdefault(x, {})[depth] = measure.value
+    return grid
+
+
+def _map_of_lengths(pair: tuple[int, int], results: ResultSet) -> Figure:
+    """Accuracy by depth and length, with the paper's if it has this pair."""
+    grids = {label: _grid(results, label, "length", needles=pair[0], queried=pair[1]) for label in results.labels}
+    lengths = sorted({length for grid in grids.values() for length in grid})
+    if pair == (8, 1):
+        for label, columns in zip(PAPER, zip(*PAPER_FIGURE_5.values(), strict=True), strict=True):
+            of_paper = dict(zip(PAPER_FIGURE_5, columns, strict=True))
+            grids[label] = {k: dict(zip(PAPER_DEPTHS, of_paper[k], strict=True)) for k in lengths if k in of_paper}
+    caption = f"Accuracy by length and by depth of the queried needles: N = {pair[0]}, R = {pair[1]}."
+    return _heat_maps(f"needle_{pair[0]}_{pair[1]}", caption, grids, lengths, "tokens")
+
+
+def _map_of_needles(length: int, queried: int, results: ResultSet) -> Figure:
+    grids = {label: _grid(results, label, "needles", length=length, queried=queried) for label in results.labels}
+    numbers = sorted({needles for grid in grids.values() for needles in grid})
+    caption = f"Accuracy by number of needles and by depth of the queried needles: {length:,} tokens, R = {queried}."
+    name = f"needle_{length}" if queried == 1 else f"needle_{length}_{queried}"
+    return _heat_maps(name, caption, grids, numbers, "needles")
+
+
+def _heat_maps(name: str, caption: str, grids: dict[str, Grid], columns: Sequence[int], what: str) -> Figure:
+    """A panel for each model. Cells that were not measured are empty, and the last row is the mean over depths."""
+    panels = {label: grid for label, grid in grids.items() if grid}
+    depths = sorted({depth for grid in panels.values() for column in grid.values() for depth in column})
+
+    def draw(canvas: Canvas) -> None:
+        axes = canvas.subplots(len(panels), squeeze=False)[:, 0]
+        for axis, (label, grid) in zip(axes, panels.items(), strict=True):
+            rows = [[grid.get(column, {}).get(depth, math.nan) for column in columns] for depth in depths]
+            rows.append([mean(grid[column].values()) if column in grid else math.nan for column in columns])
+            axis.imshow(rows, vmin=0, vmax=1, cmap="viridis", aspect="auto")
+            for y, row in enumerate(rows):
+                for x, value in enumerate(row):
+                    if not math.isnan(value):
+                        ink = "black" if value > 0.6 else "white"
+                        axis.text(x, y, f"{value:.2f}", ha="center", va="center", color=ink)
+            axis.axhline(len(depths) - 0.5, color="white", linewidth=2)
+            ticks = [f"{k // 1024}K" if k and k % 1024 == 0 else f"{k:,}" for k in columns]
+            axis.set_xticks(range(len(columns)), ticks)
+            axis.set_yticks(range(len(rows)), [*map(str, depths), "mean"])
+            axis.set(title=label, ylabel="depth (%)")
+        axes[-1].set_xlabel(what)
+
+    size = (max(4.0, 1.5 + 0.7 * len(columns)), len(panels) * (0.8 + 0.35 * (len(depths) + 1)))
+    return Figure(name, caption, draw, size)

@@ -1,0 +1,244 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Needles in a haystack: sentences that give a city a magic number, in a long text.
+
+All needles are placed at once, by their depths in tokens: none is cut or displaced by another, and a prompt has
+exactly the requested length. The same seed gives the same prompts to all models that share a tokenizer."""
+
+import random
+import string
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from transformers import PreTrainedTokenizerBase
+
+from ...generate import CHUNK
+from ...text import DocumentArguments, start_ids, text_ids
+
+HAYSTACK_TOKENS = 2**20  # maximum tokens of the documents from which a prompt's haystack is cut
+
+# No name is part of another, so that a name in an answer is unambiguous
+# fmt: off
+CITIES = (
+    "Abidjan", "Abu Dhabi", "Accra", "Addis Ababa", "Adelaide", "Algiers", "Amsterdam", "Anchorage", "Ankara",
+    "Antwerp", "Athens", "Auckland", "Baku", "Bamako", "Bangkok", "Barcelona", "Beirut", "Belgrade", "Belo Horizonte",
+    "Bergen", "Bordeaux", "Boston", "Bratislava", "Brisbane", "Brussels", "Bucharest", "Budapest", "Buenos Aires",
+    "Cairo", "Calgary", "Cape Town", "Caracas", "Cartagena", "Casablanca", "Chengdu", "Chicago", "Cologne", "Colombo",
+    "Copenhagen", "Dakar", "Damascus", "Dar es Salaam", "Denver", "Dhaka", "Doha", "Dublin", "Durban", "Edinburgh",
+    "Florence", "Fukuoka", "Gaborone", "Geneva", "Glasgow", "Guadalajara", "Guatemala City", "Hamburg", "Hanoi",
+    "Harare", "Havana", "Helsinki", "Ho Chi Minh City", "Hong Kong", "Honolulu", "Houston", "Hyderabad", "Istanbul",
+    "Jakarta", "Jerusalem", "Johannesburg", "Kampala", "Karachi", "Kathmandu", "Khartoum", "Kigali", "Kingston",
+    "Kinshasa", "Kuala Lumpur", "Kyiv", "Kyoto", "La Paz", "Lagos", "Lahore", "Las Vegas", "Leipzig", "Libreville",
+    "Lima", "Lisbon", "Ljubljana", "London", "Los Angeles", "Luanda", "Lusaka", "Lyon", "Madrid", "Managua", "Manila",
+    "Maputo", "Marrakesh", "Marseille", "Melbourne", "Mexico City", "Miami", "Milan", "Minneapolis", "Mogadishu",
+    "Mombasa", "Montevideo", "Montreal", "Mumbai", "Munich", "Nagoya", "Nairobi", "Naples", "New Delhi", "New Orleans",
+    "New York", "Nicosia", "Osaka", "Oslo", "Ottawa", "Panama City", "Paris", "Perth", "Philadelphia", "Phnom Penh",
+    "Port Louis", "Port Moresby", "Porto Alegre", "Prague", "Quito", "Rabat", "Riga", "Rio de Janeiro", "Riyadh",
+    "Rome", "Rotterdam", "Salt Lake City", "San Diego", "San Francisco", "San Salvador", "Santiago", "Santo Domingo",
+    "Sarajevo", "Seattle", "Seoul", "Seville", "Shanghai", "Shenzhen", "Singapore", "Skopje", "Sofia", "Stockholm",
+    "Surabaya", "Sydney", "Taipei", "Tallinn", "Tashkent", "Tbilisi", "Tehran", "Thessaloniki", "Tokyo", "Toronto",
+    "Toulouse", "Tripoli", "Tunis", "Ulaanbaatar", "Utrecht", "Valencia", "Vancouver", "Vienna", "Vilnius", "Warsaw",
+    "Wellington", "Winnipeg", "Yangon", "Yerevan", "Zagreb", "Zanzibar", "Zurich",
+)
+# fmt: on
+
+
+@dataclass(frozen=True)
+class Wording:
+    """The text around the haystack and in it.
+
+    `ask_one` and `ask_several` follow the context; `{cities}` are names with `conjunction` before the last. With
+    `single_tokens` only numbers that are one token of the tokenizer are used.
+    """
+
+    head: str
+    ask_one: str
+    ask_several: str
+    conjunction: str
+    numbers: range
+    at_sentence_ends: bool
+    needle: str = "\nThe special magic {city} number is: {number}\n"
+    cities: Sequence[str] = CITIES
+    single_tokens: bool = False
+
+    def question(self, cities: Sequence[str]) -> str:
+        if len(cities) == 1:
+            return self.ask_one.format(cities=cities[0])
+        return self.ask_several.format(cities=", ".join(cities[:-1]) + self.conjunction + cities[-1])
+
+
+WORDINGS = {
+    # From the authors' code of YOCO (arXiv:2405.05254), which queries one city; the plural is ours
+    "yoco": Wording(
+        head="There is a special magic number inside a lot of irrelevant text. Find it and memorize them. I will quiz "
+        "you about the magic number there. ",
+        ask_one="\nWhat is the special magic {cities} number? The special magic {cities} number is ",
+        ask_several="\nWhat are the special magic {cities} numbers? The special magic {cities} numbers are ",
+        conjunction=" and ",
+        numbers=range(1, 50_001),
+        at_sentence_ends=False,
+    ),
+    # From the Large World Model (arXiv:2402.08268), for chat models
+    "lwm": Wording(
+        head="You are a helpful assistant. USER: ",
+        ask_one=" What is the special magic number for {cities}? Don't give information outside the document. "
+        "ASSISTANT: ",
+        ask_several=" What are the special magic numbers for {cities}? Don't give information outside the document. "
+        "ASSISTANT: ",
+        conjunction=", and ",
+        numbers=range(1_000_000, 10_000_000),
+        at_sentence_ends=True,
+    ),
+    # Ours, for small models trained on it: `A42` on a line of its own, queried by `A`. Names and numbers are single
+    # tokens of cl100k_base and of its prefixes
+    "plain": Wording(
+        head="\n",
+        ask_one="\n{cities}",
+        ask_several="\n{cities}",
+        conjunction=" ",
+        numbers=range(1000),
+        at_sentence_ends=False,
+        needle="\n{city}{number}\n",
+        cities=string.ascii_uppercase,
+        single_tokens=True,
+    ),
+}
+
+
+@lru_cache(maxsize=1)  # shared by all prompts of a run
+def numbers_for(wording: Wording, tokenizer: PreTrainedTokenizerBase) -> Sequence[int]:
+    """The numbers of a wording that suit the tokenizer."""
+    if not wording.single_tokens:
+        return wording.numbers
+    return [number for number in wording.numbers if len(text_ids(tokenizer, str(number))) == 1]
+
+
+@dataclass
+class NeedleArguments(DocumentArguments):
+    """Arguments of all protocols with such prompts; the dataset is the haystack."""
+
+    depths: list[int] = field(
+        default_factory=lambda: [0, 25, 50, 75, 100],
+        metadata={"help": "Positions of the queried needles in the haystack, in percent; 0 is its beginning."},
+    )
+    samples: int = field(default=50, metadata={"help": "Prompts per cell."})
+    wording: str = field(
+        default="yoco",
+        metadata={
+            "help": "The prompt. `yoco`: from earlier code of the authors, for base models, numbers up to 50000. "
+            "`lwm`: from the Large World Model, for chat models, numbers of 7 digits, needles at ends of sentences. "
+            "`plain`: just a letter and a number, for small models trained on such lines.",
+            "choices": list(WORDINGS),
+        },
+    )
+    chunk_size: int = field(default=CHUNK, metadata={"help": "Tokens per forward pass."})
+
+    def check(self) -> None:
+        """Raises ValueError for arguments that are out of range."""
+        outside = [depth for depth in self.depths if not 0 <= depth <= 100]
+        if outside:
+            raise ValueError(f"Got the depths {outside}; they must be percentages of the haystack, from 0 to 100.")
+        if self.wording not in WORDINGS:
+            raise ValueError(f"Got the wording {self.wording!r}; choose one of {', '.join(WORDINGS)}.")
+        if self.samples < 1:
+            raise ValueError(f"Got --samples {self.samples}; at least one per cell is needed.")
+
+
+@dataclass(frozen=True)
+class NeedlePrompt:
+    """`spans` are the needles' tokens (first, last + 1) by city, in the order of the text, and `context` that of the
+    haystack with the needles. `numbers` are the numbers of all needles by city, and `wanted` the queried numbers in
+    the order of the question."""
+
+    input_ids: list[int]
+    spans: dict[str, tuple[int, int]]
+    context: tuple[int, int]
+    numbers: dict[str, str]
+    wanted: dict[str, str]
+
+
+def haystack_tokens(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The tokens of documents, with a line break after each, up to `HAYSTACK_TOKENS`. Special tokens are plain text.
+
+    Raises ValueError if there are none.
+    """
+    tokens: list[int] = []
+    for text in filter(None, texts):
+        tokens += text_ids(tokenizer, f"{text}\n")
+        if len(tokens) >= HAYSTACK_TOKENS:
+            break
+    if not tokens:
+        raise ValueError("The documents have no text to hide needles in. Choose another --dataset.")
+    return tokens[:HAYSTACK_TOKENS]
+
+
+def needle_prompt(
+    tokenizer: PreTrainedTokenizerBase,
+    wording: Wording,
+    haystack: Sequence[int],
+    length: int,
+    needles: int,
+    queried: int,
+    depth: int,
+    rng: random.Random,
+) -> NeedlePrompt:
+    """A prompt of exactly `length` tokens with `needles` needles, `queried` of which are queried.
+
+    The queried needles are at `depth` percent of the haystack, all others at random depths. The haystack is cut from
+    `haystack` at a random place, which wraps around at its end. The prompt begins with `start_ids`.
+
+    Raises ValueError if the prompt has no room for a haystack, or the numbers of needles are impossible.
+    """
+    known_numbers = numbers_for(wording, tokenizer)
+    most = min(len(wording.cities), len(known_numbers))
+    if not 1 <= queried <= needles <= most:
+        raise ValueError(
+            f"Got {needles} needles, {queried} of them queried; 1 <= queried <= needles <= {most} is needed, since "
+            f"the wording has {most} names and numbers for this tokenizer."
+        )
+    cities = rng.sample(wording.cities, needles)
+    numbers = [str(number) for number in rng.sample(known_numbers, needles)]
+    sentences = [
+        text_ids(tokenizer, wording.needle.format(city=city, number=number))
+        for city, number in zip(cities, numbers, strict=True)
+    ]
+    asked = cities[:queried]
+    head = start_ids(tokenizer) + text_ids(tokenizer, wording.head)
+    tail = text_ids(tokenizer, wording.question(asked))
+    room = length - len(head) - len(tail) - sum(map(len, sentences))
+    if room < 1:
+        raise ValueError(
+            f"A prompt of {length:,} tokens has no room for a haystack: the task and {needles} needles take "
+            f"{length - room:,}. Choose longer prompts or fewer needles."
+        )
+    offset = rng.randrange(len(haystack))
+    filler = [haystack[i % len(haystack)] for i in range(offset, offset + room)]
+    places = [round(room * depth / 100) if i < queried else rng.randint(0, room) for i in range(needles)]
+    if wording.at_sentence_ends:
+        places = [_sentence_end(tokenizer, filler, place) for place in places]
+
+    input_ids, spans, done = list(head), {}, 0
+    # Needles at one place are in random order, so that the order of the question is no hint
+    for place, _, i in sorted((place, rng.random(), i) for i, place in enumerate(places)):
+        input_ids += filler[done:place]
+        spans[cities[i]] = (len(input_ids), len(input_ids) + len(sentences[i]))
+        input_ids += sentences[i]
+        done = place
+    input_ids += filler[done:]
+    context = (len(head), len(input_ids))
+    input_ids += tail
+
+    assert len(input_ids) == length
+    assert all(input_ids[slice(*spans[city])] == sentence for city, sentence in zip(cities, sentences, strict=True))
+    number_of = dict(zip(cities, numbers, strict=True))
+    return NeedlePrompt(input_ids, spans, context, number_of, {city: number_of[city] for city in asked})
+
+
+def _sentence_end(tokenizer: PreTrainedTokenizerBase, filler: list[int], place: int) -> int:
+    """The last place up to `place` that follows a sentence, else the beginning. The end remains the end."""
+    while 0 < place < len(filler) and not str(tokenizer.decode(filler[place - 1])).rstrip().endswith("."):
+        place -= 1
+    return place
+
+
+__all__ = ["CITIES", "WORDINGS", "NeedleArguments", "NeedlePrompt", "Wording", "haystack_tokens", "needle_prompt"]

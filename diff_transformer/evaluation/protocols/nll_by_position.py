@@ -1,0 +1,112 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Negative log-likelihood by position (Figure 4, arXiv:2410.05258).
+
+This is the average over all tokens up to each position, in nats, for documents of up to 64K tokens. A document goes
+through the model in chunks over a cache, so that the logits of all positions are never held at once.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import torch
+from tqdm.auto import tqdm
+
+from ..generate import CHUNK, token_nll
+from ..models import LoadedModel, check_length
+from ..render import DIFFERS, Figure, Section, Table, draw_models, model_columns, other_sizes, spread
+from ..results import Cell, Measure, Results, ResultSet, common_documents
+from ..text import DocumentArguments, load_documents, token_rows
+from . import LOWER, Headline, Paper
+
+ORDER = 2
+
+
+@dataclass
+class Arguments(DocumentArguments):
+    length: int = field(default=65536, metadata={"help": "Tokens per document; shorter documents are left out."})
+    documents: int = field(default=50, metadata={"help": "Maximum number of documents."})
+    points: int = field(default=64, metadata={"help": "Number of positions at which the curve is recorded."})
+    join: bool = field(default=False, metadata={"help": "Concatenate short documents to reach the length."})
+    chunk_size: int = field(default=CHUNK, metadata={"help": "Tokens per forward pass."})
+
+
+def cumulative_mean(losses: torch.Tensor) -> torch.Tensor:
+    """The average of the losses up to each position, (tokens,)."""
+    return losses.cumsum(0) / torch.arange(1, len(losses) + 1)
+
+
+def positions(length: int, points: int) -> list[int]:
+    """The numbers of predicted tokens at which the curve is recorded: evenly spaced, the last at the end."""
+    points = min(points, length - 1)
+    return [round((length - 1) * (i + 1) / points) for i in range(points)]
+
+
+def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
+    check_length(loaded.model, arguments.length, "A document")
+    documents = min(arguments.documents, options.limit or arguments.documents)
+    keys = [{"document": i} for i in range(documents)]
+    if all(key in results for key in keys):
+        return
+    rows = token_rows(load_documents(arguments), loaded.tokenizer, arguments.length, documents, arguments.join)
+    read_at = positions(arguments.length, arguments.points)
+    for key in tqdm(results.todo(keys[: len(rows)]), desc=f"{loaded.label}: documents", unit="document"):
+        losses = token_nll(loaded.model, torch.tensor([rows[key["document"]]]), arguments.chunk_size)
+        curve = cumulative_mean(losses)[[n - 1 for n in read_at]]
+        measure = Measure(float(losses.mean()), len(losses))
+        results.add(key, {"nll": measure}, {"positions": read_at, "nll": curve.tolist()})
+
+
+def condense(results: Results, documents: Collection[int] | None = None) -> list[Cell]:
+    """The curve averaged over documents (all by default), a cell per position, with its standard error over them."""
+    cells = [cell for cell in results.cells if documents is None or cell.key["document"] in documents]
+    columns = zip(*(cell.data["nll"] for cell in cells), strict=True)
+    positions = results.cells[0].data["positions"]
+    return [Cell({"position": p}, {"nll": Measure.of(x)}) for p, x in zip(positions, columns, strict=True)]
+
+
+def section(results: ResultSet) -> Section:
+    curves = results.condensed(condense)
+    positions = [position for (position,) in curves.keys("position")]
+    if curves is results:
+        shown, differs = spread(positions), ""  # a study describes its data elsewhere
+    else:
+        shown = [positions[max(0, round(len(positions) * share) - 1)] for share in (1 / 8, 1 / 4, 1 / 2, 1)]
+        differs = _differs(results)
+    rows: list[list] = [
+        [position + 1, *model_columns(curves, "nll", position=position), differs] for position in dict.fromkeys(shown)
+    ]
+
+    def draw(canvas):
+        axes = canvas.subplots()
+        draw_models(axes, curves, "nll", "position", shift=1)
+        axes.set(xlabel="position (tokens)", ylabel="cumulative average NLL (nats)")
+        axes.legend(frameon=False)
+
+    caption = (
+        "The mean over documents. The band is its standard error, or the range of the seeds if there are several."
+    )
+    return Section(
+        title="Negative log-likelihood by position",
+        paper="Figure 4",
+        text="Average negative log-likelihood of all tokens up to a position, in nats. Lower is better, and a curve "
+        "that keeps falling shows that the model uses the long context. The paper shows curves without numbers, lower "
+        "for DIFF at every length to 64K.",
+        tables=[Table("Nats per token, up to a position", ["tokens", *results.labels, DIFFERS], rows)],
+        figures=[Figure("nll_by_position", caption, draw)],
+    )
+
+
+def headline(results: ResultSet) -> list[Headline]:
+    curves = results.condensed(condense)
+    paper = Paper("Figure 4, without numbers", (None, "lower"), wins=True)
+    return [
+        Headline("nll", f"loss of the first {last + 1:,} tokens of a text", LOWER, {"position": last}, paper)
+        for (last,) in curves.keys("position")[-1:]
+    ]
+
+
+def _differs(results: ResultSet) -> str:
+    documents = common_documents(results.results)
+    found = [*other_sizes(results), f"text: {results.settings['dataset']}, {len(documents)} documents"]
+    found += [f"{r.label} has more" for r in results.results if len(r.cells) > len(documents)]
+    return "; ".join(found)

@@ -1,0 +1,320 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Activation outliers (Table 5, arXiv:2410.05258).
+
+The protocol measures the largest magnitudes, and the median, over 0.4M tokens of
+
+- attention logits: the scaled products of all queries with the keys visible to them, before the softmax, for both maps
+  of a DIFF Transformer. Masked logits are left out.
+- hidden states: the output of each decoder layer, before the final norm.
+
+The paper reports "the largest activation values" and "their magnitude", taken here as absolute values over all layers,
+heads and channels. The largest are exact; the median's error has a bound, which is part of the results.
+"""
+
+import base64
+import math
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import nn
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel
+
+from ..generate import CHUNK, chunks
+from ..models import LoadedModel, check_length
+from ..probe import Probe, attention_probe
+from ..render import (
+    DIFFERS,
+    PAPER_DIFF,
+    PAPER_TRANSFORMER,
+    Figure,
+    Section,
+    Table,
+    color,
+    model_columns,
+    other_sizes,
+)
+from ..results import Measure, Results, ResultSet
+from ..text import DocumentArguments, load_documents, token_rows
+from . import LOWER, Headline, Paper
+
+ORDER = 7
+RANKS = (1, 2, 3, 10, 100)
+LOGITS, HIDDEN = ACTIVATIONS = ("attention_logits", "hidden_states")
+
+NAMES = {LOGITS: "attention logits", HIDDEN: "hidden states"}
+STATISTICS = (*(f"top_{rank}" for rank in RANKS), "median")
+# Table 5: Transformer and DIFF, each in the order of STATISTICS
+PAPER = {
+    LOGITS: ((318.0, 308.2, 304.9, 284.7, 251.5, 5.4), (38.8, 38.8, 37.3, 32.0, 27.4, 3.3)),
+    HIDDEN: ((3608.6, 3607.4, 3603.6, 3552.1, 2448.2, 0.6), (1688.2, 1672.5, 1672.1, 1624.3, 740.9, 1.2)),
+}
+PAPER_TOKENS = 400_000
+
+
+@dataclass
+class Arguments(DocumentArguments):
+    tokens: int = field(default=400_000, metadata={"help": "Minimum number of tokens in all rows together."})
+    length: int = field(default=4096, metadata={"help": "Tokens per row."})
+    join: bool = field(default=True, metadata={"help": "Concatenate short documents to reach the length."})
+    chunk_size: int = field(default=CHUNK, metadata={"help": "Tokens per forward pass."})
+
+
+class LogHistogram:
+    """Counts of magnitudes by their leading bits in float32, 8 of the exponent and `bits` of the mantissa: the median
+    of more numbers than fit into memory. Histograms add up, so that a stopped run can resume.
+
+    Bit patterns of numbers that are not negative are ordered like the numbers, so a bin is an interval. `[2^e, 2^(e +
+    1))` has `2^bits` bins of equal width, so a number is at most `2^(e - bits - 1)` from the middle of its bin. The
+    median, taken of these middles, is off by at most `relative_error`, whose last term is for rounding, or absolutely
+    by `2^(-126 - bits)` below 2^-126, where float32 loses precision."""
+
+    def __init__(self, bits: int = 8, counts: torch.Tensor | None = None):
+        self.bits = bits
+        self._shift = 23 - bits
+        self.counts = torch.zeros(255 << bits, dtype=torch.long) if counts is None else counts
+
+    @property
+    def relative_error(self) -> float:
+        """A bound on the relative error of the median."""
+        return 2.0 ** -(self.bits + 1) + 2.0**-23
+
+    @property
+    def total(self) -> int:
+        return int(self.counts.sum())
+
+    def update(self, magnitudes: torch.Tensor) -> None:
+        """Takes magnitudes of any shape and floating type. Raises ValueError if one is not finite in float32."""
+        bins = magnitudes.flatten().to(torch.float32).contiguous().view(torch.int32) >> self._shift
+        counts = torch.bincount(bins, minlength=len(self.counts))
+        if len(counts) > len(self.counts):
+            raise ValueError(
+                "An activation is infinite or not a number. Check the model's weights, or evaluate it in another "
+                "--dtype."
+            )
+        self.counts = self.counts.to(counts.device) + counts
+
+    def merge(self, other: "LogHistogram") -> None:
+        self.counts = self.counts + other.counts.to(self.counts.device)
+
+    def median(self) -> float:
+        """Raises ValueError if the histogram is empty."""
+        total = self.total
+        if total == 0:
+            raise ValueError("Got no numbers to take the median of.")
+        ranks = torch.tensor([(total - 1) // 2, total // 2], device=self.counts.device)
+        bins = torch.searchsorted(self.counts.cumsum(0), ranks, right=True)
+        middles = ((bins << self._shift) + (1 << (self._shift - 1))).to(torch.int32).view(torch.float32)
+        return middles.where(bins > 0, 0).double().mean().item()  # bin 0 holds the zeros
+
+    def octaves(self) -> dict[int, int]:
+        """The count of numbers in [2^e, 2^(e + 1)) by e, ascending; e = -127 counts the numbers below 2^-126."""
+        counts = self.counts.view(255, -1).sum(1).tolist()
+        return {e - 127: count for e, count in enumerate(counts) if count}
+
+    def to_json(self) -> dict[str, Any]:
+        packed = zlib.compress(self.counts.cpu().numpy().tobytes())
+        return {"bits": self.bits, "counts": base64.b64encode(packed).decode()}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "LogHistogram":
+        raw = bytearray(zlib.decompress(base64.b64decode(content["counts"])))
+        return cls(content["bits"], torch.frombuffer(raw, dtype=torch.long))
+
+
+class Magnitudes:
+    """The largest |values|, with their layers, and a histogram of all."""
+
+    def __init__(self, count: int = max(RANKS)):
+        self.count, self.histogram = count, LogHistogram()
+        self.top, self.layers = torch.empty(0), torch.empty(0, dtype=torch.long)
+
+    def update(self, values: torch.Tensor, layer: int) -> None:
+        """Takes values of any shape and floating type."""
+        magnitudes = values.abs().flatten()
+        self.histogram.update(magnitudes)
+        largest = magnitudes.topk(min(self.count, len(magnitudes))).values
+        self._keep(largest, torch.full(largest.shape, layer, device=largest.device))
+
+    def merge(self, other: "Magnitudes") -> None:
+        self.histogram.merge(other.histogram)
+        self._keep(other.top, other.layers)
+
+    def _keep(self, values: torch.Tensor, layers: torch.Tensor) -> None:
+        values, layers = torch.cat([self.top.to(values), values]), torch.cat([self.layers.to(layers), layers])
+        self.top, order = values.topk(min(self.count, len(values)))
+        self.layers = layers[order]
+
+    def measures(self) -> dict[str, Measure]:
+        """`top_1` ... `top_100`, as far as there are enough values, and `median`; n is the number of values."""
+        n, top = self.histogram.total, self.top.tolist()
+        found = {f"top_{rank}": Measure(top[rank - 1], n) for rank in RANKS if rank <= len(top)}
+        return {**found, "median": Measure(self.histogram.median(), n)}
+
+    def data(self) -> dict[str, Any]:
+        octaves = self.histogram.octaves()
+        return {
+            "top": self.top.tolist(),
+            "top_layers": self.layers.tolist(),
+            "median_relative_error": self.histogram.relative_error,
+            "octaves": list(octaves),  # e of [2^e, 2^(e + 1))
+            "octave_counts": list(octaves.values()),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        top = {"k": self.count, "values": self.top.tolist(), "sources": self.layers.tolist()}
+        return {"top": top, "histogram": self.histogram.to_json()}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "Magnitudes":
+        found = cls(content["top"]["k"])
+        found.top = torch.tensor(content["top"]["values"], dtype=torch.float64)  # exact for any floating type
+        found.layers = torch.tensor(content["top"]["sources"], dtype=torch.long)
+        found.histogram = LogHistogram.from_json(content["histogram"])
+        return found
+
+
+class LogitsProbe(Probe):
+    """Passes the logits that are not masked, with the index of their layer, to `observe`."""
+
+    def __init__(self, observe: Callable[[torch.Tensor, int], None]):
+        self.observe = observe
+
+    def on_logits(self, module: nn.Module, logits: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+        for head in logits.unbind(1):  # selecting and sorting takes several times the memory of the logits
+            self.observe(head.masked_select(visible[:, 0]), module.layer_idx)  # type: ignore[arg-type]
+        return logits
+
+
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """Raises ValueError if the model has no list with one module per layer."""
+    layers = model.config.get_text_config().num_hidden_layers
+    for module in model.base_model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == layers:
+            return module
+    raise ValueError(
+        f"{type(model).__name__} has no list of {layers} decoder layers whose outputs could be measured. Evaluate a "
+        "model that keeps its layers in one nn.ModuleList."
+    )
+
+
+@contextmanager
+def layer_outputs(model: PreTrainedModel, observe: Callable[[torch.Tensor, int], None]) -> Iterator[None]:
+    """Within this context `observe` receives each decoder layer's output (batch, tokens, hidden size) and its
+    index."""
+
+    def hook(index: int):
+        return lambda module, args, output: observe(output[0] if isinstance(output, tuple) else output, index)
+
+    handles = [layer.register_forward_hook(hook(i)) for i, layer in enumerate(decoder_layers(model))]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def measure_row(model: PreTrainedModel, input_ids: torch.Tensor, chunk_size: int = CHUNK) -> dict[str, Magnitudes]:
+    """The magnitudes of both activations by name. input_ids: (batch, tokens)."""
+    found = {name: Magnitudes() for name in ACTIVATIONS}
+    with attention_probe(model, LogitsProbe(found[LOGITS].update)), layer_outputs(model, found[HIDDEN].update):
+        for _ in chunks(model, input_ids, size=chunk_size, logits_to_keep=1):
+            pass
+    return found
+
+
+def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
+    check_length(loaded.model, arguments.length, "A row")
+    keys = [{"activation": name} for name in ACTIVATIONS]
+    if all(key in results for key in keys):
+        return
+    number = math.ceil(arguments.tokens / arguments.length)
+    number = min(number, options.limit or number)
+    rows = token_rows(load_documents(arguments), loaded.tokenizer, arguments.length, number, arguments.join)
+    results.begin()
+    journal = results.journal("rows")
+    for i, row in enumerate(tqdm(rows, desc=f"{loaded.label}: rows", unit="row")):
+        if str(i) not in journal:
+            found = measure_row(loaded.model, torch.tensor([row]), arguments.chunk_size)
+            journal.add(str(i), **{name: magnitudes.to_json() for name, magnitudes in found.items()})
+    for key in results.todo(keys):
+        total = Magnitudes()
+        for i in range(len(rows)):
+            total.merge(Magnitudes.from_json(journal.records[str(i)][key["activation"]]))
+        results.add(key, total.measures(), {**total.data(), "tokens": len(rows) * arguments.length})
+
+
+def section(results: ResultSet) -> Section:
+    rows: list[list] = []
+    for activation, (transformer, diff) in PAPER.items():
+        for statistic, *paper in zip(STATISTICS, transformer, diff, strict=True):
+            measures = model_columns(results, statistic, activation=activation)
+            name = f"{NAMES[activation]}, {statistic.replace('_', ' ')}"
+            rows.append([name, *paper, *measures, _differs(results)])
+    columns = ["magnitude", PAPER_TRANSFORMER, PAPER_DIFF, *results.labels, DIFFERS]
+    detailed = all("octaves" in cell.data for cell in results.cells)  # a study keeps the measures alone
+    caption = "The distribution of magnitudes; outliers form the tail on the right."
+    return Section(
+        title="Activation outliers",
+        paper="Table 5",
+        text="The largest magnitudes, and the median, of attention logits (before the softmax, without masked logits) "
+        "and of hidden states (outputs of the decoder layers). Values far above the median make a model hard to "
+        "quantize; in the paper those of DIFF are smaller.",
+        tables=[Table("Magnitudes of activations", columns, rows, digits=1, digits_alone=2)],
+        figures=[Figure("outliers", caption, lambda canvas: _draw(canvas, results))] if detailed else [],
+        notes=_notes(results) if detailed else [],
+    )
+
+
+def headline(results: ResultSet) -> list[Headline]:
+    found = []
+    for activation in ACTIVATIONS:
+        paper = Paper.printed("Table 5", [values[0] for values in PAPER[activation]], LOWER)
+        what = f"largest magnitude of {NAMES[activation]}"
+        if (activation,) in results.keys("activation"):
+            found.append(Headline("top_1", what, LOWER, {"activation": activation}, paper))
+    return found
+
+
+def _draw(canvas, results: ResultSet) -> None:
+    for axes, (activation, name) in zip(canvas.subplots(1, 2, sharey=True), NAMES.items(), strict=True):
+        for label in results.labels:
+            for i, cell in enumerate(results.select(label, activation=activation)):
+                counts = cell.data["octave_counts"]
+                at_least = list(accumulate(reversed(counts)))[::-1]
+                x = [2.0**e for e in cell.data["octaves"]]
+                # One value lies beyond the lower end of the last octave for sure: the largest
+                x, y = [*x, cell.data["top"][0]], [*(count / sum(counts) for count in at_least), 1 / sum(counts)]
+                axes.plot(x, y, label=None if i else label, color=color(results.labels, label))
+        axes.set(xscale="log", yscale="log", xlabel=f"magnitude of {name}", xlim=(2.0**-10, None))
+    canvas.axes[0].set_ylabel("share of values at least as large")
+    canvas.axes[0].legend(frameon=False)
+
+
+def _differs(results: ResultSet) -> str:
+    settings = results.settings
+    found = other_sizes(results)
+    found.append(f"text: {settings['dataset']}, rows of {settings['length']:,} tokens (the paper names neither)")
+    tokens = min(cell.data.get("tokens", PAPER_TOKENS) for cell in results.cells)
+    if tokens < PAPER_TOKENS:
+        found.append(f"{tokens:,} tokens, not {PAPER_TOKENS:,}")
+    return "; ".join(found)
+
+
+def _notes(results: ResultSet) -> list[str]:
+    found = []
+    for label in results.labels:
+        for cell in results.select(label):
+            layers = cell.data["top_layers"]
+            most = max(sorted(set(layers)), key=layers.count)
+            found.append(
+                f"{label}, {NAMES[cell.key['activation']]}: the largest is from layer {layers[0] + 1}; "
+                f"{layers.count(most)} of the largest {len(layers)} are from layer {most + 1}."
+            )
+    error = max(cell.data["median_relative_error"] for cell in results.cells)
+    return [*found, f"The largest values are exact; a median is off by at most {error:.1%}."]

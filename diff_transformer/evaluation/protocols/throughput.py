@@ -1,0 +1,168 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Tokens per second, forward and with backward (Table 7, arXiv:2410.05258).
+
+Forward computes the logits of all tokens, which is the cost of a prompt; forward and backward compute the loss and all
+gradients, which is the cost of a training step without its optimizer. The figure is the median over the rounds, by the
+clock, Python included. The input is random tokens, and the weights do not matter: a model with random weights will do.
+
+Models are measured one after another. `python -m benchmarks.model_gpu` compares them in turns, with more attention
+implementations and lengths, and checks flash_diff against float32 first.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel
+
+from ..models import LoadedModel, check_length
+from ..render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Section, Table
+from ..results import Cell, Key, Measure, Results, ResultSet, hardware
+
+ORDER = 12
+NO_SETTINGS = ("lengths", "tasks")  # points of the grid, to which a later run may add
+FORWARD, BACKWARD = TASKS = ("forward", "forward+backward")
+WARM_UP = 2  # rounds: compilation, autotuning, allocation
+
+# Table 7: (size, length, task) -> tokens per second of the Transformer and of DIFF
+TABLE_7 = {
+    ("3B", 2048, BACKWARD): (7247, 6635),
+    ("3B", 2048, FORWARD): (51228, 46811),
+    ("3B", 4096, BACKWARD): (7491, 6718),
+    ("3B", 4096, FORWARD): (48762, 44521),
+    ("13B", 2048, BACKWARD): (998, 942),
+    ("13B", 2048, FORWARD): (14346, 13653),
+}
+PAPER_HARDWARE = "H100"
+_SIZES = {"3B": (2.5e9, 4e9), "13B": (12e9, 15e9)}  # the paper's models, by their parameters
+_RATIO, _PAPER_RATIO = "DIFF / Transformer", "paper: DIFF / Transformer"
+
+
+@dataclass
+class Arguments:
+    lengths: list[int] = field(default_factory=lambda: [2048, 4096], metadata={"help": "Tokens per sequence."})
+    tasks: list[str] = field(
+        default_factory=lambda: list(TASKS), metadata={"help": "What is timed.", "choices": TASKS}
+    )
+    tokens: int = field(default=4096, metadata={"help": "Tokens per batch; a batch has at least one sequence."})
+    rounds: int = field(default=10, metadata={"help": "Timed rounds, after two that warm up."})
+    gradient_checkpointing: bool = field(
+        default=False, metadata={"help": "Keep no activations within a layer; the backward computes them again."}
+    )
+
+    def __post_init__(self):
+        for name in ("tokens", "rounds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"Got --{name} {getattr(self, name)}; it must be 1 or more.")
+        if min(self.lengths, default=0) < 2:
+            raise ValueError(f"Got --lengths {' '.join(map(str, self.lengths))}; each must be 2 or more.")
+
+
+def size_of(parameters: int) -> str:
+    """The paper's name for a model of this size, else its parameters in millions."""
+    fitting = [name for name, (least, most) in _SIZES.items() if least < parameters < most]
+    return fitting[0] if fitting else f"{parameters / 1e6:,.1f}M"
+
+
+def step(model: PreTrainedModel, input_ids: torch.Tensor, task: str) -> Callable[[], None]:
+    """A function that performs the task once and leaves no gradients behind. input_ids: (batch, tokens)."""
+
+    def forward() -> None:
+        with torch.inference_mode():
+            model(input_ids=input_ids, use_cache=False)
+
+    def forward_backward() -> None:
+        model(input_ids=input_ids, labels=input_ids, use_cache=False).loss.backward()
+        model.zero_grad(set_to_none=True)
+
+    return forward if task == FORWARD else forward_backward
+
+
+def seconds(run: Callable[[], None], device: torch.device) -> float:
+    _synchronize(device)
+    start = time.perf_counter()
+    run()
+    _synchronize(device)
+    return time.perf_counter() - start
+
+
+def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
+    check_length(loaded.model, max(arguments.lengths), "A sequence")
+    size = size_of(loaded.identity["parameters"])
+    keys: list[Key] = [
+        {"size": size, "length": length, "task": task} for length in arguments.lengths for task in arguments.tasks
+    ]
+    todo = results.todo(keys)
+    rounds = min(arguments.rounds, options.limit or arguments.rounds)
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        tqdm(total=len(todo) * (WARM_UP + rounds), desc=loaded.label, unit="round") as progress,
+    ):
+        for key in todo:
+            length = int(key["length"])
+            batch = max(1, arguments.tokens // length)
+            vocab_size = loaded.model.config.get_text_config().vocab_size
+            input_ids = torch.randint(vocab_size, (batch, length), device=loaded.device)
+            if arguments.gradient_checkpointing:
+                loaded.model.gradient_checkpointing_enable({"use_reentrant": False})
+                loaded.model.train()  # which checkpointing needs
+            task, taken = step(loaded.model, input_ids, str(key["task"])), []
+            for _ in range(WARM_UP + rounds):
+                taken.append(seconds(task, loaded.device))
+                progress.update()
+            speed = Measure(batch * length / statistics.median(taken[WARM_UP:]), rounds)
+            data = {"seconds": taken[WARM_UP:], "batch": batch, "hardware": hardware(loaded.device)}
+            results.add(key, {"tokens_per_second": speed}, data)
+
+
+def section(results: ResultSet) -> Section:
+    rows: list[list] = []
+    for point in dict.fromkeys(tuple(cell.key[x] for x in ("size", "length", "task")) for cell in results.cells):
+        key = dict(zip(("size", "length", "task"), point, strict=True))
+        measures = {label: results.measure(label, "tokens_per_second", **key) for label in results.labels}
+        ours = {label: measure.value for label, measure in measures.items() if measure}
+        transformer, diff = TABLE_7.get(point, (None, None))
+        ratio = ours["DIFF"] / ours["Transformer"] if {"DIFF", "Transformer"} <= set(ours) else None
+        speeds = [round(ours[label]) if label in ours else None for label in results.labels]
+        paper_ratio = diff / transformer if diff and transformer else None
+        differs = _differs(results, [cell for cell in results.cells if cell.matches(**key)])
+        name = "{}, {:,} tokens, {}".format(*point)
+        rows.append([name, *speeds, _digits(ratio), transformer, diff, _digits(paper_ratio), differs])
+    columns = ["model", *results.labels, _RATIO, PAPER_TRANSFORMER, PAPER_DIFF, _PAPER_RATIO, DIFFERS]
+    return Section(
+        title="Throughput",
+        paper="Table 7",
+        text="Tokens per second: higher is better. Forward is the cost of a prompt, forward and backward that of a "
+        "training step without its optimizer. The ratio is that of the models labelled DIFF and Transformer.",
+        tables=[Table("Tokens per second", columns, rows)],
+        notes=[
+            "The figure is the median over the rounds. The paper has its customized FlashAttention-2 for both models, "
+            "on H100-80GB, and does not state the batch.",
+        ],
+    )
+
+
+def _differs(results: ResultSet, cells: list[Cell]) -> str:
+    data, settings = cells[0].data, results.settings
+    differences = [" and ".join(sorted({str(r.model["attn_implementation"]) for r in results.results}))]
+    if PAPER_HARDWARE not in data["hardware"]:
+        differences.insert(0, data["hardware"])
+    differences.append(f"batch {data['batch']}")
+    if settings["gradient_checkpointing"]:
+        differences.append("gradient checkpointing")
+    if settings.get("loss_chunk"):
+        differences.append(f"loss in chunks of {settings['loss_chunk']:,} tokens")
+    return "; ".join(differences)
+
+
+def _digits(ratio: float | None) -> str | None:
+    return None if ratio is None else f"{ratio:.2f}"
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,352 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Reports: sections of tables and figures, as Markdown and as one self-contained page of HTML.
+
+Results of one seed are shown as they are. Several seeds of a model are shown as their mean with its standard error in
+tables, and as a line with a band from the lowest to the highest seed in figures.
+"""
+
+import base64
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from io import BytesIO
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+
+from ..folders import whole_file
+from . import protocols
+from .results import Measure, Results, ResultSet, load_results, mean
+
+# A model keeps its color in every figure of a report; Okabe and Ito's colors suit the common color blindnesses
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+
+# Column names for the paper's own two models
+PAPER_TRANSFORMER, PAPER_DIFF = "paper: Transformer", "paper: DIFF"
+DIFFERS = "what differs from the paper"
+
+OTHER_VOCABULARIES = (
+    "The models have different tokenizers: nats per token are not comparable, and the same number of tokens is not "
+    "the same text."
+)
+_DPI, _PIXELS_PER_INCH = 160, 110  # of a figure's file, and on the page
+
+
+# ------------------------------------------------------------------------------------------------------- the contents
+
+
+@dataclass(frozen=True)
+class Table:
+    """`rows` of texts and numbers under `columns`; None is an unknown value. `digits` follow the decimal point, and
+    `digits_alone` where the paper's values are not shown beside ours."""
+
+    caption: str
+    columns: list[str]
+    rows: list[list[str | float | Measure | None]]
+    digits: int = 3
+    digits_alone: int | None = None
+
+    def __post_init__(self):
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"{self.caption}: a row has {len(row)} cells, not {len(self.columns)}: {row}")
+
+    def text(self, value: str | float | Measure | None) -> str:
+        """A cell as printed: a standard error follows its mean, an unknown value is a dash."""
+        if value is None:
+            return "–"
+        if isinstance(value, Measure):
+            error = "" if value.stderr is None else f" ± {value.stderr:.{self.digits}f}"
+            return f"{value.value:,.{self.digits}f}{error}"
+        if isinstance(value, float):
+            return f"{value:,.{self.digits}f}"
+        return f"{value:,}" if isinstance(value, int) else value
+
+    def markdown(self) -> str:
+        """Columns of numbers are aligned to the right."""
+        columns = list(zip(*self.rows, strict=True)) or [()] * len(self.columns)
+        rule = ["---" if any(isinstance(value, str) for value in column) else "---:" for column in columns]
+        lines = [self.columns, rule, *([self.text(x) for x in row] for row in self.rows)]
+        return "\n".join("| " + " | ".join(str(x).replace("|", "\\|") for x in line) + " |" for line in lines)
+
+    def without_paper(self) -> "Table":
+        """The table without the paper's rows and columns, and without rows and columns that are empty then."""
+        rows = [row for row in self.rows if not str(row[0]).startswith("paper")]
+        kept = [i for i, name in enumerate(self.columns) if not name.startswith("paper") and name != DIFFERS]
+        kept = [i for i in kept if any(row[i] is not None for row in rows)]
+        rows = [[row[i] for i in kept] for row in rows if any(row[i] is not None for i in kept[1:])]
+        digits = self.digits if self.digits_alone is None else self.digits_alone
+        return replace(self, columns=[self.columns[i] for i in kept], rows=rows, digits=digits)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """`draw` fills an empty canvas; `name` is the file name without its suffix."""
+
+    name: str
+    caption: str
+    draw: Callable[[Canvas], None]
+    size: tuple[float, float] = (7.0, 4.0)  # inches
+
+    def png(self) -> bytes:
+        """The same results give the same bytes: the file does not name the version of matplotlib."""
+        canvas, content = Canvas(figsize=self.size, dpi=_DPI, layout="constrained"), BytesIO()
+        self.draw(canvas)
+        canvas.savefig(content, format="png", metadata={"Software": None})
+        return content.getvalue()
+
+
+@dataclass(frozen=True)
+class Section:
+    """One protocol: what it measures, where the paper reports it, and the results."""
+
+    title: str
+    paper: str  # "Table 2 and Figure 5", of arXiv:2410.05258 if it names no other
+    text: str
+    tables: Sequence[Table] = ()
+    figures: Sequence[Figure] = ()
+    notes: Sequence[str] = ()
+    results: Sequence[Results] = ()  # what it was made from
+
+    def markdown(self, figures: str = "figures") -> str:
+        """figures: the folder in which links find NAME.png."""
+        source = self.paper if "arXiv:" in self.paper else f"{self.paper}, arXiv:2410.05258"
+        parts = [f"## {self.title}", f"*{source}*", self.text]
+        parts += [f"**{table.caption}**\n\n{table.markdown()}" for table in self.tables]
+        parts += [f"![{figure.caption}]({figures}/{figure.name}.png)\n\n{figure.caption}" for figure in self.figures]
+        parts += ["\n".join(f"- {note}" for note in self.notes)] if self.notes else []
+        parts += ["```\n" + "\n".join(provenance(self.results)) + "\n```"] if self.results else []
+        return "\n\n".join(parts)
+
+    def of_study(self, experiment: str) -> "Section":
+        """The section as part of a study, which sets its own findings beside the paper's values."""
+        figures = [replace(x, name=re.sub(r"[^\w.-]+", "_", f"{experiment}_{x.name}")) for x in self.figures]
+        return replace(
+            self,
+            title=f"{experiment}: {self.title[0].lower()}{self.title[1:]}",
+            tables=[table.without_paper() for table in self.tables],
+            figures=figures,
+            results=(),
+        )
+
+
+Opening = Sequence[str | Table]  # paragraphs and tables
+
+
+# -------------------------------------------------------------------------------------------- what protocols share
+
+
+def model_columns(results: ResultSet, metric: str, **key) -> list[Measure | None]:
+    """The cells of a table's row for all models, in the order of their labels."""
+    return [results.measure(label, metric, **key) for label in results.labels]
+
+
+def draw_models(axes: Axes, results: ResultSet, metric: str, x: str, shift: int = 0, **line) -> None:
+    """A line for each model: `metric` over the part `x` of the cells' keys, plus `shift`. The band is that of the
+    seeds or, with one seed, the standard error over its samples."""
+    for label in results.labels:
+        curve = results.curve(label, metric, x)
+        if not curve:
+            continue
+        means = [mean(values) for values in curve.values()]
+        low, high = ([bound(values) for values in curve.values()] for bound in (min, max))
+        if len(results.of(label)) == 1:
+            measures = [results.measure(label, metric, **{x: place}) for place in curve]
+            errors = [measure.stderr or 0 if measure else 0 for measure in measures]
+            low, high = ([y + sign * error for y, error in zip(means, errors, strict=True)] for sign in (-1, 1))
+        places, ink = [place + shift for place in curve], color(results.labels, label)
+        axes.plot(places, means, color=ink, label=label, **line)
+        axes.fill_between(places, low, high, color=ink, alpha=0.15, linewidth=0)
+
+
+def spread(points: Sequence[int], number: int = 6) -> list[int]:
+    """At most `number` of the points, evenly spaced, with the last."""
+    step = max(1, -(-len(points) // number))
+    return list(points[::-1][::step])[::-1]
+
+
+def other_sizes(results: ResultSet, least: float = 2.5e9, most: float = 4e9) -> list[str]:
+    """How the models' sizes differ from the paper's, by default its 3B, which has 3.5 billion parameters; or
+    nothing."""
+    sizes = sorted({r.model["parameters"] for r in results.results if "parameters" in r.model})
+    if all(least < size < most for size in sizes):
+        return []
+    return [f"models of {' and '.join(dict.fromkeys(f'{size / 1e6:,.1f}' for size in sizes))} million parameters"]
+
+
+def percent(measure: Measure | None) -> Measure | None:
+    """A share in percent."""
+    if measure is None:
+        return None
+    return Measure(100 * measure.value, measure.n, None if measure.stderr is None else 100 * measure.stderr)
+
+
+def color(labels: Sequence[str], label: str) -> str:
+    return COLORS[list(labels).index(label) % len(COLORS)]
+
+
+# ---------------------------------------------------------------------------------------------------------- the pages
+
+
+def sections(by_protocol: Mapping[str, Iterable[Results]]) -> list[Section]:
+    """The sections of the protocols that have results, in the order of the paper.
+
+    Raises ValueError for an unknown protocol and for results that cannot stand side by side.
+    """
+    unknown = sorted(set(by_protocol) - set(protocols.names()))
+    if unknown:
+        raise ValueError(f"There are results of {', '.join(unknown)}, which this version does not know.")
+    found = []
+    for module, results in sorted(((protocols.load(name), x) for name, x in by_protocol.items()), key=_order):
+        together = ResultSet(results)
+        if together.results:
+            section = module.section(together)
+            vocabularies = {r.model.get("vocabulary") for r in together.results}
+            notes = [*section.notes, OTHER_VOCABULARIES] if len(vocabularies) > 1 else section.notes
+            found.append(replace(section, notes=notes, results=together.results))
+    return found
+
+
+def _order(pair: tuple) -> int:
+    return pair[0].ORDER
+
+
+def write_report(folder: str | Path, title: str = "Differential Transformer: results") -> list[Path]:
+    """Writes report.html, report.md and figures/ into a folder of results; returns the paths of the two pages.
+
+    Raises ValueError if the folder holds no results.
+    """
+    found = sections(load_results(folder))
+    return write_pages(Path(folder), title, found, [models_table(found)])
+
+
+def write_pages(folder: Path, title: str, found: Sequence[Section], opening: Opening) -> list[Path]:
+    """Writes report.html (one self-contained page), report.md and figures/; returns the paths of the two pages.
+
+    opening: what precedes the sections.
+    """
+    write_figures(folder / "figures", found)
+    pages = {
+        folder / "report.html": html_page(title, found, opening, folder),
+        folder / "report.md": markdown_page(title, found, opening),
+    }
+    for path, text in pages.items():
+        with whole_file(path) as part:
+            part.write_text(text, encoding="utf-8")
+    return list(pages)
+
+
+def write_figures(folder: Path, found: Sequence[Section]) -> None:
+    """Replaces the folder by one with the sections' figures, as PNG files."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for section in found:
+        for figure in section.figures:
+            (folder / f"{figure.name}.png").write_bytes(figure.png())
+
+
+def markdown_page(title: str, found: Sequence[Section], opening: Opening, figures: str = "figures") -> str:
+    """figures: the folder in which links find NAME.png."""
+    return "\n\n".join([_opening(title, opening), *(section.markdown(figures) for section in found)]) + "\n"
+
+
+def html_page(title: str, found: Sequence[Section], opening: Opening, folder: Path) -> str:
+    """`markdown_page` in HTML. The figures, which are read from `folder`/figures, become part of the page."""
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+
+    def image(renderer, tokens, i, options, env) -> str:
+        data = (folder / str(tokens[i].attrs["src"])).read_bytes()
+        width = int.from_bytes(data[16:20], "big") * _PIXELS_PER_INCH // _DPI  # where PNG has the width
+        source = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+        return f'<img alt="{escape(tokens[i].content)}" width="{width}" src="{source}">'
+
+    def fence(renderer, tokens, i, options, env) -> str:
+        text = escape(tokens[i].content)
+        return f"<details><summary>How it was measured</summary><pre>{text}</pre></details>"
+
+    markdown.add_render_rule("image", image)
+    markdown.add_render_rule("fence", fence)
+    contents = "".join(f'<li><a href="#s{i}">{escape(section.title)}</a></li>' for i, section in enumerate(found))
+    body = [markdown.render(_opening(title, opening)), f"<nav><ul>{contents}</ul></nav>"]
+    body += [f'<section id="s{i}">\n{markdown.render(x.markdown())}</section>' for i, x in enumerate(found)]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n"
+        + "\n".join(body)
+        + "\n</body></html>\n"
+    )
+
+
+def models_table(found: Sequence[Section]) -> Table:
+    """The models of all results: what the columns of the other tables are."""
+    models = {tuple(sorted(r.model.items(), key=str)): r.model for section in found for r in section.results}
+    columns = ["label", "name", "model_type", "parameters", "dtype", "attn_implementation", "revision"]
+    rows = [[model.get(column) for column in columns] for model in models.values()]
+    return Table("Models", columns, rows)
+
+
+def provenance(results: Sequence[Results]) -> list[str]:
+    """What was run to make each file, where, and on what hardware."""
+    lines = []
+    for r in results:
+        lines.append(f"{r.path.parent.name}/{r.path.name}: seed {r.seed}, {r.settings}")
+        for run in r.runs:
+            packages = ", ".join(f"{name} {version}" for name, version in run["packages"].items())
+            lines.append(f"  {run['date']} on {run['hardware']} ({packages}): {run['command']}")
+    return lines
+
+
+def _opening(title: str, opening: Opening) -> str:
+    parts = [part.markdown() if isinstance(part, Table) else part for part in opening]
+    return "\n\n".join([f"# {title}", *parts])
+
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1a1a1a; --paper: #fff; --rule: #d5d5d5; --soft: #666; --stripe: #f6f6f6 }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e6e6; --paper: #16181b; --rule: #3a3d42; --soft: #a0a0a0; --stripe: #1e2125 }
+}
+* { box-sizing: border-box }
+body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: var(--paper);
+       max-width: 72rem; margin: 0 auto; padding: 2rem 1.25rem 4rem }
+h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .5rem } h2 { margin: 3rem 0 .25rem }
+h2 + p { color: var(--soft); margin: 0 0 1rem }
+table { display: block; overflow-x: auto; border-collapse: collapse; font-variant-numeric: tabular-nums;
+        font-size: .92rem }
+th, td { padding: .35rem .7rem; text-align: left; border-bottom: 1px solid var(--rule); white-space: nowrap }
+td:last-child { white-space: normal; min-width: 5rem }
+tbody tr:nth-child(even) { background: var(--stripe) }
+img { max-width: 100%; height: auto; background: #fff; border-radius: 6px }
+pre { font-size: .85em; overflow-x: auto }
+details { margin: .8rem 0; color: var(--soft); font-size: .9rem } nav ul { columns: 2; padding-left: 1.2rem }
+"""
+
+
+__all__ = [
+    "DIFFERS",
+    "PAPER_DIFF",
+    "PAPER_TRANSFORMER",
+    "Figure",
+    "Opening",
+    "Section",
+    "Table",
+    "color",
+    "draw_models",
+    "html_page",
+    "markdown_page",
+    "model_columns",
+    "models_table",
+    "other_sizes",
+    "percent",
+    "provenance",
+    "sections",
+    "spread",
+    "write_figures",
+    "write_pages",
+    "write_report",
+]

@@ -1,0 +1,86 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Text to measure on, and its tokens, the same in every protocol."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from ..text_data import STDLIB, TEXT_SUFFIXES, load_texts
+
+
+@dataclass
+class DocumentArguments:
+    dataset: str = field(
+        default=STDLIB,
+        metadata={
+            "help": f"A folder of {', '.join(TEXT_SUFFIXES)} files (each is a document), one such file, a dataset on "
+            "the Hub or a local one (.jsonl, .json, .parquet, .csv, save_to_disk), or `stdlib`, the sources of "
+            "Python's standard library on this machine."
+        },
+    )
+    dataset_config: str | None = field(default=None, metadata={"help": "Its configuration, if it has several."})
+    dataset_split: str = field(default="train", metadata={"help": "Its split."})
+    text_column: str = field(default="text", metadata={"help": "The column that holds the text."})
+
+
+def load_documents(arguments: DocumentArguments) -> Iterable[str]:
+    """The texts in a fixed order. Raises ValueError if there are none, or no such column."""
+    return load_texts(arguments.dataset, arguments.dataset_config, arguments.dataset_split, arguments.text_column)
+
+
+def text_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """The tokens of a text alone: special tokens in it are plain text, and none is added."""
+    return tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+
+
+def start_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The token that the tokenizer puts before every text, as Llama's does; empty without one."""
+    ids = tokenizer("", add_special_tokens=True)["input_ids"][:1]
+    return ids if ids == [tokenizer.bos_token_id] else []  # some tokenizers add an end to every text
+
+
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """The tokens of a prompt: `start_ids`, then the text, whose special tokens are plain text. Nothing follows."""
+    return start_ids(tokenizer) + text_ids(tokenizer, text)
+
+
+def token_rows(
+    texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, length: int, rows: int, join: bool = False
+) -> list[list[int]]:
+    """At most `rows` rows of exactly `length` tokens.
+
+    Each is the beginning of a document that is long enough; with `join` the documents are concatenated, with an
+    end-of-text token after each, and cut. Special tokens in a text are plain text. Every row begins with `start_ids`.
+
+    Raises ValueError if there is not even one row.
+    """
+    found: list[list[int]] = []
+    rest: list[int] = []
+    longest = 0
+    start = start_ids(tokenizer)
+    needed = length - len(start)
+    with tqdm(total=rows, desc=f"Rows of {length:,} tokens", unit="row", leave=False) as bar:
+        for text in texts:
+            ids = text_ids(tokenizer, text)
+            longest = max(longest, len(ids))
+            if join:
+                rest += [*ids, tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else ids
+            elif len(ids) >= needed:
+                rest = ids[:needed]
+            while len(rest) >= needed and len(found) < rows:
+                found.append(start + rest[:needed])
+                rest = rest[needed:]
+                bar.update()
+            if len(found) == rows:
+                break
+    if not found:
+        raise ValueError(
+            f"No document has {needed:,} tokens; the longest has {longest:,}. Ask for a shorter length, give longer "
+            "documents, or concatenate them (--join)."
+        )
+    return found
+
+
+__all__ = ["DocumentArguments", "load_documents", "prompt_ids", "start_ids", "text_ids", "token_rows"]

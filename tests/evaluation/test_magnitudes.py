@@ -1,0 +1,131 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""The largest and the median of a stream of magnitudes, compared with numpy, on examples drawn by hypothesis."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diff_transformer.evaluation.protocols.outliers import LogHistogram, Magnitudes
+
+TINY = 2.0**-126  # the smallest normal float32
+# zeros, subnormals, ordinary values, huge ones
+FLOATS = st.one_of(
+    st.just(0.0), st.floats(0, 10, width=32), st.floats(0, 2.0**127, width=32), st.sampled_from([TINY, 1.0, 65504.0])
+)
+BATCHES = st.lists(st.lists(FLOATS, max_size=20), min_size=1, max_size=8).filter(any)
+THOROUGH = settings(max_examples=300, deadline=None)
+
+
+def summed(batches, dtype=torch.float32, bits=8, count=5):
+    magnitudes = Magnitudes(count)
+    magnitudes.histogram = LogHistogram(bits)
+    for layer, batch in enumerate(batches):
+        magnitudes.update(torch.as_tensor(batch, dtype=dtype), layer)
+    return magnitudes
+
+
+def assert_median(histogram, values):
+    expected = np.median(np.asarray(values, dtype=np.float64))
+    bound = histogram.relative_error * expected + 2.0 ** (-126 - histogram.bits)
+    assert abs(histogram.median() - expected) <= bound * (1 + 1e-12), "the median is off by more than its bound"
+
+
+@THOROUGH
+@given(BATCHES, st.integers(3, 12))
+def test_the_median_is_numpys_within_its_bound(batches, bits):
+    histogram = summed(batches, bits=bits).histogram
+    values = np.concatenate([np.asarray(batch, dtype=np.float32) for batch in batches])
+    assert histogram.total == len(values)
+    assert_median(histogram, values)
+
+
+@THOROUGH
+@given(BATCHES, st.integers(1, 30))
+def test_the_largest_are_numpys_exactly(batches, count):
+    magnitudes = summed(batches, count=count)
+    values = np.concatenate([np.asarray(batch, dtype=np.float32) for batch in batches])
+    assert magnitudes.top.tolist() == np.sort(values)[::-1][:count].tolist()
+    for value, layer in zip(magnitudes.top, magnitudes.layers, strict=True):
+        assert value in torch.tensor(batches[layer]), "a value is attributed to the wrong layer"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda rng: rng.normal(size=(31, 77)),
+        lambda rng: rng.standard_cauchy(size=(5, 7, 11)).clip(-6e4, 6e4),
+        lambda rng: np.exp(rng.normal(scale=4, size=2000)).clip(0, 6e4),
+        lambda rng: np.concatenate([np.zeros(501), rng.normal(size=500)]),
+        lambda rng: np.concatenate([rng.normal(size=1000), [6e4, 6e4, 5e4]]),
+        lambda rng: rng.integers(0, 4, size=1001),
+        lambda rng: np.full(64, 1 / 3),
+        lambda rng: np.array(2.0**-20),
+    ],
+    ids=["normal", "Cauchy", "lognormal", "zeros", "outliers", "duplicates", "constant", "one"],
+)
+def test_both_on_distributions(draw, dtype):
+    values = torch.as_tensor(np.abs(draw(np.random.default_rng(0)))).to(dtype)
+    magnitudes = summed([values], dtype=dtype, count=100)
+    exact = values.double().numpy().ravel()
+    assert_median(magnitudes.histogram, exact)
+    assert magnitudes.top.tolist() == np.sort(exact)[::-1][:100].tolist()
+
+
+def test_the_bound_is_tight():
+    histogram = LogHistogram(bits=8)
+    histogram.update(torch.tensor([1.0]))  # the edge of the bin [1, 1 + 2^-8), whose middle is 1 + 2^-9
+    assert histogram.median() == 1 + 2**-9
+    assert histogram.relative_error == pytest.approx(2**-9, rel=1e-4)
+
+
+def test_a_median_of_zeros_is_zero():
+    histogram = LogHistogram()
+    histogram.update(torch.zeros(2, 3))
+    assert histogram.median() == 0
+
+
+def test_an_even_number_has_the_mean_of_two():
+    histogram = LogHistogram(bits=12)
+    histogram.update(torch.tensor([8.0, 1.0, 2.0, 100.0]))
+    assert histogram.median() == pytest.approx(5, rel=histogram.relative_error)
+
+
+@settings(max_examples=50, deadline=None)
+@given(BATCHES, BATCHES)
+def test_parts_add_up_also_from_json(first, second):
+    whole, part, other = summed(first + second), summed(first), summed(second)
+    other.layers += len(first)
+    part, other = (Magnitudes.from_json(json.loads(json.dumps(x.to_json()))) for x in (part, other))
+    part.merge(other)
+    assert part.histogram.to_json() == whole.histogram.to_json()
+    assert part.top.tolist() == whole.top.tolist()
+    for value, layer in zip(part.top, part.layers, strict=True):
+        assert value in torch.tensor((first + second)[layer])
+
+
+def test_memory_does_not_grow():
+    magnitudes = summed([torch.rand(1000) for _ in range(20)], count=7)
+    assert len(magnitudes.top) == len(magnitudes.layers) == 7
+    assert len(magnitudes.histogram.counts) == 255 * 2**8
+
+
+def test_octaves_count_by_powers_of_two():
+    histogram = LogHistogram()
+    histogram.update(torch.tensor([0.0, 1e-40, 0.5, 0.75, 1.0, 1.99, 2.0, 1024.0, 3e38]))
+    assert histogram.octaves() == {-127: 2, -1: 2, 0: 2, 1: 1, 10: 1, 127: 1}
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e300])
+def test_values_that_are_not_finite_are_rejected(value):
+    with pytest.raises(ValueError, match="infinite or not a number.*--dtype"):
+        LogHistogram().update(torch.tensor([1.0, value], dtype=torch.float64))
+
+
+def test_no_numbers_have_no_median():
+    with pytest.raises(ValueError, match="no numbers"):
+        LogHistogram().median()
