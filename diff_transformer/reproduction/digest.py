@@ -32,7 +32,7 @@ from ..evaluation.fine_grained_loss import summary
 from ..evaluation.nll_by_position import mean_curve
 from ..evaluation.results import Cell, Measure, Results, load_results
 from ..training.budget import model_flops_per_token
-from .pieces import BATCHES, results_folder, run_folder, variants_of
+from .jobs import BATCHES, results_folder, run_folder, variants_of
 from .study import DIFF, TRANSFORMER, Study
 
 DIGEST = "results.json"
