@@ -15,7 +15,7 @@ from functools import cache, partial
 from importlib.metadata import distributions
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -44,7 +44,7 @@ class Text:
     max_megabytes: the size at which a random selection of the files ends; all files by default.
     """
 
-    source: str = "stdlib"
+    source: Literal["stdlib", "packages"] = "stdlib"
     held_out: int = 20
     max_megabytes: float | None = None
 
@@ -105,7 +105,7 @@ class Needles:
     needles: list[int]
     queries: Annotated[list[PositiveInt], Field(min_length=1)]
     in_order: float = 0.0
-    source: str = "stdlib"
+    source: Literal["stdlib", "packages"] = "stdlib"
     held_out: int = 20
     max_megabytes: float | None = None
     validation_rows: int = 200
@@ -148,10 +148,8 @@ def python_sources(
 
     A file stays in its split when other files are added or removed. Of identical files only the first is kept.
 
-    Raises ValueError for an unknown source, and FileNotFoundError if a split would be empty.
+    Raises FileNotFoundError if a split would be empty.
     """
-    if source not in _SOURCES:
-        raise ValueError(f"Got the source {source!r}. The sources are {', '.join(_SOURCES)}.")
     texts: dict[str, list[dict[str, str]]] = {"train": [], "validation": []}
     digest, size, seen = hashlib.sha256(), 0, set()
     files = sorted((hashlib.sha256(name.encode()).digest(), name, *rest) for name, *rest in _SOURCES[source]())

@@ -231,6 +231,11 @@ MISTAKES = [  # where, the value there, the message
         {"kind": "needles", "rows": 1, "needles": [1], "queries": [0]},
         "task: queries: 0: got 0. Input should be greater than 0.",
     ),
+    (
+        f"{SMALL}: task",
+        {"kind": "text", "source": "web"},
+        "source: got 'web'. Input should be 'stdlib' or 'packages'.",
+    ),
     (f"{SMALL}: extension", {}, "extension: the task is recall, but only models of text can be extended"),
     (f"{SMALL}: training: logging_steps", 4, "got logging_steps=4 and eval_steps=2. eval_steps must be a multiple"),
     (f"{SMALL}: training: tokens_per_step", 64, "got tokens_per_step. Use per_device_train_batch_size"),
