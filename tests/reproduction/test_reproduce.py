@@ -1,7 +1,7 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """`diff-transformer reproduce`, end to end, with the study of two minutes.
 
-Most jobs run in this process. The command runs the others, and is stopped in the middle of a training.
+Most jobs are called as functions. The command runs the others, and is stopped in the middle of a training.
 """
 
 import json
@@ -24,17 +24,11 @@ from diff_transformer.reproduction.findings import findings
 from diff_transformer.reproduction.jobs import jobs_of, write_configs
 from diff_transformer.reproduction.study import PAIR, STUDIES, load_study
 
+pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
 STUDY = STUDIES / "ci.yaml"
 RECALL = "runs/recall/diff/seed0"
 BY_THE_COMMAND = {"train/recall/diff/seed0", "measure/recall/seed0"}
-
-
-def reproduce(folder: Path, log: Path) -> subprocess.Popen:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "diff_transformer", "reproduce", "--scale", "ci", "--out", str(folder)]
-    with log.open("w") as output:
-        return subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
 
 
 def steps(run: Path) -> list[str]:
@@ -44,7 +38,7 @@ def steps(run: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
-    """The folder of the study. DIFF on `recall` was stopped in its training and resumed."""
+    """The folder of the study. The training of DIFF on `recall` was stopped and resumed."""
     place = tmp_path_factory.mktemp("reproduce")
     folder, log = place / "out", place / "log.txt"
     study = load_study(STUDY)
@@ -58,15 +52,17 @@ def finished(tmp_path_factory) -> Path:
                 assert job.command[:2] == (sys.executable, "-m")
                 import_module(job.command[2]).main(list(job.command[3:]))
                 assert job.done.exists(), job.name
-    process = reproduce(folder, log)
+    command = [sys.executable, "-m", "diff_transformer", "reproduce", "--scale", "ci", "--out", str(folder)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    with log.open("w") as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
     while len(steps(folder / RECALL)) < 3 and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     assert process.wait(120) == UNFINISHED, log.read_text()
     assert "Stopped by a signal. Finished jobs and checkpoints are kept." in log.read_text()
     assert any((folder / RECALL).glob("checkpoint-*")), "the training left no checkpoint"
-    process = reproduce(folder, log)
-    assert process.wait(600) == 0, log.read_text()
+    assert main(["--scale", "ci", "--out", str(folder)]) == 0
     shutil.copy(log, folder)
     return folder
 
