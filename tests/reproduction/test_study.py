@@ -86,6 +86,7 @@ def test_seeds_and_jobs(study):
         assert not job.done.is_absolute()
 
 
+@pytest.mark.oldest
 def test_every_training_config_is_parsed_by_its_stage(study, tmp_path):
     file = tmp_path / "config.yaml"
 
@@ -117,6 +118,7 @@ def test_a_folder_keeps_the_arguments_that_it_was_started_with(study, tmp_path):
         write_configs(study, tmp_path)
 
 
+@pytest.mark.oldest
 def test_the_pair_has_equal_parameters(study):
     tokenizer = cl100k_tokenizer(vocab_size=study.tokenizer_ranks)
     for name, experiment in study.experiments.items():

@@ -166,6 +166,7 @@ def test_packages_are_all_distributions_except_this_one(tmp_path, monkeypatch):
     assert manifest["packages"] == ["a 1.0", "b 2.0"] and {row["source"] for row in rows} == {"a 1.0", "b 2.0"}
 
 
+@pytest.mark.oldest
 def test_text_is_read_by_pretraining(root, tmp_path):
     write_task({"kind": "text", "held_out": HELD_OUT}, tmp_path / "data", TOKENIZER, LENGTH)
     args = CorpusArguments(
@@ -228,6 +229,7 @@ def test_only_training_has_rows_in_order(tmp_path):
     assert 0.2 < share("train", 0.5) < 0.8
 
 
+@pytest.mark.oldest
 def test_rows_of_recall_are_read_by_pretraining(tmp_path):
     folder = recall(tmp_path / "data")
     paths = {"dataset": str(folder / "train"), "validation_dataset": str(folder / "validation")}
