@@ -144,7 +144,7 @@ def _problems(experiment: Experiment, study: Study) -> Iterator[str]:
     if missing := [label for label in PAIR if label not in variants]:
         yield f"variants: got {', '.join(variants)}. Add {' and '.join(missing)}, of the pair."
     for label, variant in variants.items():
-        if label in PAIR and variant != Variant(label):
+        if label in PAIR and (variant.architecture, variant.config, variant.seeds) != (label, {}, None):
             yield f"variants: {label} is one of the pair. Give it the architecture {label} and no other key."
         if not set(variant.seeds or ()) <= set(study.seeds):
             yield f"variants: {label}: got the seeds {variant.seeds}. The seeds of the study are {study.seeds}."
