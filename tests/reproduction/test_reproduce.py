@@ -95,8 +95,11 @@ def test_the_digest_has_all_results(finished):
             for protocol in experiment.evaluations:
                 measured = bool(digest.select(experiment=name, protocol=protocol, model=label))
                 assert measured == (label in PAIR or protocol not in experiment.of_pair), f"{label}: {protocol}"
-    positions = [cell.key["position"] for cell in digest.select(protocol="nll_by_position")]
-    assert max(positions) >= study.experiments["text"].sequence_length, "not longer than in the training"
+    text = study.experiments["text"]
+    for protocol in text.evaluations:
+        results = Results.load(finished / "results/text/seed0" / protocol / "diff.json")
+        trained = text.extension if protocol in text.of_extended else vars(text)
+        assert results.model["max_positions"] == trained["sequence_length"], f"{protocol}: of the other model"
 
 
 def test_the_digest_has_the_parameters_of_the_saved_models(finished):
