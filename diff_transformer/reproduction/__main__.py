@@ -1,8 +1,8 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""`diff-transformer reproduce --scale cpu|gpu [--out DIR]`: does DIFF beat its Transformer? One command answers.
+"""`diff-transformer reproduce --scale cpu|gpu [--out DIR]` compares DIFF with its Transformer twin.
 
-Trains the matched pair and its ablations on the same data with several seeds, measures them, and writes report.html,
-report.md and results.json. A run that is stopped goes on with the same command.
+Trains the matched pair and its ablations on the same data with several seeds, evaluates them, and writes report.html,
+report.md and results.json. Run the same command again to resume a run that was stopped.
 """
 
 import argparse
@@ -17,14 +17,14 @@ import torch
 from .. import cl100k_tokenizer
 from ..training.budget import count_parameters, model_flops_per_token
 from ..training.models import NewModelArguments, new_config
-from .digest import DIGEST, check_parameters, write_digest
-from .pieces import STUDY, pieces_of, write_configs
+from .collect import RESULTS, check_parameters, collect
+from .jobs import STUDY, jobs_of, write_configs
 from .report import write_report
-from .schedule import PieceError, Stopped, run_pieces
+from .run import JobError, Stopped, run_jobs
 from .study import DIFF, SCALES, STUDIES, TRANSFORMER, Study, load_study
 
-TO_BE_CONTINUED = 75  # EX_TEMPFAIL of sysexits.h
-_NEEDED = ("accelerate", "lm_eval", "matplotlib", "trl")  # by the pieces: better missed now than after an hour
+UNFINISHED = 75  # EX_TEMPFAIL of sysexits.h
+_NEEDED = ("accelerate", "lm_eval", "matplotlib", "trl")  # by the jobs, the last ones after an hour
 
 
 def reproduce(arguments: list[str]) -> int:
@@ -32,17 +32,18 @@ def reproduce(arguments: list[str]) -> int:
         prog="diff-transformer reproduce", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--scale", choices=SCALES, help="a study of this package: two CPU cores, a GPU, two minutes")
+    text = "a study of this package: for two CPU cores, for a GPU, or a test of two minutes"
+    which.add_argument("--scale", choices=SCALES, help=text)
     which.add_argument("--study", type=Path, metavar="FILE", help="a study of your own")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="runs/reproduction-SCALE by default")
-    text = "stop after so many minutes, with checkpoints; by default as the study says, 0 for never"
+    parser.add_argument("--out", type=Path, metavar="DIR", help="output folder (default: runs/reproduction-SCALE)")
+    text = "stop with checkpoints after this many minutes, 0 for never (default: as the study says)"
     parser.add_argument("--minutes", type=float, metavar="M", help=text)
-    parser.add_argument("--dry-run", action="store_true", help="print budget and parity, and run nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print budget and parity, then exit")
     options = parser.parse_args(arguments)
 
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        raise ValueError(f"Not installed: {', '.join(missing)}. Two extras have them: pip install -e '.[train,eval]'")
+    for name in _NEEDED:
+        if find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     path = options.study or STUDIES / f"{options.scale}.yaml"
     study = load_study(path)
     folder = options.out or Path("runs", f"reproduction-{options.scale or path.stem}")
@@ -54,53 +55,53 @@ def reproduce(arguments: list[str]) -> int:
     write_configs(study, folder)
     minutes = study.minutes_per_call if options.minutes is None else options.minutes or None
     try:
-        run_pieces(pieces_of(study), folder, study.processes, study.threads, minutes)
+        run_jobs(jobs_of(study), folder, study.processes, study.threads, minutes)
     except Stopped as stopped:
-        print(f"{stopped}. What is done is kept: the same command goes on.")
-        return TO_BE_CONTINUED
+        print(f"{stopped}. Finished jobs and checkpoints are kept. Run the same command to resume.")
+        return UNFINISHED
     which_one = f"--study {path.name}" if options.scale is None else f"--scale {options.scale}"
-    digest = write_digest(study, folder, f"diff-transformer reproduce {which_one}")
-    pages = write_report(digest, folder)
-    print("\n".join(f"{page}" for page in [folder / DIGEST, *pages]))
+    results = collect(study, folder, f"diff-transformer reproduce {which_one}")
+    pages = write_report(results, folder)
+    print("\n".join(f"{page}" for page in [folder / RESULTS, *pages]))
     return 0
 
 
-def claim_folder(study: Path, folder: Path) -> None:
-    """Keeps the study in the folder. Raises ValueError if the folder is of another one."""
+def claim_folder(path: Path, folder: Path) -> None:
+    """Copies the study into the folder. Raises ValueError if the folder belongs to another study."""
     kept = folder / STUDY
-    if kept.exists() and kept.read_bytes() != study.read_bytes():
-        raise ValueError(
-            f"{folder} has the runs of another study, or of an earlier version of this one ({kept} differs from "
-            f"{study}). Choose another --out, or go on with that study: --study {kept}."
-        )
     if kept.exists():
+        if load_study(kept) != load_study(path):
+            raise ValueError(
+                f"{folder} belongs to another study, or to an earlier version of this one: {kept} differs from "
+                f"{path}. Choose another --out, or resume that study with --study {kept}."
+            )
         return
     temporary = kept.with_name(f".{STUDY}.part")
     if folder.exists() and any(file != temporary for file in folder.iterdir()):
         raise ValueError(f"{folder} has files, but no study. Choose another --out, or empty it.")
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(study, temporary)
+    shutil.copyfile(path, temporary)
     temporary.replace(kept)
 
 
 def print_budget(study: Study, folder: Path) -> None:
-    pieces = pieces_of(study)
-    left = [piece for piece in pieces if not (folder / piece.done).exists()]
+    jobs = jobs_of(study)
+    trainings = sum(job.output_dir is not None for job in jobs)
+    done = sum((folder / job.done).exists() for job in jobs)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
-    trainings = sum(piece.output_dir is not None for piece in pieces)
     print(
         f"Study    {study.title}\n"
         f"Seeds    {', '.join(map(str, study.seeds))}\n"
-        f"Pieces   {len(pieces)}, {trainings} of them trainings; {len(pieces) - len(left)} are done\n"
-        f"Budget   about {study.minutes:g} minutes on {study.machine}; here are {device}\n"
+        f"Jobs     {len(jobs)}, {trainings} of them trainings; {done} are done\n"
+        f"Budget   about {study.minutes:g} minutes on {study.machine}; this machine has {device}\n"
         f"Folder   {folder}"
     )
     if study.minutes_per_call is not None:
-        print(f"Stops    after {study.minutes_per_call:g} minutes, to be gone on with by the same command")
+        print(f"Stops    after {study.minutes_per_call:g} minutes; run the same command to resume")
 
 
 def print_parity(study: Study) -> None:
-    """Parameters and FLOPs of all models. Raises ParityError, before anything is trained, if the pair's differ."""
+    """Prints parameters and FLOPs of all models. Raises ParityError if the pair's parameters differ too much."""
     print(f"\n{'Experiment':<12}{'Model':<20}{'Parameters':>14}{'FLOPs per token':>18}")
     for name, experiment in study.experiments.items():
         tokenizer = cl100k_tokenizer(vocab_size=study.tokenizer_ranks)
@@ -118,10 +119,10 @@ def print_parity(study: Study) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 if all went well, 75 if there is more to do, 1 if something was wrong; the reason is printed."""
+    """Returns the exit status: 0 when all is done, 75 when the run was stopped, 1 after an error, which is printed."""
     try:
         return reproduce(sys.argv[1:] if arguments is None else arguments)
-    except (ValueError, OSError, PieceError) as error:
+    except (ValueError, OSError, JobError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 

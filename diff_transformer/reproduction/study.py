@@ -1,16 +1,16 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""A study: which models are trained on what, and what is measured on them. A small file of YAML."""
+"""A study: which models are trained on which data, and how they are evaluated. It is written as a YAML file."""
 
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from importlib import import_module
+from collections.abc import Iterator
+from dataclasses import field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import yaml
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
-from ..evaluation import PROTOCOLS
-from ..training.models import ARCHITECTURES
+from ..evaluation import protocols
 from .tasks import TASKS
 
 STUDIES = Path(__file__).parent / "studies"
@@ -18,27 +18,42 @@ SCALES = ("cpu", "gpu", "ci")
 TRANSFORMER, DIFF = PAIR = ("transformer", "diff")
 
 
-@dataclass(frozen=True)
+def _different(seeds: list[int]) -> list[int]:
+    if len(set(seeds)) < len(seeds):
+        raise ValueError("A seed must not be given twice")
+    return seeds
+
+
+Seeds = Annotated[list[int], Field(min_length=1), AfterValidator(_different)]
+# Written to the results as it is in the file: 2, not 2.0
+Minutes = Annotated[float, AfterValidator(lambda minutes: int(minutes) if minutes.is_integer() else minutes)]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Variant:
-    """One of the models. `config` are fields of DiffTransformerConfig that it has other than the experiment's; a
-    Transformer is the twin of that DIFF. `seeds` are all of the study's if not given."""
+    """One of the models.
 
-    architecture: str
+    config: the fields of DiffTransformerConfig that differ from the experiment's. A Transformer is the twin of the
+        DIFF with these fields.
+    seeds: all of the study's by default.
+    """
+
+    architecture: Literal["diff", "transformer"]
     config: dict[str, Any] = field(default_factory=dict)
-    seeds: list[int] | None = None
+    seeds: Seeds | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Experiment:
-    """Models that are equal but for their architecture, on one task.
+    """Models that differ in their architecture only, trained on one task.
 
     task: `kind`, one of `TASKS`, and its arguments.
     config: fields of DiffTransformerConfig.
     training: arguments of `diff_transformer.training.pretrain`.
-    extension: arguments of `diff_transformer.training.extend_64k`, which continues the pair's models.
+    extension: arguments of `diff_transformer.training.extend_64k`, which continues the training of the pair.
     evaluations: the arguments of each protocol of `diff-transformer evaluate`.
-    of_pair: the protocols that are measured on the pair only, not on the other variants.
-    of_extended: those that are measured on the extended models.
+    of_pair: the protocols that are run on the pair only, not on the other variants.
+    of_extended: the protocols that are run on the extended models.
     """
 
     task: dict[str, Any]
@@ -46,135 +61,130 @@ class Experiment:
     config: dict[str, Any]
     variants: dict[str, Variant]
     training: dict[str, Any]
-    evaluations: dict[str, dict[str, Any]]
+    evaluations: dict[str, dict[str, Any] | None]
     extension: dict[str, Any] | None = None
     of_pair: list[str] = field(default_factory=list)
     of_extended: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Study:
-    """processes: pieces that run at the same time, with `threads` CPU threads each.
+    """Experiments, and how they are run.
 
-    minutes: what all of it takes on `machine`, for the budget that is printed; `minutes_per_call`: after which a run
-    stops, to be gone on with.
+    processes: how many jobs run at the same time, with `threads` CPU threads each.
+    minutes: how long the whole study takes on `machine`; it is printed as the budget.
+    minutes_per_call: after this time a call stops; the next one resumes.
     """
 
     title: str
-    seeds: list[int]
+    seeds: Seeds
     tokenizer_ranks: int
-    experiments: dict[str, Experiment]
-    minutes: float
+    experiments: Annotated[dict[str, Experiment], Field(min_length=1)]
+    minutes: Minutes
     machine: str
     processes: int = 1
     threads: int | None = None
-    minutes_per_call: float | None = None
+    minutes_per_call: Minutes | None = None
 
     def seeds_of(self, experiment: str, variant: str) -> list[int]:
         seeds = self.experiments[experiment].variants[variant].seeds
         return self.seeds if seeds is None else seeds
 
 
+def arguments_of(protocol: str) -> type:
+    """The dataclass with the arguments of a protocol of `diff-transformer evaluate`."""
+    return protocols.load(protocol).Arguments
+
+
 def load_study(path: str | Path) -> Study:
-    """Reads and checks a study. Raises ValueError for a file that is none, with what is wrong in it."""
+    """Reads and checks a study. Raises ValueError, which lists what is wrong and where, if the file is not a study."""
     path = Path(path)
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ValueError(f"There is no study {path}. Name a file, or one of --scale {', '.join(SCALES)}.") from error
+        raise ValueError(
+            f"The study {path} does not exist. Name a file, or use --scale {', '.join(SCALES)}."
+        ) from error
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
-    study = _build(Study, content, str(path))
-    if not isinstance(study.seeds, list) or not study.seeds or len(set(study.seeds)) < len(study.seeds):
-        raise ValueError(f"{path}: the seeds are {study.seeds}; needed is a list of different numbers.")
-    if not study.experiments:
-        raise ValueError(f"{path} has no experiments; needed is one at least.")
-    experiments = {}
-    for name, values in _mapping(study.experiments, f"{path}: experiments").items():
-        where = f"{path}: experiments: {name}"
-        experiment = _build(Experiment, values, where)
-        variants = {
-            label: _build(Variant, variant, f"{where}: variants: {label}")
-            for label, variant in _mapping(experiment.variants, f"{where}: variants").items()
-        }
-        experiments[name] = Experiment(**{**_shallow(experiment), "variants": variants})
-        _check(experiments[name], study, where)
-    return Study(**{**_shallow(study), "experiments": experiments})
+    try:
+        study = TypeAdapter(Study).validate_python(content)
+    except ValidationError as error:
+        raise ValueError("\n".join(_messages(error, str(path), Study, Experiment, Variant))) from None
+    problems = [
+        f"{path}: experiments: {name}: {problem}"
+        for name, experiment in study.experiments.items()
+        for problem in _problems(experiment, study)
+    ]
+    if problems:
+        raise ValueError("\n".join(problems))
+    return study
 
 
-def _check(experiment: Experiment, study: Study, where: str) -> None:
-    for name in ("task", "config", "training", "evaluations"):
-        _mapping(getattr(experiment, name), f"{where}: {name}")
-    if not set(PAIR) <= set(experiment.variants):
-        raise ValueError(f"{where} has the variants {', '.join(experiment.variants)}; it needs {' and '.join(PAIR)}.")
-    for label, variant in experiment.variants.items():
-        if variant.architecture not in ARCHITECTURES:
-            raise ValueError(
-                f"{where}: {label} has the architecture {variant.architecture!r}; there are "
-                f"{', '.join(ARCHITECTURES)}."
-            )
-        if label in PAIR and variant != Variant(architecture=label):
-            raise ValueError(
-                f"{where}: {label} is one of the pair: it has the architecture {label}, the experiment's "
-                "config and all seeds."
-            )
-        if variant.seeds == []:
-            raise ValueError(f"{where}: {label} has no seeds. Leave them out for all of the study's, or the variant.")
-        if variant.seeds is not None and not set(variant.seeds) <= set(study.seeds):
-            raise ValueError(f"{where}: {label} has seeds {variant.seeds}; the study has {study.seeds}.")
-    logging, evaluating = (experiment.training.get(name) for name in ("logging_steps", "eval_steps"))
-    if not logging or not evaluating or evaluating % logging:
-        raise ValueError(
-            f"{where}: training has logging_steps={logging} and eval_steps={evaluating}; needed are both, the second "
-            "a multiple of the first, which notes the time."
-        )
-    if "tokens_per_step" in experiment.training:
-        raise ValueError(f"{where} has tokens_per_step; give per_device_train_batch_size, of one device.")
-    if experiment.task.get("kind") not in TASKS:
-        raise ValueError(f"{where} has the task {experiment.task.get('kind')!r}; there are {', '.join(TASKS)}.")
-    _build(TASKS[experiment.task["kind"]], {k: v for k, v in experiment.task.items() if k != "kind"}, f"{where}: task")
-    for protocol, arguments in experiment.evaluations.items():
-        if protocol not in PROTOCOLS:
-            raise ValueError(f"{where} evaluates {protocol!r}; there are {', '.join(PROTOCOLS)}.")
-        known = {f.name for f in fields(import_module(f"diff_transformer.evaluation.{protocol}").Arguments)}
-        unknown = sorted(set(arguments or {}) - known)
-        if unknown:
-            raise ValueError(f"{where}: {protocol} has no {', '.join(unknown)}; it has {', '.join(sorted(known))}.")
-    if experiment.extension is not None and experiment.task["kind"] != "text":
-        raise ValueError(f"{where} extends models of {experiment.task['kind']}; only text has longer documents.")
-    named = {*experiment.of_pair, *experiment.of_extended} - set(experiment.evaluations)
-    if named:
-        raise ValueError(f"{where} says of {', '.join(sorted(named))} what it is measured on, but not how.")
+def _messages(error: ValidationError, where: str, *classes: type) -> Iterator[str]:
+    """classes: that of the whole, that of the values in it, and so on."""
+    for details in error.errors():
+        place = ": ".join([where, *map(str, details["loc"])])
+        needed = details["msg"].removeprefix("Value error, ")
+        if details["type"] == "missing":
+            yield f"{place} is missing."
+        elif details["type"] == "unexpected_keyword_argument":
+            known = fields(classes[len(details["loc"]) // 2])
+            yield f"{place} is unknown. The keys are {', '.join(f.name for f in known)}."
+        elif details["type"] in ("dict_type", "dataclass_type"):
+            yield f"{place}: got {details['input']!r}. It should be a mapping of names to values."
+        else:
+            yield f"{place}: got {details['input']!r}. {needed}."
+
+
+def _problems(experiment: Experiment, study: Study) -> Iterator[str]:
+    """What the types of the fields do not express."""
+    variants, training, evaluations = experiment.variants, experiment.training, experiment.evaluations
+    if missing := [label for label in PAIR if label not in variants]:
+        yield f"variants: got {', '.join(variants)}. Add {' and '.join(missing)}, of the pair."
+    for label, variant in variants.items():
+        if label in PAIR and (variant.architecture, variant.config, variant.seeds) != (label, {}, None):
+            yield f"variants: {label} is one of the pair. Give it the architecture {label} and no other key."
+        if not set(variant.seeds or ()) <= set(study.seeds):
+            yield f"variants: {label}: got the seeds {variant.seeds}. The seeds of the study are {study.seeds}."
+    logging_steps, eval_steps = training.get("logging_steps"), training.get("eval_steps")
+    if not logging_steps or not eval_steps or eval_steps % logging_steps:  # only entries of the log have the time
+        yield f"training: got {logging_steps=} and {eval_steps=}. eval_steps must be a multiple of logging_steps."
+    if "tokens_per_step" in training:
+        yield "training: got tokens_per_step. Use per_device_train_batch_size, the batch of one device."
+    kind, arguments = experiment.task.get("kind"), {k: v for k, v in experiment.task.items() if k != "kind"}
+    if kind in TASKS:
+        try:
+            TypeAdapter(TASKS[kind]).validate_python(arguments)
+        except ValidationError as error:
+            yield from _messages(error, "task", TASKS[kind])
+    else:
+        yield f"task: got the kind {kind!r}. The kinds are {', '.join(TASKS)}."
+    for protocol, given in evaluations.items():
+        if protocol not in protocols.names():
+            yield f"evaluations: got {protocol!r}. The protocols are {', '.join(protocols.names())}."
+            continue
+        known = sorted(f.name for f in fields(arguments_of(protocol)))
+        if unknown := sorted(set(given or {}) - set(known)):
+            yield f"evaluations: {protocol} has no {', '.join(unknown)}. The arguments are {', '.join(known)}."
+    if experiment.extension is not None and kind != "text":
+        yield f"extension: the task is {kind}, but only models of text can be extended: it has longer documents."
+    for name in ("of_pair", "of_extended"):
+        if unknown := sorted(set(getattr(experiment, name)) - set(evaluations)):
+            yield f"{name}: got {', '.join(unknown)}, which is not in evaluations. Add it there."
     if experiment.of_extended and experiment.extension is None:
-        raise ValueError(f"{where} measures {', '.join(experiment.of_extended)} on extended models, but extends none.")
+        yield f"of_extended: got {', '.join(experiment.of_extended)}, but no extension. Add one."
 
 
-def _build(cls: type, values: Any, where: str) -> Any:
-    values = _mapping(values, where)
-    known = {f.name: f for f in fields(cls)}
-    unknown, missing = (
-        sorted(set(values) - set(known)),
-        [
-            name
-            for name, f in known.items()
-            if name not in values and f.default is MISSING and f.default_factory is MISSING
-        ],
-    )
-    if unknown or missing:
-        raise ValueError(
-            f"{where} has {f'no place for {unknown}' if unknown else f'no {missing}'}; it is made of {list(known)}."
-        )
-    return cls(**values)
-
-
-def _mapping(values: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(values, Mapping):
-        raise ValueError(f"{where} is {type(values).__name__}, but names with values are needed.")
-    return values
-
-
-def _shallow(instance: Any) -> dict[str, Any]:
-    return {f.name: getattr(instance, f.name) for f in fields(instance)}
-
-
-__all__ = ["DIFF", "PAIR", "SCALES", "STUDIES", "TRANSFORMER", "Experiment", "Study", "Variant", "load_study"]
+__all__ = [
+    "DIFF",
+    "PAIR",
+    "SCALES",
+    "STUDIES",
+    "TRANSFORMER",
+    "Experiment",
+    "Study",
+    "Variant",
+    "arguments_of",
+    "load_study",
+]

@@ -1,8 +1,8 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""What the models of a study are trained on: text of this machine, and tasks whose every answer is known.
+"""The training data of a study: Python sources of this machine, and synthetic tasks whose answers are known.
 
 A task writes a folder with `train` and `validation`, which `diff_transformer.training.pretrain` reads, and
-`manifest.json`: what is in it, with a digest. The same arguments and tokenizer make the same folder, byte for byte.
+`manifest.json`, a description with a digest. The same arguments and tokenizer give the same folder, byte for byte.
 """
 
 import hashlib
@@ -11,39 +11,40 @@ import platform
 import random
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import distributions
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset
+from pydantic import ConfigDict, Field, PositiveInt
+from pydantic.dataclasses import dataclass
 from tqdm.auto import tqdm, trange
 from transformers import PreTrainedTokenizerBase
 
-from ..evaluation.needle_prompts import WORDINGS, haystack_tokens, needle_prompt
-from ..evaluation.recall import keys_and_values, recall_row
-from ..evaluation.tokens import text_ids
+from ..evaluation.protocols.needle.haystack import WORDINGS, haystack_tokens, needle_prompt
+from ..evaluation.protocols.recall import keys_and_values, recall_row
+from ..evaluation.text import text_ids
 from ..folders import whole_folder
 
 _NOT_TEXT = {"test", "tests", "testing", "idle_test", "site-packages", "dist-packages"}
-_NOT_PROSE = {"encodings", "pydoc_data"}  # generated tables that are near copies of one another
-_LARGEST_FILE = 1_000_000  # bytes; larger ones are generated
+_NOT_PROSE = {"encodings", "pydoc_data"}  # generated tables that hardly differ from one another
+_LARGEST_FILE = 1_000_000  # bytes; larger files are generated
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Text:
-    """Python sources, a document each; about one file in `held_out`, at least in 256, is for validation, by a hash of
-    its path.
+    """Python sources, one document per file.
 
-    source: `stdlib`, the Python standard library, or `packages`, all that is installed beside it. max_megabytes: of so
-    many files at most, a random part.
+    source: `stdlib`, the Python standard library, or `packages`, all other installed distributions.
+    held_out: about one file in this many, at most 256, is held out for validation. A hash of its path decides.
+    max_megabytes: the size at which a random selection of the files ends; all files by default.
     """
 
-    source: str = "stdlib"
+    source: Literal["stdlib", "packages"] = "stdlib"
     held_out: int = 20
     max_megabytes: float | None = None
 
@@ -55,14 +56,15 @@ class Text:
         return manifest
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Recall:
-    """Rows of multi-query associative recall (`evaluation.recall`).
+    """Rows of multi-query associative recall (`evaluation.protocols.recall`).
 
-    pairs: numbers of pairs, drawn for every row. vocabularies: how many tokens the keys and values of a row are taken
-    from, drawn among those with keys enough: few keys are learnt first, and help to learn many. in_order: the share of
-    rows that repeat their pairs in the same order, so that every token can be predicted; models learn to look up
-    sooner with them. Evaluations have none.
+    pairs: the number of pairs of each row is drawn from these.
+    vocabularies: the number of tokens that a row's keys and values are taken from is drawn from these, among those
+        with enough keys. Small vocabularies are learnt first and help to learn large ones.
+    in_order: the share of the training rows that repeat their pairs in the same order, so that every token can be
+        predicted. Models learn to look up sooner with them. Evaluations have none.
     """
 
     rows: int
@@ -76,7 +78,7 @@ class Recall:
 
         def row(split: str, rng: random.Random) -> list[int]:
             pairs = rng.choice(self.pairs)
-            # No pool has keys enough: recall_row says so
+            # If no pool has enough keys, recall_row raises an error
             keys, values = rng.choice([pool for pool in pools if len(pool[0]) >= pairs] or pools[-1:])
             input_ids = recall_row(keys, values, pairs, sequence_length, rng).input_ids
             if split == "train" and rng.random() < self.in_order:
@@ -87,39 +89,38 @@ class Recall:
         return _write_rows(folder, rows, lambda split, rng: (row(split, rng), 0))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Needles:
-    """Needles in filler text (`evaluation.needle_prompts`, wording `plain`), then questions with their answers: each
-    needle once in any order, then again.
+    """Needles in filler text (`evaluation.protocols.needle`, wording `plain`), followed by questions with their answers.
 
-    needles, queries: their numbers, drawn for every row. in_order: as for `Recall`, here in the order of the text. The
-    questions and answers are learnt, not the filler, which for validation is of files that are not trained on.
+    Every needle is queried once in random order, then again. The loss is on the questions and answers, not on the
+    filler. The filler of validation comes from files that are held out of training.
+
+    needles, queries: the numbers of needles and questions of each row are drawn from these.
+    in_order: as for `Recall`; the order is that of the text.
+    source, held_out, max_megabytes: the filler, as for `Text`.
     """
 
     rows: int
     needles: list[int]
-    queries: list[int]
+    queries: Annotated[list[PositiveInt], Field(min_length=1)]
     in_order: float = 0.0
-    source: str = "stdlib"
+    source: Literal["stdlib", "packages"] = "stdlib"
     held_out: int = 20
     max_megabytes: float | None = None
     validation_rows: int = 200
-
-    def __post_init__(self):
-        if min(self.queries, default=0) < 1:
-            raise ValueError(f"Got queries={self.queries}; a row of needles needs at least one question.")
 
     def write(self, folder: Path, tokenizer: PreTrainedTokenizerBase, sequence_length: int) -> dict[str, Any]:
         texts, manifest = python_sources(self.source, self.held_out, self.max_megabytes)
         haystacks = {s: haystack_tokens((row["text"] for row in rows), tokenizer) for s, rows in texts.items()}
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in texts["validation"])
-        (folder / "haystack.jsonl").write_text("".join(lines), encoding="utf-8")  # that evaluations hide needles in
+        (folder / "haystack.jsonl").write_text("".join(lines), encoding="utf-8")  # evaluations hide needles in it
         wording = WORDINGS["plain"]
-        ids = cache(partial(text_ids, tokenizer))  # a few hundred texts, over and over
+        ids = cache(partial(text_ids, tokenizer))  # there are only a few hundred texts
 
         def row(split: str, rng: random.Random) -> tuple[list[int], int]:
             needles, queries = rng.choice(self.needles), rng.choice(self.queries)
-            question, answer = len(ids(wording.question("A"))), 1  # tokens, of all names and numbers of this wording
+            question, answer = len(ids(wording.question("A"))), 1  # tokens; the same for all names and numbers
             room = sequence_length - queries * (question + answer) + question
             prompt = needle_prompt(tokenizer, wording, haystacks[split], room, needles, 1, rng.randint(0, 100), rng)
             ((first, number),) = prompt.wanted.items()
@@ -143,14 +144,12 @@ class Needles:
 def python_sources(
     source: str, held_out: int, max_megabytes: float | None = None
 ) -> tuple[dict[str, list[dict[str, str]]], dict[str, Any]]:
-    """Rows of `text` and `source` (the package or module) for `train` and `validation`, and what they are.
+    """Rows of `text` and `source` (the package or module) for `train` and `validation`, and their manifest.
 
-    A file stays on its side whatever other files come or go; of two that are the same the first is kept.
+    A file stays in its split when other files are added or removed. Of identical files only the first is kept.
 
-    Raises ValueError for an unknown source, FileNotFoundError if there is next to nothing.
+    Raises FileNotFoundError if a split would be empty.
     """
-    if source not in _SOURCES:
-        raise ValueError(f"Got the source {source!r}; there are {', '.join(_SOURCES)}.")
     texts: dict[str, list[dict[str, str]]] = {"train": [], "validation": []}
     digest, size, seen = hashlib.sha256(), 0, set()
     files = sorted((hashlib.sha256(name.encode()).digest(), name, *rest) for name, *rest in _SOURCES[source]())
@@ -168,8 +167,8 @@ def python_sources(
         size += len(content)
     if not (texts["train"] and texts["validation"]):
         raise FileNotFoundError(
-            f"The Python sources of this machine ({source}) are {len(seen)} files: too few to train on and to hold "
-            "some out. Some systems ship Python without them; name a study of your own with --study."
+            f"Found {len(seen)} Python source files ({source}) on this machine, too few for training and validation. "
+            "Some systems ship Python without its sources: install them, or use data of your own with --study."
         )
     packages = sorted({row["source"] for rows in texts.values() for row in rows})
     manifest = {
@@ -192,7 +191,7 @@ def _stdlib() -> Iterator[tuple[str, str, Path]]:
 
 
 def _packages() -> Iterator[tuple[str, str, Path]]:
-    """The sources of every distribution, this one and its tests left out."""
+    """The sources of every distribution except this package; tests are left out."""
     found = {f"{d.metadata['Name']} {d.version}": d for d in distributions() if d.metadata["Name"]}
     for package in sorted(found):
         if package.startswith("diff_transformer "):
@@ -209,8 +208,10 @@ _SOURCES: dict[str, Callable[[], Iterator[tuple[str, str, Path]]]] = {"stdlib": 
 def _write_rows(
     folder: Path, numbers: Mapping[str, int], make_row: Callable[[str, random.Random], tuple[list[int], int]]
 ) -> dict[str, Any]:
-    """Rows that are packed already, each from a random number generator of its own: its tokens, and from which on they
-    are learnt."""
+    """Writes rows that are packed already. Each is drawn with its own random number generator.
+
+    make_row: gives the tokens of a row, and the position of the first one that counts in the loss.
+    """
     digest = hashlib.sha256()
     for split, number in numbers.items():
         drawn = (make_row(split, random.Random(f"{split}|{i}")) for i in trange(number, desc=split, unit="row"))
@@ -227,7 +228,7 @@ def _write_rows(
 def write_task(
     arguments: Mapping[str, Any], folder: Path, tokenizer: PreTrainedTokenizerBase, sequence_length: int
 ) -> None:
-    """Writes `train`, `validation` and manifest.json; the folder appears whole or not at all."""
+    """Writes `train`, `validation` and manifest.json. The folder appears complete or not at all."""
     task = TASKS[arguments["kind"]](**{name: value for name, value in arguments.items() if name != "kind"})
     with whole_folder(folder, size=0, overwrite=True) as part:
         manifest = task.write(part, tokenizer, sequence_length)

@@ -1,9 +1,10 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Studies: those of the package can be run as they are, and one with a mistake is refused before anything runs."""
+"""The studies of the package can be run as they are, and a study with mistakes is rejected with a list of them."""
 
+import json
+import re
 from copy import deepcopy
-from dataclasses import fields
-from importlib import import_module
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,24 @@ from diff_transformer import cl100k_tokenizer
 from diff_transformer.evaluation.needle_prompts import WORDINGS, numbers_for
 from diff_transformer.evaluation.recall import keys_and_values
 from diff_transformer.reproduction.digest import check_parameters
-from diff_transformer.reproduction.pieces import extension_config, pieces_of, training_config, write_configs
-from diff_transformer.reproduction.study import DIFF, PAIR, SCALES, STUDIES, TRANSFORMER, Study, load_study
+from diff_transformer.reproduction.jobs import extension_config, jobs_of, training_config, write_configs
+from diff_transformer.reproduction.study import (
+    DIFF,
+    PAIR,
+    SCALES,
+    STUDIES,
+    TRANSFORMER,
+    Study,
+    arguments_of,
+    load_study,
+)
 from diff_transformer.reproduction.tasks import TASKS
 from diff_transformer.training import extend_64k, pretrain
 from diff_transformer.training.budget import count_parameters
 from diff_transformer.training.models import NewModelArguments, new_config
 from diff_transformer.training.runs import parse
 
-FILES = {  # what each task writes
+FILES = {  # written by each task
     "text": {"train.jsonl", "validation.jsonl"},
     "recall": {"train", "validation"},
     "needles": {"train", "validation", "haystack.jsonl"},
@@ -48,7 +58,7 @@ STUDY = {
 }
 
 
-# --------------------------------------------------------------------------------------------- those of the package
+# ------------------------------------------------------------------------------------------ studies of the package
 
 
 def test_every_scale_is_a_study_and_every_study_a_scale():
@@ -60,7 +70,7 @@ def study(request) -> Study:
     return load_study(STUDIES / f"{request.param}.yaml")
 
 
-def test_seeds_and_pieces(study):
+def test_seeds_and_jobs(study):
     assert len(set(study.seeds)) == len(study.seeds) >= 1
     for name, experiment in study.experiments.items():
         for label in PAIR:
@@ -68,15 +78,16 @@ def test_seeds_and_pieces(study):
             assert experiment.variants[label].config == {} and study.seeds_of(name, label) == study.seeds
         for label in experiment.variants:
             assert len(set(study.seeds_of(name, label))) == len(study.seeds_of(name, label)) > 0
-    pieces = pieces_of(study)
-    names, done = [piece.name for piece in pieces], [piece.done for piece in pieces]
+    jobs = jobs_of(study)
+    names, done = [job.name for job in jobs], [job.done for job in jobs]
     assert len(set(names)) == len(names) and len(set(done)) == len(done)
-    for i, piece in enumerate(pieces):
-        assert set(piece.needs) <= set(names[:i]), f"{piece.name} comes before what it needs"
-        assert not piece.done.is_absolute()
+    for i, job in enumerate(jobs):
+        assert set(job.needs) <= set(names[:i]), f"{job.name} comes before a job that it needs"
+        assert not job.done.is_absolute()
 
 
-def test_every_training_parses_as_its_stage_reads_it(study, tmp_path):
+@pytest.mark.oldest
+def test_every_training_config_is_parsed_by_its_stage(study, tmp_path):
     file = tmp_path / "config.yaml"
 
     def parsed(stage, config: dict) -> dict:
@@ -96,19 +107,18 @@ def test_every_training_parses_as_its_stage_reads_it(study, tmp_path):
             assert got["total_tokens"] and got["validation_rows"] > 0 and got["output_dir"].endswith("extended")
 
 
-def test_a_folder_goes_on_with_the_arguments_it_was_begun_with(study, tmp_path):
+def test_a_folder_keeps_the_arguments_that_it_was_started_with(study, tmp_path):
     write_configs(study, tmp_path)
     files = {file: file.read_bytes() for file in tmp_path.rglob("*.yaml")}
     write_configs(study, tmp_path)
     assert files and all(file.read_bytes() == content for file, content in files.items())
-    begun, _ = files.popitem()
-    begun.write_text(begun.read_text().replace("record_batches: true", "record_batches: false"))
-    with pytest.raises(
-        ValueError, match=r"begun on another kind of machine \(here is (a|no) GPU\), or with another version"
-    ):
+    kept, _ = files.popitem()
+    kept.write_text(kept.read_text().replace("record_batches: true", "record_batches: false"))
+    with pytest.raises(ValueError, match=r"started on another kind of machine \(this one has (a|no) GPU\) or with"):
         write_configs(study, tmp_path)
 
 
+@pytest.mark.oldest
 def test_the_pair_has_equal_parameters(study):
     tokenizer = cl100k_tokenizer(vocab_size=study.tokenizer_ranks)
     for name, experiment in study.experiments.items():
@@ -119,21 +129,21 @@ def test_the_pair_has_equal_parameters(study):
         check_parameters(name, parameters[TRANSFORMER], parameters[DIFF])
 
 
-def test_what_is_measured_is_there_and_has_room(study):
+def test_evaluations_use_files_that_are_written_and_lengths_that_are_trained(study):
     for name, experiment in study.experiments.items():
         kind, extension = experiment.task["kind"], experiment.extension or {}
         for protocol, values in experiment.evaluations.items():
-            arguments = import_module(f"diff_transformer.evaluation.{protocol}").Arguments(**values)
+            arguments = arguments_of(protocol)(**values)
             for option in ("dataset", "train_dataset"):
                 if value := getattr(arguments, option, None):
                     assert Path(value).parent == Path("data", name) and Path(value).name in FILES[kind], value
-                    assert option == "train_dataset" or Path(value).stem != "train", "measured on what was trained on"
+                    assert option == "train_dataset" or Path(value).stem != "train", "measured on the training data"
             lengths = getattr(arguments, "lengths", None) or [arguments.length]
             model = extension if protocol in experiment.of_extended else vars(experiment)
             assert max(lengths) <= model["sequence_length"], f"{name}: {protocol}"
 
 
-def test_tasks_are_possible_with_the_tokenizer(study):
+def test_the_tokenizer_has_enough_keys_and_numbers_for_the_task(study):
     tokenizer = cl100k_tokenizer(vocab_size=study.tokenizer_ranks)
     for experiment in study.experiments.values():
         kind = experiment.task["kind"]
@@ -147,7 +157,9 @@ def test_tasks_are_possible_with_the_tokenizer(study):
             asked = [int(pair.split(":")[0]) for pair in experiment.evaluations["needle"]["pairs"]]
             assert max([*task.needles, *asked]) <= min(26, numbers)
             assert 4 * max(task.needles) + 3 * max(task.queries) + 1 < experiment.sequence_length
-            assert experiment.evaluations["needle"]["max_new_tokens"] == 1, "any number in the answer would be right"
+            assert experiment.evaluations["needle"]["max_new_tokens"] == 1, (
+                "a longer answer could contain the number by chance"
+            )
 
 
 # --------------------------------------------------------------------------------------------------------- mistakes
@@ -159,7 +171,7 @@ def written(folder: Path, content) -> Path:
     return file
 
 
-def test_a_study_is_read_whole(tmp_path):
+def test_every_field_is_read(tmp_path):
     study = load_study(written(tmp_path, STUDY))
     experiment = study.experiments["small"]
     assert (study.title, study.processes, study.threads, study.minutes_per_call) == ("A test", 1, None, None)
@@ -171,100 +183,101 @@ def test_a_study_is_read_whole(tmp_path):
     assert given == {"extension", "of_pair", "of_extended"}, "has a default"
 
 
+def test_a_study_is_stored_as_it_was_written(tmp_path):
+    """Results have `asdict(study)`: the values of the file with their types, and the defaults, in the order of the
+    fields."""
+    stored = asdict(load_study(written(tmp_path, {**STUDY, "minutes_per_call": 8.5})))
+    order = ["title", "seeds", "tokenizer_ranks", "experiments", "minutes", "machine", "processes", "threads"]
+    assert list(stored) == [*order, "minutes_per_call"]
+    assert json.dumps([stored["minutes"], stored["minutes_per_call"]]) == "[1, 8.5]"
+    variants = {k: {"config": {}, "seeds": None, **v} for k, v in EXPERIMENT["variants"].items()}
+    defaults = {"extension": None, "of_pair": [], "of_extended": []}
+    assert stored["experiments"] == {"small": {**EXPERIMENT, "variants": variants, **defaults}}
+
+
 REMOVED = object()
-SMALL, DIFF_OF_SMALL = "experiments: small", "experiments: small: variants: diff"
-MISTAKES = {  # name: (where, what stands there instead, the message)
-    "unknown key": ("sed", 1, r"has no place for \['sed'\]; it is made of \['title', 'seeds'"),
-    "unknown key of an experiment": (f"{SMALL}: length", 1, rf"{SMALL} has no place for \['length'\]"),
-    "unknown key of a variant": (
-        f"{DIFF_OF_SMALL}: size",
-        1,
-        rf"{DIFF_OF_SMALL} has no place for \['size'\]; it is made of \['architecture', 'config', 'seeds'\]",
-    ),
-    "missing key": ("minutes", REMOVED, r"study.yaml has no \['minutes'\]"),
-    "missing key of an experiment": (f"{SMALL}: task", REMOVED, rf"{SMALL} has no \['task'\]"),
-    "missing key of a variant": (
-        f"{DIFF_OF_SMALL}: architecture",
-        REMOVED,
-        rf"{DIFF_OF_SMALL} has no \['architecture'\]",
-    ),
-    "unknown protocol": (f"{SMALL}: evaluations: recal", {}, f"{SMALL} evaluates 'recal'; there are .*recall"),
-    "unknown argument": (
+SMALL = "experiments: small"
+DIFF_OF_SMALL, BARE = f"{SMALL}: variants: diff", f"{SMALL}: variants: bare"
+MISTAKES = [  # where, the value there, the message
+    ("sed", 1, "study.yaml: sed is unknown. The keys are title, seeds, tokenizer_ranks, "),
+    (f"{SMALL}: length", 1, f"{SMALL}: length is unknown. The keys are task, sequence_length, "),
+    (f"{BARE}: size", 1, f"{BARE}: size is unknown. The keys are architecture, config, seeds."),
+    ("minutes", REMOVED, "study.yaml: minutes is missing."),
+    ("minutes", "long", "study.yaml: minutes: got 'long'. Input should be a valid number"),
+    (f"{SMALL}: task", REMOVED, f"{SMALL}: task is missing."),
+    (f"{BARE}: architecture", REMOVED, f"{BARE}: architecture is missing."),
+    (f"{BARE}: architecture", "llama", f"{BARE}: architecture: got 'llama'. Input should be 'diff' or 'transformer'."),
+    (f"{BARE}: seeds", [1, 2], "variants: bare: got the seeds [1, 2]. The seeds of the study are [0, 1]."),
+    (f"{BARE}: seeds", [], f"{BARE}: seeds: got []. List should have at least 1 item"),
+    ("seeds", [0, 1, 1], "study.yaml: seeds: got [0, 1, 1]. A seed must not be given twice."),
+    ("seeds", [], "study.yaml: seeds: got []. List should have at least 1 item"),
+    ("experiments", {}, "study.yaml: experiments: got {}. Dictionary should have at least 1 item"),
+    ("experiments", [EXPERIMENT], "It should be a mapping of names to values."),
+    (DIFF_OF_SMALL, None, f"{DIFF_OF_SMALL}: got None. It should be a mapping of names to values."),
+    (f"{SMALL}: training", None, f"{SMALL}: training: got None. It should be a mapping of names to values."),
+    (f"{SMALL}: variants: transformer", REMOVED, "variants: got diff, bare. Add transformer, of the pair."),
+    (f"{DIFF_OF_SMALL}: seeds", [1], f"{SMALL}: variants: diff is one of the pair."),
+    (f"{DIFF_OF_SMALL}: architecture", "transformer", "Give it the architecture diff and no other key."),
+    (f"{SMALL}: evaluations: recal", {}, f"{SMALL}: evaluations: got 'recal'. The protocols are "),
+    (
         f"{SMALL}: evaluations: recall: pair",
         [2],
-        f"{SMALL}: recall has no pair; it has length, pairs, rows, vocabulary",
+        "evaluations: recall has no pair. The arguments are length, pairs, rows, vocabulary.",
     ),
-    "unknown architecture": (
-        f"{SMALL}: variants: bare: architecture",
-        "llama",
-        f"{SMALL}: bare has the architecture 'llama'; there are diff, transformer",
+    (f"{SMALL}: task: kind", "copy", "task: got the kind 'copy'. The kinds are text, recall, needles."),
+    (f"{SMALL}: task: kind", REMOVED, "task: got the kind None. The kinds are text, "),
+    (f"{SMALL}: task: rows", REMOVED, f"{SMALL}: task: rows is missing."),
+    (f"{SMALL}: task: row", 1, f"{SMALL}: task: row is unknown. The keys are rows, pairs, "),
+    (
+        f"{SMALL}: task",
+        {"kind": "needles", "rows": 1, "needles": [1], "queries": [0]},
+        "task: queries: 0: got 0. Input should be greater than 0.",
     ),
-    "seeds outside": (
-        f"{SMALL}: variants: bare: seeds",
-        [1, 2],
-        rf"{SMALL}: bare has seeds \[1, 2\]; the study has \[0, 1\]",
+    (
+        f"{SMALL}: task",
+        {"kind": "text", "source": "web"},
+        "source: got 'web'. Input should be 'stdlib' or 'packages'.",
     ),
-    "no pair": (
-        f"{SMALL}: variants: transformer",
-        REMOVED,
-        f"{SMALL} has the variants .*bare.*; it needs transformer and diff",
-    ),
-    "unknown task": (f"{SMALL}: task: kind", "copy", "has the task 'copy'; there are text, recall, needles"),
-    "no task": (f"{SMALL}: task: kind", REMOVED, "has the task None; there are text"),
-    "no arguments of a task": (f"{SMALL}: task: rows", REMOVED, rf"{SMALL}: task has no \['rows'\]"),
-    "unknown argument of a task": (f"{SMALL}: task: row", 1, rf"{SMALL}: task has no place for \['row'\]"),
-    "nothing to train with": (f"{SMALL}: training", None, f"{SMALL}: training is NoneType, but names with values"),
-    "a seed twice": ("seeds", [0, 1, 1], r"the seeds are \[0, 1, 1\]; needed is a list of different numbers"),
-    "seeds of the pair": (f"{DIFF_OF_SMALL}: seeds", [1], f"{SMALL}: diff is one of the pair: .* and all seeds"),
-    "DIFF that is none": (f"{DIFF_OF_SMALL}: architecture", "transformer", "it has the architecture diff"),
-    "an extension of recall": (f"{SMALL}: extension", {}, f"{SMALL} extends models of recall; only text"),
-    "evaluations between two entries of the log": (
-        f"{SMALL}: training: logging_steps",
-        4,
-        "logging_steps=4 and eval_steps=2; needed are both, the second a multiple of the first",
-    ),
-    "no experiments": ("experiments", {}, "study.yaml has no experiments"),
-    "a variant without seeds": (f"{SMALL}: variants: bare: seeds", [], f"{SMALL}: bare has no seeds"),
-    "no questions": (f"{SMALL}: task", {"kind": "needles", "rows": 1, "needles": [1], "queries": [0]}, "queries=.0."),
-    "tokens of a step": (f"{SMALL}: training: tokens_per_step", 64, "give per_device_train_batch_size"),
-    "of the pair, but not measured": (
-        f"{SMALL}: of_pair",
-        ["needle"],
-        f"{SMALL} says of needle what it is measured on, but not how",
-    ),
-    "of extended models that are none": (
-        f"{SMALL}: of_extended",
-        ["recall"],
-        f"{SMALL} measures recall on extended models, but extends none",
-    ),
-    "a list": ("experiments", [EXPERIMENT], "study.yaml: experiments is list, but names with values are needed"),
-    "a name without values": (DIFF_OF_SMALL, None, f"{DIFF_OF_SMALL} is NoneType, but names with values"),
-}
+    (f"{SMALL}: extension", {}, "extension: the task is recall, but only models of text can be extended"),
+    (f"{SMALL}: training: logging_steps", 4, "got logging_steps=4 and eval_steps=2. eval_steps must be a multiple"),
+    (f"{SMALL}: training: tokens_per_step", 64, "got tokens_per_step. Use per_device_train_batch_size"),
+    (f"{SMALL}: of_pair", ["needle"], "of_pair: got needle, which is not in evaluations. Add it there."),
+    (f"{SMALL}: of_extended", ["recall"], "of_extended: got recall, but no extension. Add one."),
+]
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_named(tmp_path, mistake):
-    where, value, message = MISTAKES[mistake]
-    *outer, last = where.split(": ")
-    content = inside = deepcopy(STUDY)
-    for name in outer:
-        inside = inside[name]
-    if value is REMOVED:
-        del inside[last]
-    else:
-        inside[last] = value
-    with pytest.raises(ValueError, match=message):
+def test_mistakes_are_named(tmp_path):
+    for where, value, message in MISTAKES:
+        *outer, last = where.split(": ")
+        content = inside = deepcopy(STUDY)
+        for name in outer:
+            inside = inside[name]
+        if value is REMOVED:
+            del inside[last]
+        else:
+            inside[last] = value
+        with pytest.raises(ValueError, match=re.escape(message)):
+            load_study(written(tmp_path, content))
+
+
+def test_all_mistakes_are_listed(tmp_path):
+    content = deepcopy(STUDY)
+    content["experiments"]["small"]["training"] = {}
+    content["experiments"]["small"]["task"] = {"kind": "recall", "rows": "many", "pairs": [2]}
+    with pytest.raises(ValueError) as error:
         load_study(written(tmp_path, content))
+    assert [line.split(": ")[3:5] for line in str(error.value).splitlines()] == [
+        ["training", "got logging_steps=None and eval_steps=None. eval_steps must be a multiple of logging_steps."],
+        ["task", "rows"],
+        ["task", "vocabularies is missing."],
+    ]
 
 
-@pytest.mark.parametrize("content", ["", "just words", "- a\n- b\n"])
-def test_a_file_that_is_no_mapping_is_refused(tmp_path, content):
-    with pytest.raises(ValueError, match="study.yaml is (NoneType|str|list), but names with values are needed"):
-        load_study(written(tmp_path, content))
-
-
-def test_a_file_that_is_no_yaml_or_not_there_is_refused(tmp_path):
+def test_files_that_are_not_a_study_are_rejected(tmp_path):
+    for content in ("", "just text", "- a\n- b\n"):
+        with pytest.raises(ValueError, match=r"study.yaml: got .*. It should be a mapping of names to values."):
+            load_study(written(tmp_path, content))
     with pytest.raises(ValueError, match=r"study.yaml is not YAML: (.|\n)*line 1"):
         load_study(written(tmp_path, "title: [1, 2"))
-    with pytest.raises(ValueError, match="no study .*none.yaml. Name a file, or one of --scale cpu, gpu, ci"):
+    with pytest.raises(ValueError, match="study .*none.yaml does not exist. Name a file, or use --scale cpu, gpu, ci"):
         load_study(tmp_path / "none.yaml")

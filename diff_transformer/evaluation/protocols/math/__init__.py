@@ -2,7 +2,7 @@
 """Accuracy on eight mathematics benchmarks (Figures 9 and 10, arXiv:2410.05258).
 
 The model writes one greedy solution to each problem. `--prompt cot` asks for a chain of thought of at most 1K tokens,
-after the paper's first stage; `--prompt boxed` asks for reasoning of at most 16K tokens that ends with \\boxed{}, as
+as after the paper's first stage; `--prompt boxed` for reasoning of at most 16K tokens that ends with \\boxed{}, as
 after the second. The answer is the last \\boxed{}, else what follows the last "answer is" or "answer:", else the last
 number. math-verify grades it. Finished solutions are kept in a journal beside the results.
 """

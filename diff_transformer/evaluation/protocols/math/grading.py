@@ -2,8 +2,8 @@
 """Grading in separate processes, because an answer can keep SymPy busy forever or crash it.
 
 The processes run `answers.py` as a script, which imports SymPy but neither torch nor this package. The kernel enforces
-the limit of processor time. It ends a computation anywhere, even inside C code, and does not depend on how many answers
-are graded at once.
+the limit of processor time. It ends a computation anywhere, even inside C code, and does not depend on the number of
+processes.
 """
 
 import json

@@ -1,10 +1,10 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""A study as pieces of work: commands that any user could type, in the folder of the study.
+"""The jobs of a study: commands that any user could type in the study's folder.
 
 data/<experiment>/                     what the models are trained on
-runs/<experiment>/<variant>/seed<k>/   config.yaml, and what `diff_transformer.training` leaves; extended/ likewise
-results/<experiment>/seed<k>/          what `diff-transformer evaluate` leaves: `diff-transformer report` draws it
-logs/                                  what the pieces printed
+runs/<experiment>/<variant>/seed<k>/   config.yaml and the output of `diff_transformer.training`; likewise extended/
+results/<experiment>/seed<k>/          the output of `diff-transformer evaluate`, read by `diff-transformer report`
+logs/                                  the printed output of the jobs
 """
 
 import json
@@ -22,30 +22,35 @@ from .study import PAIR, Experiment, Study
 
 STUDY = "study.yaml"
 BATCHES = "batches.txt"
-FINISHED = "finished"  # in the folder of results, after the last protocol
-WORK = "diff_transformer.reproduction.work"
-_OF_PRETRAINING = ("max_steps", "total_tokens", "eval_steps", "eval_strategy")  # not of the extension
+FINISHED = "finished"  # written to the folder of results after the last protocol
+_RUN = "diff_transformer.reproduction.run"
+_ONLY_PRETRAINING = ("max_steps", "total_tokens", "eval_steps", "eval_strategy")  # not passed to the extension
 
 
 @dataclass(frozen=True)
-class Piece:
-    """`done` is the file, or folder, that is there when it is finished; paths are relative to the study's folder."""
+class Job:
+    """A command that runs in the study's folder, to which all paths are relative.
+
+    done: the file that exists once the job has finished.
+    needs: the names of the jobs that must finish first.
+    output_dir: the folder of a training, which resumes from its last checkpoint.
+    """
 
     name: str
-    module: str
-    arguments: tuple[str, ...]
+    command: tuple[str, ...]
     done: Path
     needs: tuple[str, ...] = ()
-    output_dir: Path | None = None  # of a training, which goes on from its last checkpoint
+    output_dir: Path | None = None
 
-    def command(self, folder: Path) -> list[str]:
-        command = [sys.executable, "-m", self.module, *self.arguments]
+    def resumed(self, folder: Path) -> list[str]:
+        """The command, which continues from the last whole checkpoint if there is one."""
+        command = list(self.command)
         if self.output_dir is not None and (folder / self.output_dir).is_dir():
             whole, faulty = last_whole_checkpoint(folder / self.output_dir)
             if whole is not None:
                 command += ["--resume_from_checkpoint", "last"]
             else:
-                for checkpoint in faulty:  # cut off, and there is no other one: the training begins again
+                for checkpoint in faulty:  # incomplete, and there is no other: the training starts over
                     set_aside(checkpoint)
         return command
 
@@ -63,48 +68,50 @@ def results_folder(experiment: str, seed: int) -> Path:
 
 
 def variants_of(study: Study, experiment: str, seed: int) -> list[str]:
-    """Those that are trained with this seed."""
+    """The variants that are trained with this seed."""
     return [label for label in study.experiments[experiment].variants if seed in study.seeds_of(experiment, label)]
 
 
-def pieces_of(study: Study) -> list[Piece]:
-    """All of them, each after what it needs, and seed by seed: a study that is stopped has whole seeds."""
-    found = [
-        Piece(f"data/{name}", WORK, ("data", name), Path("data", name, "manifest.json")) for name in study.experiments
+def jobs_of(study: Study) -> list[Job]:
+    """All jobs, each after those that it needs, seed by seed: a study that is stopped early has complete seeds."""
+    jobs = [
+        Job(f"data/{name}", _python(_RUN, "data", name), Path("data", name, "manifest.json"))
+        for name in study.experiments
     ]
     for seed in study.seeds:
         for name, experiment in study.experiments.items():
-            trained: list[Piece] = []
+            trainings: list[Job] = []
             for label in variants_of(study, name, seed):
-                trained += _trainings(name, experiment, label, seed)
-            measured = Piece(
+                trainings += _trainings(name, experiment, label, seed)
+            measurement = Job(
                 f"measure/{name}/seed{seed}",
-                WORK,
-                ("measure", name, str(seed)),
+                _python(_RUN, "measure", name, str(seed)),
                 results_folder(name, seed) / FINISHED,
-                needs=tuple(piece.name for piece in trained),
+                needs=tuple(job.name for job in trainings),
             )
-            found += [*trained, measured]
-    return found
+            jobs += [*trainings, measurement]
+    return jobs
 
 
-def _trainings(name: str, experiment: Experiment, label: str, seed: int) -> Iterator[Piece]:
+def _python(module: str, *arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", module, *arguments)
+
+
+def _trainings(name: str, experiment: Experiment, label: str, seed: int) -> Iterator[Job]:
     folder = run_folder(name, label, seed)
     train = f"train/{name}/{label}/seed{seed}"
-    yield Piece(
+    yield Job(
         train,
-        "diff_transformer.training.pretrain",
-        ("--config", str(folder / "config.yaml")),
+        _python("diff_transformer.training.pretrain", "--config", str(folder / "config.yaml")),
         folder / "model" / "config.json",
         needs=(f"data/{name}",),
         output_dir=folder,
     )
     if experiment.extension is not None and label in PAIR:
         extended = folder / "extended"
-        yield Piece(
+        yield Job(
             f"extend/{name}/{label}/seed{seed}",
-            "diff_transformer.training.extend_64k",
-            ("--config", str(folder / "extended.yaml")),
+            _python("diff_transformer.training.extend_64k", "--config", str(folder / "extended.yaml")),
             extended / "model" / "config.json",
             needs=(train,),
             output_dir=extended,
@@ -112,8 +119,10 @@ def _trainings(name: str, experiment: Experiment, label: str, seed: int) -> Iter
 
 
 def write_configs(study: Study, folder: Path) -> None:
-    """The config of every training, for the device of this machine. Raises ValueError, and writes nothing, if a stage
-    does not know one of its arguments."""
+    """Writes the config of every training, for the device of this machine.
+
+    Raises ValueError, before anything is written, if a training command does not have one of the arguments.
+    """
     _check_arguments(study)
     for name, experiment in study.experiments.items():
         for label in experiment.variants:
@@ -126,7 +135,7 @@ def write_configs(study: Study, folder: Path) -> None:
 
 
 def _check_arguments(study: Study) -> None:
-    from ..training import extend_64k, pretrain  # seconds to import, which the other pieces need not spend
+    from ..training import extend_64k, pretrain  # slow to import, and not needed by the other jobs
 
     known = {stage: {f.name for part in stage.ARGUMENTS for f in fields(part)} for stage in (pretrain, extend_64k)}
     for name, experiment in study.experiments.items():
@@ -136,7 +145,7 @@ def _check_arguments(study: Study) -> None:
         for stage, config in configs.items():
             if unknown := sorted(set(config) - known[stage]):
                 raise ValueError(
-                    f"{name}: there is no argument {', '.join(unknown)}. `python -m {stage.__name__} --help` has all."
+                    f"{name}: there is no argument {', '.join(unknown)}. See `python -m {stage.__name__} --help`."
                 )
 
 
@@ -162,7 +171,7 @@ def training_config(study: Study, name: str, label: str, seed: int) -> dict[str,
 def extension_config(study: Study, name: str, label: str, seed: int) -> dict[str, Any]:
     """The arguments of `diff_transformer.training.extend_64k`."""
     experiment, folder = study.experiments[name], run_folder(name, label, seed)
-    training = {k: v for k, v in experiment.training.items() if k not in _OF_PRETRAINING}
+    training = {k: v for k, v in experiment.training.items() if k not in _ONLY_PRETRAINING}
     return {
         **_common(seed),
         **training,
@@ -183,18 +192,18 @@ def _common(seed: int) -> dict[str, Any]:
         "use_cpu": not on_gpu,
         "bf16": on_gpu and torch.cuda.is_bf16_supported(),
         "report_to": "none",
-        "save_strategy": "no",  # but for the checkpoint of a run that is stopped
+        "save_strategy": "no",  # except for the checkpoint of a run that is stopped
         "dataloader_num_workers": 0,
     }
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    """Raises ValueError if the folder was begun with other arguments, as on another kind of machine."""
+    """Raises ValueError if the folder was started with other arguments, as on another kind of machine."""
     text = yaml.safe_dump(content, sort_keys=False)
     if path.exists() and path.read_text(encoding="utf-8") != text:
         raise ValueError(
-            f"{path} differs from what would be trained now: the study was begun on another kind of machine (here is "
-            f"{'a' if torch.cuda.is_available() else 'no'} GPU), or with another version of this package. Go on with "
-            "that one, or choose another --out."
+            f"{path} differs from the arguments of this run: the study was started on another kind of machine (this "
+            f"one has {'a' if torch.cuda.is_available() else 'no'} GPU) or with another version of this package. "
+            "Resume it there, or choose another --out."
         )
     path.write_text(text, encoding="utf-8")
