@@ -154,8 +154,8 @@ class Budget:
         - two norms and the inputs of the matrices after them: 16 E, or 26 E under DDP, where autocast leaves the
           residual stream in float32;
         - SwiGLU: gate, silu(gate), up, their product: 8 F;
-        - attention: queries and output 4 Q, keys and values 4 K, log-sums 4 per map; for DIFF also the heads before their
-          norm and the second map's output, 4 Q, and with sequence parallelism, where the norm is not part of the
+        - attention: queries and output 4 Q, keys and values 4 K, log-sums 4 per map; for DIFF also the heads before
+          their norm and the second map's output, 4 Q, and with sequence parallelism, where the norm is not part of the
           kernel, 6 Q more.
         """
         E, F, Q, K, _, _ = _shape(self.config)
