@@ -25,7 +25,7 @@ from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.evaluation.attention_allocation import SPANS, attention_shares
 from diff_transformer.evaluation.nll_by_position import token_nll
 from diff_transformer.evaluation.outliers import measure_row
-from diff_transformer.training.models import transformer_twin
+from diff_transformer.training.architectures import transformer_twin
 
 MODELS = ("diff", "transformer")
 

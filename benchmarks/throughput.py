@@ -25,7 +25,7 @@ from benchmarks.model_gpu import CONTESTANTS, TASKS, TINY, Stage, attempt, build
 from benchmarks.report import hardware
 from diff_transformer import DiffTransformerConfig
 from diff_transformer.evaluation.results import Measure, Results
-from diff_transformer.training.models import transformer_twin
+from diff_transformer.training.architectures import transformer_twin
 
 LENGTHS = {"3B": (2048, 4096), "13B": (2048,), "tiny": (16, 32)}
 WARM_UP = 2  # rounds: compilation, autotuning, allocation

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from .. import cl100k_tokenizer
+from ..training.architectures import NewModelArguments, new_config
 from ..training.budget import count_parameters, model_flops_per_token
-from ..training.models import NewModelArguments, new_config
 from .digest import DIGEST, check_parameters, write_digest
 from .pieces import STUDY, pieces_of, write_configs
 from .report import write_report

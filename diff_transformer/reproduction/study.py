@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from ..evaluation import PROTOCOLS
-from ..training.models import ARCHITECTURES
+from ..training.architectures import ARCHITECTURES
 from .tasks import TASKS
 
 STUDIES = Path(__file__).parent / "studies"

@@ -25,10 +25,10 @@ from transformers.utils import logging
 from trl import ModelConfig
 
 from . import smoke
+from .architectures import load, load_config, whole_models
 from .corpus import CorpusArguments, load_documents
 from .data import CausalCollator, tokenize
 from .loss import token_nll, use_linear_cross_entropy
-from .models import load, load_config, whole_models
 from .runs import (
     RunArguments,
     check_all_is_trained,

@@ -17,9 +17,9 @@ from trl import ModelConfig, TrlParser
 
 from .budget import Budget, peak_flops
 from .callbacks import Bar, SpikeWarning, StopOnSignal
-from .checkpoints import FILES, fault, last_whole_checkpoint, set_aside
 from .plots import plot_run
 from .trainer import RunTrainer
+from .whole_checkpoints import FILES, fault, last_whole_checkpoint, set_aside
 
 logger = logging.get_logger(__name__)
 

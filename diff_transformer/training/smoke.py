@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, set_seed
 
-from .models import NewModelArguments, new_config, new_tokenizer, whole_models
+from .architectures import NewModelArguments, new_config, new_tokenizer, whole_models
 
 DATA = "smoke-data"  # in the place of a dataset
 MODEL = "smoke-model"  # in the place of a checkpoint

@@ -22,7 +22,7 @@ from transformers.utils import logging
 from ..modeling_diff import DiffTransformerAttention
 from .batch_record import BatchRecord
 from .budget import model_flops_per_token, peak_flops
-from .checkpoints import seal
+from .whole_checkpoints import seal
 
 logger = logging.get_logger(__name__)
 

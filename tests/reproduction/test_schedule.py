@@ -13,7 +13,7 @@ import pytest
 
 from diff_transformer.reproduction.pieces import Piece
 from diff_transformer.reproduction.schedule import PieceError, Stopped, run_pieces
-from diff_transformer.training.checkpoints import seal
+from diff_transformer.training.whole_checkpoints import seal
 
 ROOT = Path(__file__).parents[2]
 # A piece: says when it began and ended, and what it was told; writes its file at the end

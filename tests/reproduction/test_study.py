@@ -17,8 +17,8 @@ from diff_transformer.reproduction.pieces import extension_config, pieces_of, tr
 from diff_transformer.reproduction.study import DIFF, PAIR, SCALES, STUDIES, TRANSFORMER, Study, load_study
 from diff_transformer.reproduction.tasks import TASKS
 from diff_transformer.training import extend_64k, pretrain
+from diff_transformer.training.architectures import NewModelArguments, new_config
 from diff_transformer.training.budget import count_parameters
-from diff_transformer.training.models import NewModelArguments, new_config
 from diff_transformer.training.runs import parse
 
 FILES = {  # what each task writes

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedConfig
 
 from diff_transformer import PAPER_SIZES, DiffTransformerConfig
 from diff_transformer.flash_diff import _forward_op
+from diff_transformer.training.architectures import transformer_twin
 from diff_transformer.training.budget import Budget, count_parameters, model_flops_per_token, peak_flops
-from diff_transformer.training.models import transformer_twin
 
 DOCS = Path(__file__).parents[2] / "docs/scale.md"
 LENGTH = 37

@@ -16,7 +16,7 @@ import pytest
 
 import diff_transformer
 from diff_transformer.training import pretrain
-from diff_transformer.training.checkpoints import FILES, fault, last_whole_checkpoint
+from diff_transformer.training.whole_checkpoints import FILES, fault, last_whole_checkpoint
 
 STEPS = 12
 COMMAND = ["-m", "diff_transformer.training.pretrain", "--smoke", "--eval_strategy", "no", "--save_steps", "2"]

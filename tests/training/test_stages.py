@@ -26,14 +26,14 @@ from transformers import (
 
 from diff_transformer import PAPER_SIZES, DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.training import extend_64k, math_stage1, math_stage2, pretrain, sft_math
-from diff_transformer.training.extend_64k import extended_config, nll_by_position
-from diff_transformer.training.models import (
+from diff_transformer.training.architectures import (
     NewModelArguments,
     load_config,
     new_config,
     new_tokenizer,
     transformer_twin,
 )
+from diff_transformer.training.extend_64k import extended_config, nll_by_position
 from diff_transformer.training.runs import checkpoint_to_resume, parse, set_batch
 from diff_transformer.training.smoke import write_model
 

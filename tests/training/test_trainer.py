@@ -15,12 +15,12 @@ from transformers import LlamaForCausalLM, Trainer, TrainerCallback, TrainingArg
 
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.training import trainer as trainer_module
+from diff_transformer.training.architectures import transformer_twin
 from diff_transformer.training.callbacks import SpikeWarning
-from diff_transformer.training.checkpoints import FILES, fault
-from diff_transformer.training.models import transformer_twin
 from diff_transformer.training.plots import plot_run
 from diff_transformer.training.runs import fit
 from diff_transformer.training.trainer import NonFiniteLossError, RunTrainer, layer_lambdas
+from diff_transformer.training.whole_checkpoints import FILES, fault
 
 LENGTH = 24
 

@@ -30,7 +30,7 @@ from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.attention_diff import flash_diff_attention_forward, flash_diff_cu_seq_lens
 from diff_transformer.training import extend_64k, pretrain
 from diff_transformer.training import ulysses as ulysses_module
-from diff_transformer.training.checkpoints import fault
+from diff_transformer.training.whole_checkpoints import fault
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "accelerate"
 WORLD_SIZE = 2
