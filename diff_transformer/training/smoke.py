@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, set_seed
 
+from ..folders import whole_file
 from .architectures import NewModelArguments, new_config, new_tokenizer, whole_models
 
 DATA = "smoke-data"  # in the place of a dataset
@@ -119,7 +120,6 @@ def write_model(folder: Path, length: int = LENGTH) -> Path:
 
 
 def _write(file: Path, rows: list[dict[str, Any]]) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}")
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return temporary.replace(file)
+    with whole_file(file) as temporary:
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
