@@ -26,7 +26,7 @@ from trl import ModelConfig
 
 from . import smoke
 from .architectures import load, load_config, whole_models
-from .corpus import CorpusArguments, load_documents
+from .corpus import CorpusArguments
 from .data import CausalCollator, tokenize
 from .loss import token_nll, use_linear_cross_entropy
 from .runs import (
@@ -155,7 +155,7 @@ def long_rows(
     if corpus.source_column is None:
         raise ValueError("source_column is needed: long documents are up-sampled within each source.")
     documents = tokenize(
-        load_documents(corpus),
+        corpus.load_documents(),
         tokenizer,
         max_document_characters=corpus.max_document_characters,
         num_proc=corpus.num_proc,
