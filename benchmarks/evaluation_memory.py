@@ -22,10 +22,10 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from benchmarks.loss_memory import processor, resident_peak
 from benchmarks.report import as_csv, versions, write
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.evaluation.generate import token_nll
 from diff_transformer.evaluation.protocols.attention_allocation import SPANS, attention_shares
-from diff_transformer.evaluation.protocols.nll_by_position import token_nll
 from diff_transformer.evaluation.protocols.outliers import measure_row
-from diff_transformer.training.models import transformer_twin
+from diff_transformer.training.architectures import transformer_twin
 
 MODELS = ("diff", "transformer")
 

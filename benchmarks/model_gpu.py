@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from benchmarks.report import as_csv, first_line, hardware, versions, write
 from diff_transformer import DiffTransformerConfig
-from diff_transformer.training.models import transformer_twin
+from diff_transformer.training.architectures import transformer_twin
 
 TASKS = ("forward", "forward+backward")
 CONTESTANTS = {  # name -> model, attention

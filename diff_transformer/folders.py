@@ -1,48 +1,118 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Folders that appear whole or not at all, and the digest of a file."""
+"""Files and folders that appear whole or not at all, and the digest of a file."""
 
 import hashlib
 import os
+import platform
+import re
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
 @contextmanager
 def whole_folder(destination: str | Path, size: int, overwrite: bool) -> Iterator[Path]:
-    """A temporary sibling that takes the place of `destination` if all went well; otherwise nothing is left.
+    """A new folder beside `destination`, which takes its place if all went well; otherwise it is removed.
 
-    size: bytes that will be written, checked against the disk first.
+    A process that is killed may leave the new folder behind, or the previous one under another name. The next call for
+    the same destination, on the same machine, restores the previous one and removes everything else.
+
+    Args:
+        size: Bytes that will be written; the space on the disk is checked first.
+        overwrite: Replace a destination that exists.
+
+    Raises:
+        FileExistsError: `destination` exists, without `overwrite`.
+        OSError: Too little space on the disk.
     """
     destination = Path(destination).absolute()
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    _clean_up(destination)
     if destination.exists() and not overwrite:
         raise FileExistsError(f"{destination} exists. Choose another place, or allow it with --overwrite.")
-    destination.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(destination.parent).free
     if size > free:
         raise OSError(
             f"{size / 2**20:,.0f} MiB are needed in {destination.parent}, {free / 2**20:,.0f} MiB are free. Make room "
             "or choose another disk."
         )
-    temporary = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", suffix=".part", dir=destination.parent))
+    temporary, old = _sibling(destination, "part"), _sibling(destination, "old")
+    temporary.mkdir()
     try:
         yield temporary
-        temporary.chmod(0o777 & ~_umask())
         if destination.exists():
-            old = temporary.with_suffix(".old")
             destination.rename(old)
-            temporary.rename(destination)
-            shutil.rmtree(old) if old.is_dir() else old.unlink()
-        else:
-            temporary.rename(destination)
+        temporary.rename(destination)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if old.exists() and not destination.exists():  # stopped between the two renames
+            old.rename(destination)
+        _remove(temporary)
+        _remove(old)
+
+
+@contextmanager
+def whole_file(destination: str | Path) -> Iterator[Path]:
+    """The path of a new file beside `destination`, which replaces it if all went well; otherwise it is removed.
+
+    The folder is created if it is missing. What a killed process left is removed by the next call for the same
+    destination on the same machine.
+    """
+    destination = Path(destination).absolute()
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    _clean_up(destination)
+    temporary = _sibling(destination, "part")
+    try:
+        yield temporary
+        temporary.replace(destination)
+    finally:
+        _remove(temporary)
+
+
+def _prefix(destination: Path) -> str:
+    host = re.sub(r"\W", "", platform.node())
+    return f".{destination.name}.{host}-"
+
+
+def _sibling(destination: Path, kind: str) -> Path:
+    """A hidden name beside `destination` that says which process uses it."""
+    return destination.with_name(f"{_prefix(destination)}{os.getpid()}-{secrets.token_hex(4)}.{kind}")
+
+
+def _clean_up(destination: Path) -> None:
+    """Undoes what processes of this machine that no longer run have left unfinished."""
+    name = re.compile(re.escape(_prefix(destination)) + r"(\d+)-[0-9a-f]{8}\.(part|old)")
+    for leftover in destination.parent.iterdir():
+        match = name.fullmatch(leftover.name)
+        if match is None or _runs(int(match[1])):
+            continue
+        if match[2] == "old" and not destination.exists():
+            with suppress(FileNotFoundError):  # another process was quicker
+                leftover.rename(destination)
+        else:
+            _remove(leftover)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # the process of another user
+        return True
+    return True
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sha256(file: Path) -> str:
-    """Of a file of any size (hashlib.file_digest is there from Python 3.11 on)."""
+    """The digest of a file of any size (hashlib.file_digest exists from Python 3.11 on)."""
     digest = hashlib.sha256()
     with file.open("rb") as content:
         while block := content.read(2**20):
@@ -50,10 +120,4 @@ def sha256(file: Path) -> str:
     return digest.hexdigest()
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-__all__ = ["sha256", "whole_folder"]
+__all__ = ["sha256", "whole_file", "whole_folder"]

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from .. import cl100k_tokenizer
+from ..training.architectures import NewModelArguments, new_config
 from ..training.budget import count_parameters, model_flops_per_token
-from ..training.models import NewModelArguments, new_config
 from .collect import RESULTS, check_parameters, collect
 from .jobs import STUDY, jobs_of, write_configs
 from .report import write_report

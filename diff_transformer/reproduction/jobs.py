@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import yaml
 
-from ..training.checkpoints import last_whole_checkpoint, set_aside
+from ..training.whole_checkpoints import last_whole_checkpoint, set_aside
 from .study import PAIR, Experiment, Study
 
 STUDY = "study.yaml"

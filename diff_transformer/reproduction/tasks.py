@@ -9,7 +9,6 @@ import hashlib
 import json
 import platform
 import random
-import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from importlib.metadata import distributions
@@ -29,6 +28,7 @@ from ..evaluation.protocols.needle.haystack import WORDINGS, haystack_tokens, ne
 from ..evaluation.protocols.recall import keys_and_values, recall_row
 from ..evaluation.text import text_ids
 from ..folders import whole_folder
+from ..text_data import standard_library_sources
 
 _NOT_TEXT = {"test", "tests", "testing", "idle_test", "site-packages", "dist-packages"}
 _NOT_PROSE = {"encodings", "pydoc_data"}  # generated tables that hardly differ from one another
@@ -183,11 +183,8 @@ def python_sources(
 
 
 def _stdlib() -> Iterator[tuple[str, str, Path]]:
-    root = Path(sysconfig.get_paths()["stdlib"])
-    for file in sorted(root.rglob("*.py")):
-        path = file.relative_to(root)
-        if not (_NOT_TEXT | _NOT_PROSE) & set(path.parts):
-            yield path.as_posix(), path.parts[0].removesuffix(".py"), file
+    for path, file in standard_library_sources(_NOT_TEXT | _NOT_PROSE):
+        yield path, path.split("/")[0].removesuffix(".py"), file
 
 
 def _packages() -> Iterator[tuple[str, str, Path]]:

@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 from transformers import TrainerCallback
 
+from ..folders import whole_file
+
 
 class BatchRecord(TrainerCallback):
     """Writes a line for every optimizer step: a digest of its tokens and labels, in their order.
@@ -34,8 +36,8 @@ class BatchRecord(TrainerCallback):
                 f"{self.file} has {len(lines)} steps, but the checkpoint is of step {state.global_step}. Resume "
                 "without --record_batches, or begin again in another folder."
             )
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        self.file.write_text("".join(f"{line}\n" for line in lines[: state.global_step]))
+        with whole_file(self.file) as file:
+            file.write_text("".join(f"{line}\n" for line in lines[: state.global_step]))
 
     def on_step_end(self, args, state, control, **kwargs):
         with self.file.open("a") as file:

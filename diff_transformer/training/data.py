@@ -26,7 +26,8 @@ from torch.utils.data import get_worker_info
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 from transformers.utils import logging
 
-from .corpus import CorpusArguments, fault_of, load_documents
+from ..text_data import fault_of
+from .corpus import CorpusArguments
 
 logger = logging.get_logger(__name__)
 
@@ -358,7 +359,7 @@ def load_rows(
     """
     if args.validation_dataset is not None:
         return _with_validation_dataset(args, tokenizer, seed, cache_dir)
-    documents, skipped = load_documents(args), Skipped()
+    documents, skipped = args.load_documents(), Skipped()
     if "input_ids" in (documents.column_names or ()):
         rows = _already_packed(documents, args, tokenizer)
         validation = _part(rows, args.validation_rows, True) if args.validation_rows else None

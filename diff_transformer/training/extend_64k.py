@@ -10,6 +10,7 @@ Trainer -> model/, with the loss by position before and after.
 import gc
 import json
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -24,11 +25,12 @@ from transformers import (
 from transformers.utils import logging
 from trl import ModelConfig
 
+from ..evaluation.generate import token_nll
 from . import smoke
-from .corpus import CorpusArguments, load_documents
+from .architectures import load, load_config, whole_models
+from .corpus import CorpusArguments
 from .data import CausalCollator, tokenize
-from .loss import token_nll, use_linear_cross_entropy
-from .models import load, load_config, whole_models
+from .loss import use_linear_cross_entropy
 from .runs import (
     RunArguments,
     check_all_is_trained,
@@ -155,7 +157,7 @@ def long_rows(
     if corpus.source_column is None:
         raise ValueError("source_column is needed: long documents are up-sampled within each source.")
     documents = tokenize(
-        load_documents(corpus),
+        corpus.load_documents(),
         tokenizer,
         max_document_characters=corpus.max_document_characters,
         num_proc=corpus.num_proc,
@@ -175,26 +177,15 @@ def long_rows(
     return rows
 
 
-@torch.no_grad()
 def nll_by_position(model: PreTrainedModel, rows: torch.Tensor, num_buckets: int = 8) -> dict[str, float]:
     """Mean negative log-likelihood (nats per token) of the tokens in each of `num_buckets` equal spans of positions.
 
     Args:
         rows: (rows, tokens) ids, one row at a time through the model.
     """
-    was_training = model.training
-    model.eval()
-    head, sums = model.get_output_embeddings(), torch.zeros(rows.shape[1] - 1, dtype=torch.float64)
-    for row in rows:
-        ids = row[None].to(model.device)
-        hidden_states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        sums += token_nll(hidden_states[0, :-1], head.weight, ids[0, 1:], bias=head.bias).double().cpu()
-    model.train(was_training)
-    edges = torch.linspace(0, rows.shape[1] - 1, num_buckets + 1).long().tolist()
-    return {
-        f"{start + 1:,}-{end:,}": (sums[start:end].mean() / len(rows)).item()
-        for start, end in zip(edges, edges[1:], strict=False)
-    }
+    losses = torch.stack([token_nll(model, row[None]) for row in rows]).mean(0)  # (tokens - 1,)
+    edges = torch.linspace(0, len(losses), num_buckets + 1).long().tolist()
+    return {f"{start + 1:,}-{end:,}": losses[start:end].mean().item() for start, end in pairwise(edges)}
 
 
 def main(argv: list[str] | None = None) -> None:

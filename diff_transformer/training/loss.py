@@ -67,10 +67,7 @@ def linear_cross_entropy(
             only: elsewhere that would wait for the device, and the device itself fails.
     """
     if reduction not in ("sum", "mean"):
-        raise ValueError(
-            f'reduction is {reduction!r}; it must be "sum" or "mean". The losses of single tokens are given by '
-            "token_nll, without gradients."
-        )
+        raise ValueError(f'reduction is {reduction!r}; it must be "sum" or "mean".')
     inputs = _Inputs(hidden_states, weight, labels, bias, ignore_index, chunk_tokens)
     with_gradients = torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in (hidden_states, weight, bias)
@@ -84,27 +81,8 @@ def linear_cross_entropy(
     return loss if reduction == "sum" else loss / max(inputs.num_labels, 1)
 
 
-@torch.compiler.disable
-@torch.no_grad()
-def token_nll(
-    hidden_states: torch.Tensor,
-    weight: torch.Tensor,
-    labels: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    ignore_index: int = -100,
-    chunk_tokens: int | None = None,
-) -> torch.Tensor:
-    """The negative log-likelihood of every label: (...) like `labels`, in float32 or float64, 0 where it is ignored.
-
-    Without gradients; arguments and errors are those of `linear_cross_entropy`.
-    """
-    inputs = _Inputs(hidden_states, weight, labels, bias, ignore_index, chunk_tokens)
-    nll = inputs.nll()
-    return nll.new_zeros(labels.numel()).index_copy(0, inputs.kept, nll).view(labels.shape)
-
-
 class _Inputs:
-    """What both functions are given, checked and flat: hidden_states (tokens, hidden), labels (kept tokens,)."""
+    """The arguments, checked and flattened: hidden_states (tokens, hidden), labels (kept tokens,)."""
 
     def __init__(self, hidden_states, weight, labels, bias, ignore_index, chunk_tokens):
         _check_shapes_and_types(hidden_states, weight, labels, bias)
@@ -412,4 +390,4 @@ def _linear_head(model: PreTrainedModel) -> nn.Linear:
     return head
 
 
-__all__ = ["linear_cross_entropy", "token_nll", "use_linear_cross_entropy"]
+__all__ = ["linear_cross_entropy", "use_linear_cross_entropy"]

@@ -6,6 +6,8 @@ from pathlib import Path
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
+from ..folders import whole_file
+
 
 def plot_run(log_history: list[dict[str, float]], file: Path) -> None:
     """Draws what transformers' Trainer has logged (`trainer.state.log_history`) as a PNG."""
@@ -31,6 +33,5 @@ def plot_run(log_history: list[dict[str, float]], file: Path) -> None:
         axes[2].set(ylabel="lambda")
         axes[2].legend(fontsize=7, ncols=max(1, len(lambdas) // 10 + 1))
     axes[-1].set(xlabel="optimizer step")
-    temporary = file.with_name(f".{file.name}")
-    figure.savefig(temporary, format="png")
-    temporary.replace(file)
+    with whole_file(file) as temporary:
+        figure.savefig(temporary, format="png")

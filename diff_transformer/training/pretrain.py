@@ -13,10 +13,10 @@ from transformers.utils import logging
 from trl import ModelConfig
 
 from . import smoke
+from .architectures import NewModelArguments, new_config, new_tokenizer
 from .corpus import CorpusArguments
 from .data import CausalCollator, ReportSkipped, load_rows
 from .loss import use_linear_cross_entropy
-from .models import NewModelArguments, new_config, new_tokenizer
 from .runs import (
     RunArguments,
     check_all_is_trained,

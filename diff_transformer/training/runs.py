@@ -15,11 +15,11 @@ from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
 from trl import ModelConfig, TrlParser
 
-from .budget import Budget, Layout, peak_flops
+from .budget import Budget, peak_flops
 from .callbacks import Bar, SpikeWarning, StopOnSignal
-from .checkpoints import FILES, fault, last_whole_checkpoint, set_aside
 from .plots import plot_run
 from .trainer import RunTrainer
+from .whole_checkpoints import FILES, fault, last_whole_checkpoint, set_aside
 
 logger = logging.get_logger(__name__)
 
@@ -54,8 +54,8 @@ class RunArguments:
     expected_mfu: float | None = field(
         default=None,
         metadata={
-            "help": "The share of that peak with which the budget estimates hours; by default 0.4 of it in all FLOPs "
-            "that are executed, an assumption."
+            "help": "The MFU with which the budget estimates hours; 0.4 by default, an assumption that long sequences "
+            "and recomputed activations do not reach."
         },
     )
     record_batches: bool = field(
@@ -134,23 +134,15 @@ def print_budget(
     """Prints what the run costs, on the first process. num_rows: of an epoch, where no `max_steps` is set."""
     if training.process_index != 0:
         return
-    sequence_parallel = sequence_parallel_size()
     sharded = is_deepspeed_zero3_enabled() or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("true", "1")
-    layout = Layout(
-        data_parallel=training.world_size // sequence_parallel,
-        sequence_parallel=sequence_parallel,
-        shard=training.world_size if sharded else 1,
-        per_device_batch_size=training.per_device_train_batch_size,
-        gradient_accumulation_steps=training.gradient_accumulation_steps,
-        activation_checkpointing=run.checkpoint_activations,
-        sync_each_batch=is_deepspeed_zero3_enabled(),
-    )
+    replicas = training.world_size // sequence_parallel_size()
+    rows_per_step = replicas * training.per_device_train_batch_size * training.gradient_accumulation_steps
     if training.max_steps > 0:
-        tokens = training.max_steps * layout.tokens_per_step(sequence_length)
+        rows = training.max_steps * rows_per_step
     elif num_rows is not None:
-        tokens = math.ceil(training.num_train_epochs * num_rows) * sequence_length
+        rows = math.ceil(training.num_train_epochs * num_rows)
     else:
-        raise ValueError("A streamed corpus has no known end: give --total_tokens or --max_steps.")
+        raise ValueError("The length of a streamed corpus is unknown: give --total_tokens or --max_steps.")
     device, memory = "CPU", None
     if training.device.type == "cuda":
         device = torch.cuda.get_device_name(training.device)
@@ -158,8 +150,14 @@ def print_budget(
     budget = Budget(
         config,
         sequence_length,
-        tokens,
-        layout,
+        rows * sequence_length,
+        data_parallel=replicas,
+        sequence_parallel=sequence_parallel_size(),
+        shard=training.world_size if sharded else 1,
+        per_device_batch_size=training.per_device_train_batch_size,
+        gradient_accumulation_steps=training.gradient_accumulation_steps,
+        activation_checkpointing=run.checkpoint_activations,
+        sync_each_batch=is_deepspeed_zero3_enabled(),
         gpu=device,
         peak_flops_per_device=run.peak_flops_per_device or peak_flops(device),
         gpu_memory=memory,

@@ -15,10 +15,10 @@ from transformers.utils import logging
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantization_config
 
 from ..folders import whole_folder
-from ..tables import load_table
+from ..text_data import load_table
 from . import smoke
+from .architectures import load, load_config, whole_models
 from .math_data import MathArguments, Messages, tokenize_messages
-from .models import load, load_config, whole_models
 from .runs import RunArguments, checkpoint_to_resume, fit, parse, print_budget, sequence_parallel_size, set_batch
 from .trainer import RunTrainer
 

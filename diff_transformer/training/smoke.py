@@ -6,18 +6,22 @@ The corpus is the sources of the Python standard library. The questions are sums
 
 import json
 import random
-import sysconfig
+import re
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoModelForCausalLM, set_seed
 
-from .models import NewModelArguments, new_config, new_tokenizer, whole_models
+from ..folders import whole_file
+from ..text_data import standard_library_sources
+from .architectures import NewModelArguments, new_config, new_tokenizer, whole_models
 
 DATA = "smoke-data"  # in the place of a dataset
 MODEL = "smoke-model"  # in the place of a checkpoint
 LENGTH = 128
+_PACKAGES = re.compile(r"(json|email|http|logging)/[^/]+\.py")
 NEW_MODEL = {
     "tokenizer_ranks": 512,
     "config_overrides": json.dumps(
@@ -49,22 +53,17 @@ TRAINING = {
 
 def write_corpus(folder: Path, num_files: int = 60) -> Path:
     """JSON lines of `text` and `meta.source` (packages, modules) of the Python standard library."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    paths = {
-        "modules": sorted(root.glob("*.py"))[: num_files // 2],
-        "packages": sorted(
-            path for name in ("json", "email", "http", "logging") for path in root.glob(f"{name}/*.py")
-        ),
-    }
+    files = dict(standard_library_sources())
+    sources = {"modules": [path for path in files if "/" not in path], "packages": filter(_PACKAGES.fullmatch, files)}
     rows = [
-        {"text": path.read_text(encoding="utf-8", errors="replace"), "meta": {"source": source}}
-        for source, files in paths.items()
-        for path in files[: num_files // 2]
+        {"text": files[path].read_text(encoding="utf-8", errors="replace"), "meta": {"source": source}}
+        for source, paths in sources.items()
+        for path in islice(paths, num_files // 2)
     ]
     if len(rows) < 10:
         raise FileNotFoundError(
-            f"{root} has {len(rows)} sources of the Python standard library and 10 are needed: some systems ship "
-            "Python without them. Name a corpus of your own with --dataset."
+            f"This Python has {len(rows)} sources of its standard library and 10 are needed: some systems ship Python "
+            "without them. Name a corpus of your own with --dataset."
         )
     return _write(folder / "corpus.jsonl", rows)
 
@@ -119,7 +118,6 @@ def write_model(folder: Path, length: int = LENGTH) -> Path:
 
 
 def _write(file: Path, rows: list[dict[str, Any]]) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}")
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return temporary.replace(file)
+    with whole_file(file) as temporary:
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file

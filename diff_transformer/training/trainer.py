@@ -9,20 +9,22 @@ import math
 import re
 import shutil
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 
 import torch
+from accelerate.utils import broadcast_object_list
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from transformers.utils import logging
 
+from ..folders import whole_folder
 from ..modeling_diff import DiffTransformerAttention
 from .batch_record import BatchRecord
 from .budget import model_flops_per_token, peak_flops
-from .checkpoints import seal
+from .whole_checkpoints import seal
 
 logger = logging.get_logger(__name__)
 
@@ -181,16 +183,11 @@ class RunTrainer(Trainer):
             rotate_checkpoints(str(output_dir), limit, self.state.best_model_checkpoint)
 
     def save_whole_model(self, folder: Path) -> None:
-        """Saves model and tokenizer under another name, then renames: `folder` is never half a model.
-
-        Every process must call it.
-        """
-        part, old = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("part", "old"))
-        self.save_model(str(part))
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            if folder.exists():
-                folder.rename(old)
-            part.rename(folder)
-            shutil.rmtree(old, ignore_errors=True)
+        """Saves model and tokenizer in a folder that appears whole or not at all. Every process must call it."""
+        with ExitStack() as stack:
+            own = stack.enter_context(whole_folder(folder, 0, overwrite=True)) if self.args.should_save else None
+            # Sharded models are gathered, or written, by all processes: they need to know the folder of the first
+            (first,) = broadcast_object_list([own])
+            self.save_model(str(own or first))
+            self.accelerator.wait_for_everyone()
         self.accelerator.wait_for_everyone()

@@ -7,7 +7,7 @@ from transformers import LlamaForCausalLM
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, cl100k_tokenizer
 from diff_transformer.evaluation.models import load_model
-from diff_transformer.training.models import transformer_twin
+from diff_transformer.training.architectures import transformer_twin
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import pytest
 
 from diff_transformer.reproduction.jobs import Job
 from diff_transformer.reproduction.run import JobError, Stopped, run_jobs
-from diff_transformer.training.checkpoints import seal
+from diff_transformer.training.whole_checkpoints import seal
 
 ROOT = Path(__file__).parents[2]
 UNTIL_STOPPED = "while :; do sleep 0.02; done"

@@ -27,8 +27,8 @@ from diff_transformer.reproduction.study import (
 )
 from diff_transformer.reproduction.tasks import TASKS
 from diff_transformer.training import extend_64k, pretrain
+from diff_transformer.training.architectures import NewModelArguments, new_config
 from diff_transformer.training.budget import count_parameters
-from diff_transformer.training.models import NewModelArguments, new_config
 from diff_transformer.training.runs import parse
 
 FILES = {  # written by each task

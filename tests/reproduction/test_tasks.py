@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from datasets import load_from_disk
 
-from diff_transformer import cl100k_tokenizer
+from diff_transformer import cl100k_tokenizer, text_data
 from diff_transformer.evaluation.recall import keys_and_values
 from diff_transformer.reproduction import tasks
 from diff_transformer.reproduction.tasks import python_sources, write_task
@@ -33,7 +33,7 @@ def root(tmp_path, monkeypatch) -> Path:
     root = tmp_path / "stdlib"
     for i in range(30):
         write(root / ("pkg" if i % 2 else ".") / f"m{i}.py", i)
-    monkeypatch.setattr(tasks.sysconfig, "get_paths", lambda *args, **kwargs: {"stdlib": str(root)})
+    monkeypatch.setattr(text_data.sysconfig, "get_paths", lambda *args, **kwargs: {"stdlib": str(root)})
     return root
 
 
@@ -352,7 +352,7 @@ def test_mistakes_are_named_and_leave_nothing(root, tmp_path, monkeypatch):
     for task, length, message in MISTAKES:
         with pytest.raises(ValueError, match=message):
             write_task(task, tmp_path / "data", TOKENIZER, length)
-    monkeypatch.setattr(tasks.sysconfig, "get_paths", lambda *args, **kwargs: {"stdlib": str(tmp_path / "none")})
+    monkeypatch.setattr(text_data.sysconfig, "get_paths", lambda *args, **kwargs: {"stdlib": str(tmp_path / "none")})
     for kind in ("text", "needles"):
         with pytest.raises(FileNotFoundError, match=r"Found 0 Python source files \(stdlib\)"):
             write_task({"kind": kind, **TASKS[kind]}, tmp_path / "data", TOKENIZER, LENGTH)

@@ -10,8 +10,8 @@ from transformers import LlamaForCausalLM, TrainingArguments
 
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.training import pretrain
+from diff_transformer.training.architectures import transformer_twin
 from diff_transformer.training.batch_record import BatchRecord
-from diff_transformer.training.models import transformer_twin
 from diff_transformer.training.trainer import RunTrainer
 
 STEPS = 5

@@ -15,9 +15,9 @@ from datasets import Dataset, DatasetDict, IterableDataset
 from torch.utils.data import DataLoader
 from transformers import HfArgumentParser, Trainer, TrainingArguments
 
-from diff_transformer import DiffTransformerForCausalLM, cl100k_tokenizer
-from diff_transformer.training import corpus, data
-from diff_transformer.training.corpus import CorpusArguments, load_documents
+from diff_transformer import DiffTransformerForCausalLM, cl100k_tokenizer, text_data
+from diff_transformer.training import data
+from diff_transformer.training.corpus import CorpusArguments
 from diff_transformer.training.data import CausalCollator, ReportSkipped, Skipped, load_rows, pack, tokenize
 
 LENGTH = 16
@@ -105,7 +105,7 @@ def test_load_documents_reads_every_kind_of_file(tmp_path, kind, streaming):
     (folder / ".hidden").mkdir()
     (folder / ".hidden" / "state.csv").write_text("not the corpus")
 
-    documents = load_documents(arguments(folder, streaming=streaming, **options))
+    documents = arguments(folder, streaming=streaming, **options).load_documents()
     assert isinstance(documents, IterableDataset) == streaming
     found = list(documents)
     assert [row["text"] for row in found] == TEXTS[:6]
@@ -128,7 +128,7 @@ def test_load_documents_reads_every_kind_of_file(tmp_path, kind, streaming):
         ("corpus", {"dataset_split": "test"}, "split 'test' of the files in"),
         ("mixed", {}, "holds .csv and .jsonl to read"),
         ("nothing", {}, "holds nothing to read"),
-        ("saved", {"dataset_split": "test"}, "no split 'test'; it has 'train', 'other'"),
+        ("saved", {"dataset_split": "test"}, "splits train, other, not 'test'"),
         ("saved", {"text_column": "txt"}, "no column 'txt'; it has text"),
         ("corpus", {"dataset_config": "en"}, "Available: \\['default'\\]"),
         ("corpus", {"dataset_config": "default", "dataset_split": "test"}, "split 'test' cannot be .*train"),
@@ -143,7 +143,7 @@ def test_load_documents_says_what_there_is(tmp_path, monkeypatch, file, options,
     rows = Dataset.from_list([{"text": "a"}])
     DatasetDict({"train": rows, "other": rows}).save_to_disk("saved")
     with pytest.raises(ValueError, match=message):
-        load_documents(arguments(file, streaming=streaming, **options))
+        arguments(file, streaming=streaming, **options).load_documents()
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -151,22 +151,22 @@ def test_columns_may_be_deep_inside(tmp_path, streaming):
     rows = [{"doc": {"body": {"text": "a"}, "source": "s"}, "text": "not this one"}]
     Dataset.from_list(rows).to_parquet(tmp_path / "a.parquet")
     options = {"text_column": "doc.body.text", "source_column": "doc.source", "streaming": streaming}
-    assert list(load_documents(arguments(tmp_path, **options))) == [{"text": "a", "source": "s"}]
+    assert list(arguments(tmp_path, **options).load_documents()) == [{"text": "a", "source": "s"}]
 
 
 def test_zst_files_need_a_package(tmp_path, monkeypatch):
     (tmp_path / "a.jsonl.zst").write_bytes(b"")
-    monkeypatch.setattr(corpus, "find_spec", lambda name: None)
+    monkeypatch.setattr(text_data, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install zstandard"):
-        load_documents(arguments(tmp_path))
+        arguments(tmp_path).load_documents()
 
 
 def test_a_file_that_was_replaced_is_read_again(tmp_path, tokenizer):
     file = write_lines(tmp_path / "a.jsonl", [{"text": "first"}])
-    assert load_documents(arguments(file))[:]["text"] == ["first"]
+    assert arguments(file).load_documents()[:]["text"] == ["first"]
     write_lines(file, [{"text": "other"}])
     os.utime(file, ns=(0, 0))  # also within the clock's resolution
-    assert load_documents(arguments(file))[:]["text"] == ["other"]
+    assert arguments(file).load_documents()[:]["text"] == ["other"]
 
 
 def test_corpus_arguments_come_from_a_command_line():
@@ -255,7 +255,7 @@ def test_validation_rows_are_held_out_and_the_same_every_time(tmp_path, tokenize
         write_lines(tmp_path / f"corpus/{i}.jsonl", [{"text": text} for text in TEXTS[20 * i : 20 * (i + 1)]])
     args = arguments(tmp_path / "corpus", streaming=streaming, validation_rows=4, shuffle_buffer=8)
     train, validation, _ = load_rows(args, tokenizer)
-    whole = listed(pack(load_documents(args), tokenizer, LENGTH))
+    whole = listed(pack(args.load_documents(), tokenizer, LENGTH))
     assert len(validation) == 4 and isinstance(validation, Dataset)
     assert sorted(listed(train) + listed(validation)) == sorted(whole)
     assert listed(load_rows(args, tokenizer, seed=1).validation) == listed(validation)

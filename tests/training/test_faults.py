@@ -2,6 +2,7 @@
 """What happens to a run that is stopped, killed or damaged: real processes of the pretraining stage."""
 
 import json
+import multiprocessing
 import os
 import re
 import resource
@@ -9,19 +10,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import diff_transformer
 from diff_transformer.training import pretrain
-from diff_transformer.training.checkpoints import FILES, fault, last_whole_checkpoint
+from diff_transformer.training.whole_checkpoints import FILES, fault, last_whole_checkpoint
 
 STEPS = 12
-COMMAND = ["-m", "diff_transformer.training.pretrain", "--smoke", "--eval_strategy", "no", "--save_steps", "2"]
+ARGUMENTS = ["--smoke", "--eval_strategy", "no", "--save_steps", "2"]
+ENDLESS = ["--max_steps", "100000", "--save_steps", "100000", "--lr_scheduler_type", "constant"]
 RESUME = ["--resume_from_checkpoint", "last"]
 TIMEOUT = 180
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 @pytest.fixture(autouse=True)
@@ -29,45 +33,58 @@ def _cache(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets_cache")
 
 
-def start(folder: Path, *argv: str, launcher: Iterable[str] = (), **kwargs) -> subprocess.Popen:
-    environment = {
-        "ACCELERATE_TORCH_DEVICE": "cpu",
-        **os.environ,
-        "PYTHONPATH": str(Path(diff_transformer.__file__).parents[1]),
-        "HF_DATASETS_CACHE": str(folder.parent / "datasets_cache"),
-        "OMP_NUM_THREADS": "1",
-    }
-    return subprocess.Popen(
-        [sys.executable, *launcher, *COMMAND, "--output_dir", str(folder), *argv],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        **kwargs,
-    )
+def pretrain_in(folder: Path, argv: list[str]) -> None:
+    """What the processes of `start` run; `folder.log` has their output."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    log = os.open(folder.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    import datasets
+    import torch
+
+    torch.set_num_threads(1)
+    datasets.config.HF_DATASETS_CACHE = folder.parent / "datasets_cache"
+    pretrain.main([*ARGUMENTS, "--output_dir", str(folder), *argv])
 
 
-def wait_for(file: Path, process: subprocess.Popen) -> None:
+@pytest.fixture
+def start() -> Iterator[Callable]:
+    """Starts the stage in a process of its own. One server imports everything, for all tests, and forks them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["diff_transformer.training.pretrain"])
+    processes = []
+
+    def start(folder: Path, *argv: str) -> multiprocessing.Process:
+        process = context.Process(target=pretrain_in, args=(folder, list(argv)))
+        process.start()
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+
+
+def log_of(folder: Path) -> str:
+    log = folder.with_suffix(".log")
+    return log.read_text(errors="replace") if log.exists() else ""
+
+
+def wait_for(what: Callable[[], bool], folder: Path, is_running: Callable[[], bool]) -> None:
     deadline = time.monotonic() + TIMEOUT
-    while not file.exists():
-        if process.poll() is not None or time.monotonic() > deadline:
-            process.kill()
-            raise AssertionError(f"{file} did not appear:\n{process.communicate()[1][-4000:]}")
+    while not what():
+        assert is_running() and time.monotonic() < deadline, f"it did not come so far:\n{log_of(folder)[-4000:]}"
         time.sleep(0.02)
 
 
-def wait_for_step(step: int, process: subprocess.Popen) -> None:
-    """Reads the progress bar."""
-    seen = ""
-    while not any(int(done) >= step for done in re.findall(r"(\d+)/100000 ", seen)):
-        piece = process.stderr.read(64)
-        assert piece, f"the training did not begin:\n{seen[-4000:]}"
-        seen += piece
+def reached(step: int, folder: Path) -> Callable[[], bool]:
+    """By the progress bar."""
+    return lambda: any(int(done) >= step for done in re.findall(r"(\d+)/100000 ", log_of(folder)))
 
 
 def run_here(folder: Path, *argv: str) -> None:
-    pretrain.main([*COMMAND[2:], "--output_dir", str(folder), "--max_steps", str(STEPS), *argv])
+    pretrain.main([*ARGUMENTS, "--output_dir", str(folder), "--max_steps", str(STEPS), *argv])
 
 
 def weights(folder: Path) -> bytes:
@@ -79,19 +96,14 @@ def losses(folder: Path) -> dict[int, float]:
     return {entry["step"]: entry["loss"] for entry in history if "loss" in entry}
 
 
-@pytest.fixture
-def uninterrupted(tmp_path) -> Path:
-    run_here(tmp_path / "uninterrupted")
-    return tmp_path / "uninterrupted"
-
-
-def test_a_killed_run_with_a_truncated_checkpoint_continues_bit_for_bit(uninterrupted, tmp_path):
+def test_a_killed_run_with_a_truncated_checkpoint_continues_bit_for_bit(start, tmp_path):
     """kill -9 in the middle of an epoch, the last checkpoint damaged on top: the one before it is used."""
-    folder = tmp_path / "killed"
+    uninterrupted, folder = tmp_path / "uninterrupted", tmp_path / "killed"
+    run_here(uninterrupted)
     process = start(folder, "--max_steps", str(STEPS))
-    wait_for(folder / "checkpoint-6" / FILES, process)
+    wait_for((folder / "checkpoint-6" / FILES).exists, folder, process.is_alive)
     os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    process.join(TIMEOUT)
     last, _ = last_whole_checkpoint(folder)
     assert int(last.name.partition("-")[2]) < STEPS, "it was over before it was killed: the test shows nothing"
     file = last / "model.safetensors"
@@ -104,18 +116,14 @@ def test_a_killed_run_with_a_truncated_checkpoint_continues_bit_for_bit(uninterr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_says_how_to_go_on(number, tmp_path):
+def test_a_signal_saves_and_prints_how_to_resume(number, start, tmp_path):
     folder = tmp_path / "run"
-
-    def deliver_interrupts():  # a shell starts jobs in the background with Ctrl-C ignored
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    arguments = ("--max_steps", "100000", "--save_steps", "100000", "--lr_scheduler_type", "constant")
-    process = start(folder, *arguments, preexec_fn=deliver_interrupts)
-    wait_for_step(3, process)
-    process.send_signal(number)
-    output, _ = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 128 + number
+    process = start(folder, *ENDLESS)
+    wait_for(reached(3, folder), folder, process.is_alive)
+    os.kill(process.pid, number)
+    process.join(TIMEOUT)
+    assert process.exitcode == 128 + number
+    output = log_of(folder)
     assert "--resume_from_checkpoint last" in output and signal.Signals(number).name in output
     (checkpoint,) = folder.glob("checkpoint-*")
     step = int(checkpoint.name.partition("-")[2])
@@ -123,36 +131,52 @@ def test_a_signal_saves_and_says_how_to_go_on(number, tmp_path):
     assert not (folder / "model").exists(), "a run that was stopped has no final model"
     assert (folder / "training.png").is_file()
 
-    # the same command, in this process
-    pretrain.main([*COMMAND[2:], "--output_dir", str(folder), *arguments, "--max_steps", str(step + 2), *RESUME])
+    run_here(folder, *ENDLESS, "--max_steps", str(step + 2), *RESUME)
     assert (folder / "model" / "model.safetensors").is_file()
     assert json.loads((folder / "trainer_state.json").read_text())["global_step"] == step + 2
 
 
 def test_two_processes_stop_after_the_same_step(tmp_path):
-    """The launcher is told to end, as a cluster's scheduler does it, and passes it on."""
+    """The launcher receives the signal, as from a cluster's scheduler, and passes it on."""
     folder = tmp_path / "run"
-    recipe = str(Path(__file__).parents[2] / "recipes" / "accelerate" / "ddp.yaml")
-    launcher = ["-m", "accelerate.commands.launch", "--config_file", recipe, "--num_processes", "2"]
-    launcher += ["--mixed_precision", "no", "--main_process_port", "0"]
-    process = start(folder, "--max_steps", "100000", "--save_steps", "100000", launcher=launcher)
-    wait_for_step(3, process)
-    process.terminate()
-    output, errors = process.communicate(timeout=TIMEOUT)
+    root = Path(diff_transformer.__file__).parents[1]
+    command = ["accelerate.commands.launch", "--config_file", str(root / "recipes" / "accelerate" / "ddp.yaml")]
+    command += ["--num_processes", "2", "--mixed_precision", "no", "--main_process_port", "0"]
+    command += ["-m", "diff_transformer.training.pretrain", *ARGUMENTS, "--output_dir", str(folder), *ENDLESS]
+    environment = {"PYTHONPATH": str(root), "HF_DATASETS_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    with open(folder.with_suffix(".log"), "w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command],
+            env={"ACCELERATE_TORCH_DEVICE": "cpu", **os.environ, **environment},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            wait_for(reached(3, folder), folder, lambda: process.poll() is None)
+            process.terminate()
+            process.wait(TIMEOUT)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    output = log_of(folder)
     checkpoint, faulty = last_whole_checkpoint(folder)
-    assert checkpoint is not None and not faulty, errors[-4000:]
+    assert checkpoint is not None and not faulty, output[-4000:]
     assert "--resume_from_checkpoint last" in output
     assert {"rng_state_0.pth", "rng_state_1.pth"} <= {path.name for path in checkpoint.iterdir()}
 
 
-def test_a_full_disk_loses_no_checkpoint(tmp_path):
+def test_a_full_disk_loses_no_checkpoint(start, tmp_path):
     """Files may not grow beyond 100 KB after the second checkpoint; a checkpoint's weights are 480 KB."""
     folder = tmp_path / "run"
-    process = start(folder, "--max_steps", "100000", "--save_total_limit", "1", "--save_steps", "40")
-    wait_for(folder / "checkpoint-40" / FILES, process)
+    process = start(
+        folder, "--max_steps", "100000", "--save_total_limit", "1", "--save_steps", "40", "--disable_tqdm", "true"
+    )
+    wait_for((folder / "checkpoint-40" / FILES).exists, folder, process.is_alive)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (100_000, 100_000))
-    _, errors = process.communicate(timeout=TIMEOUT)
-    assert process.returncode not in (0, None)
+    process.join(TIMEOUT)
+    assert process.exitcode not in (0, None)
     whole, faulty = last_whole_checkpoint(folder)
+    errors = log_of(folder)
     assert whole is not None and not faulty, f"{faulty}\n{errors[-3000:]}"
     assert "could not be saved" in errors and "--resume_from_checkpoint last" in errors

@@ -22,7 +22,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.training import loss as loss_module
-from diff_transformer.training.loss import linear_cross_entropy, token_nll, use_linear_cross_entropy
+from diff_transformer.training.loss import linear_cross_entropy, use_linear_cross_entropy
 
 VOCAB, HIDDEN, TOKENS = 199, 16, 13
 KINDS = ["diff", "llama"]
@@ -207,10 +207,10 @@ def test_under_autocast(with_bias):
     inputs = problem(with_bias=with_bias)
     with torch.autocast("cpu", torch.bfloat16):
         actual, expected = linear_cross_entropy(*inputs, chunk_tokens=4), plain(*inputs)
-        with MadeTensors() as recorded:
-            nll = token_nll(*inputs, chunk_tokens=4)
+        with torch.no_grad(), MadeTensors() as recorded:
+            alone = linear_cross_entropy(*inputs, chunk_tokens=4)
     assert error(actual.detach(), expected.detach()) < 1e-6, "the products are those of autocast"
-    assert nll.sum().item() == pytest.approx(actual.item(), rel=1e-6)
+    assert alone.item() == pytest.approx(actual.item(), rel=1e-6)
     assert recorded.elements.count(VOCAB * HIDDEN) == 1, "the weight is converted once, not for every chunk"
     for mine, theirs in zip(gradients_of(actual, inputs), gradients_of(expected, inputs), strict=True):
         assert mine.dtype == torch.float32
@@ -224,7 +224,6 @@ def test_all_labels_ignored(reduction):
     assert loss.item() == 0
     for gradient in gradients_of(loss, inputs):
         assert gradient.abs().max() == 0, "zero, and not NaN"
-    assert token_nll(*inputs).tolist() == [0.0] * TOKENS
 
 
 def test_ignored_positions_are_not_computed():
@@ -277,7 +276,8 @@ def test_no_more_logits_than_a_chunk():
     assert recorded.largest == tokens * VOCAB, "the recorder does not see the logits of the plain way"
     with MadeTensors() as recorded:
         linear_cross_entropy(hidden, weight, labels, chunk_tokens=4).backward()
-        token_nll(hidden, weight, labels, chunk_tokens=4)
+        with torch.no_grad():
+            linear_cross_entropy(hidden, weight, labels, chunk_tokens=4)
     assert recorded.largest == max(4 * VOCAB, weight.numel())
 
 
@@ -307,7 +307,7 @@ def test_chunks_have_a_size_in_bytes():
         ({"labels": torch.tensor([0, 1, -1, 2, 3])}, "values from -1 to 3"),
         ({"weight": torch.zeros(7, 4, dtype=torch.bfloat16)}, "one type outside of autocast"),
         ({"weight": torch.zeros(7, 4, dtype=torch.uint8)}, "not quantised"),
-        ({"reduction": "none"}, "token_nll"),
+        ({"reduction": "none"}, "reduction is 'none'"),
         ({"chunk_tokens": 0}, "chunk_tokens is 0"),
     ],
 )
@@ -315,16 +315,6 @@ def test_errors(changes, message):
     inputs = {"hidden_states": torch.zeros(5, 4), "weight": torch.zeros(7, 4), "labels": torch.zeros(5, dtype=int)}
     with pytest.raises(ValueError, match=message):
         linear_cross_entropy(**{**inputs, **changes})
-
-
-def test_token_nll_is_the_formula():
-    hidden, weight, labels, bias = problem(torch.float64, tokens=14)
-    nll = token_nll(hidden.view(2, 7, HIDDEN), weight, labels.view(2, 7), bias, chunk_tokens=3)
-    assert nll.shape == (2, 7) and not nll.requires_grad
-    for i in range(14):
-        expected = 0 if labels[i] == -100 else formula(hidden[i : i + 1], weight, labels[i : i + 1], bias).item()
-        assert nll.flatten()[i].item() == pytest.approx(expected, rel=1e-12), f"token {i}"
-    assert token_nll(hidden.float(), weight.float(), labels).dtype == torch.float32
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="Liger's kernel needs a GPU")

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import signal
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
-from diff_transformer import DiffTransformerForCausalLM
+from diff_transformer import DiffTransformerForCausalLM, folders
 from diff_transformer.training import trainer as trainer_module
+from diff_transformer.training.architectures import transformer_twin
 from diff_transformer.training.callbacks import SpikeWarning
-from diff_transformer.training.checkpoints import FILES, fault
-from diff_transformer.training.models import transformer_twin
 from diff_transformer.training.plots import plot_run
 from diff_transformer.training.runs import fit
 from diff_transformer.training.trainer import NonFiniteLossError, RunTrainer, layer_lambdas
+from diff_transformer.training.whole_checkpoints import FILES, fault
 
 LENGTH = 24
 
@@ -265,27 +264,30 @@ def test_a_full_disk_keeps_the_checkpoint_before(make_trainer, tmp_path, monkeyp
 
 
 def test_the_model_is_saved_whole_or_not_at_all(make_trainer, tmp_path, monkeypatch):
+    def saved() -> torch.Tensor:
+        return load_file(tmp_path / "model" / "model.safetensors")["lm_head.weight"]
+
     trainer = make_trainer()
     trainer.save_whole_model(tmp_path / "model")
-    saved = load_file(tmp_path / "model" / "model.safetensors")
+    first = saved()
     with torch.no_grad():
         trainer.model.lm_head.weight.add_(1.0)
 
     def full(folder):
-        (tmp_path / folder).mkdir()
+        (Path(folder) / "half").touch()
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
         patch.setattr(trainer, "save_model", full)
-        with suppress(OSError):
-            trainer.save_whole_model(tmp_path / "model")
-    again = load_file(tmp_path / "model" / "model.safetensors")
-    assert all(torch.equal(again[name], tensor) for name, tensor in saved.items())
+        trainer.save_whole_model(tmp_path / "model")
+    assert torch.equal(saved(), first)
 
+    with monkeypatch.context() as patch:  # what two killed runs left
+        patch.setattr(folders.os, "getpid", lambda: 2**22 + 1)
+        (tmp_path / "model").rename(folders._sibling(tmp_path / "model", "old"))
+        folders._sibling(tmp_path / "model", "part").mkdir()
     trainer.save_whole_model(tmp_path / "model")
-    assert not torch.equal(
-        load_file(tmp_path / "model" / "model.safetensors")["lm_head.weight"], saved["lm_head.weight"]
-    )
+    assert not torch.equal(saved(), first)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "run"]
 
 

@@ -26,19 +26,28 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments, default_data_collator
 
-from diff_transformer import DiffTransformerForCausalLM
+from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, folders
 from diff_transformer.attention_diff import flash_diff_attention_forward, flash_diff_cu_seq_lens
 from diff_transformer.training import extend_64k, pretrain
 from diff_transformer.training import ulysses as ulysses_module
-from diff_transformer.training.checkpoints import fault
+from diff_transformer.training.whole_checkpoints import fault
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "accelerate"
 WORLD_SIZE = 2
 BATCH_SIZE = 4  # rows that a step takes from all processes together
 ULYSSES_BATCH_SIZE = 2
 LENGTH = 32
-VOCAB_SIZE = 200
-# Arguments of the configuration, over those of `tiny_config`, which has two key/value heads
+SIZES = {
+    "vocab_size": 200,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "eos_token_id": None,
+}
 MODELS = {"grouped": {}, "tied": {"tie_word_embeddings": True, "num_key_value_heads": 1}}
 
 
@@ -102,6 +111,7 @@ def ddp(folder: Path) -> None:
 
 def fsdp2(folder: Path) -> None:
     train_and_resume(folder, per_device_train_batch_size=BATCH_SIZE // WORLD_SIZE, check=is_sharded_by_layer)
+    pretrain.main(["--smoke", "--use_cpu", "false", "--output_dir", str(folder / "fsdp2_stage")])
 
 
 def fsdp2_alone(folder: Path) -> None:
@@ -119,13 +129,6 @@ def ulysses(folder: Path) -> None:
     kwargs = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": ULYSSES_BATCH_SIZE}
     kwargs |= {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 1}
     train_and_resume(folder, check=forget_sequence_parallelism, **kwargs)
-
-
-def fsdp2_stage(folder: Path) -> None:
-    pretrain.main(["--smoke", "--use_cpu", "false", "--output_dir", str(folder / "fsdp2_stage")])
-
-
-def ulysses_stage(folder: Path) -> None:
     extend_64k.main(["--smoke", "--use_cpu", "false", "--output_dir", str(folder / "ulysses_stage")])
 
 
@@ -211,20 +214,27 @@ needs_deepspeed = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
-def folder(tmp_path, tiny_config) -> Path:
+@pytest.fixture(autouse=True)
+def _cache(folder, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", folder / "datasets_cache")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
     """With models and rows: half of them packed with two documents, each with another number of labels."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("distributed")
     for name, kwargs in MODELS.items():
-        DiffTransformerForCausalLM(tiny_config(vocab_size=VOCAB_SIZE, **kwargs)).save_pretrained(tmp_path / name)
+        DiffTransformerForCausalLM(DiffTransformerConfig(**{**SIZES, **kwargs})).save_pretrained(folder / name)
     rows = []
     for i in range(16):
-        input_ids = torch.randint(0, VOCAB_SIZE, (LENGTH,))
+        input_ids = torch.randint(0, SIZES["vocab_size"], (LENGTH,))
         start = int(torch.randint(3, LENGTH - 3, ())) if i % 2 else LENGTH
         position_ids = torch.cat((torch.arange(start), torch.arange(LENGTH - start)))
         labels = input_ids.masked_fill(torch.arange(LENGTH) < 5 * i % 23, -100)
         rows.append({"input_ids": input_ids, "labels": labels, "position_ids": position_ids})
-    torch.save([{key: value.tolist() for key, value in row.items()} for row in rows], tmp_path / "rows.pt")
-    return tmp_path
+    torch.save([{key: value.tolist() for key, value in row.items()} for row in rows], folder / "rows.pt")
+    return folder
 
 
 def run_recipe(recipe: str, folder: Path, *options: str, scenario: str | None = None, processes: int = WORLD_SIZE):
@@ -233,29 +243,34 @@ def run_recipe(recipe: str, folder: Path, *options: str, scenario: str | None = 
     command += ["--mixed_precision", "no", "--main_process_port", "0", *options]
     command += [__file__, scenario or recipe, str(folder)]
     environment = {"ACCELERATE_TORCH_DEVICE": "cpu", "DS_ACCELERATOR": "cpu"}
+    environment["HF_DATASETS_CACHE"] = str(folder / "datasets_cache")
     launching.launch("accelerate.commands.launch", *command, **environment)
 
 
-def single(folder: Path, name: str, **kwargs) -> dict[str, list[float]]:
-    return train(folder, name, f"single-{name}", use_cpu=True, **kwargs)
+def single(folder: Path, name: str, output: str, **kwargs) -> dict[str, list[float]]:
+    """The same training in this process, once for all recipes that it is compared with."""
+    if not (folder / f"{output}.json").exists():
+        (folder / f"{output}.json").write_text(json.dumps(train(folder, name, output, use_cpu=True, **kwargs)))
+    return logged(folder, output)
 
 
 def logged(folder: Path, output: str) -> dict[str, list[float]]:
     return json.loads((folder / f"{output}.json").read_text())
 
 
-def assert_same(folder: Path, name: str, output: str, actual: dict, expected: dict) -> None:
+def assert_same(folder: Path, name: str, output: str, reference: str) -> None:
     """The logs, and tensor by tensor what training changed."""
+    actual, expected = logged(folder, output), logged(folder, reference)
     assert len(expected["loss"]) == 4
     for key, values in expected.items():
         assert actual[key] == pytest.approx(values, rel=1e-5 if "loss" in key else 1e-4), f"{output}: {key}"
-    start, trained, reference = (
+    start, trained, wanted = (
         AutoModelForCausalLM.from_pretrained(folder / path).state_dict()
-        for path in (name, f"{output}/final", f"single-{name}/final")
+        for path in (name, f"{output}/final", f"{reference}/final")
     )
-    assert trained.keys() == reference.keys()
+    assert trained.keys() == wanted.keys()
     for key in start:
-        change = reference[key] - start[key]
+        change = wanted[key] - start[key]
         scale = change.abs().max().item()
         assert scale > 0, f"{key} was not trained, which compares nothing"
         # The weights were rounded once a step; a change may be small beside them
@@ -279,46 +294,64 @@ def test_recipe_has_only_settings_that_accelerate_knows(path):
         assert torch.tensor(sizes).prod() == config.num_processes, "the sizes do not multiply to the processes"
 
 
-def test_ddp_trains_like_one_process_and_resumes_on_one_and_two(folder):
-    run_recipe("ddp", folder)
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["ddp", "fsdp2", pytest.param("zero3", marks=needs_deepspeed)])
+def test_two_processes_train_like_one_and_resume(folder, recipe):
+    """DDP and FSDP2 on one process, too. The launch of FSDP2 ends with the stage of pretraining."""
+    if recipe == "fsdp2":
+        with pytest.MonkeyPatch.context() as patch:  # what a run that was killed at its end may leave
+            patch.setattr(os, "getpid", lambda: 2**22 + 1)
+            folders._sibling(folder / "fsdp2_stage" / "model", "part").mkdir(parents=True)
+    run_recipe(recipe, folder)
+    if recipe == "fsdp2":
+        run_recipe("fsdp2", folder, scenario="fsdp2_alone", processes=1)
     for name in MODELS:
-        expected = single(folder, name, per_device_train_batch_size=BATCH_SIZE)
-        for output in (f"ddp-{name}-whole", f"ddp-{name}-resumed"):
-            assert_same(folder, name, output, logged(folder, output), expected)
-        checkpoint = str(folder / f"ddp-{name}-whole" / "checkpoint-2")
-        kwargs = {"per_device_train_batch_size": BATCH_SIZE, "use_cpu": True, "resume_from_checkpoint": checkpoint}
-        output = f"ddp-{name}-alone"
-        assert_same(folder, name, output, train(folder, name, output, **kwargs), expected)
+        single(folder, name, f"single-{name}", per_device_train_batch_size=BATCH_SIZE)
+        outputs = [f"{recipe}-{name}-whole", f"{recipe}-{name}-resumed"]
+        if recipe == "ddp":
+            checkpoint = str(folder / f"ddp-{name}-whole" / "checkpoint-2")
+            kwargs = {"per_device_train_batch_size": BATCH_SIZE, "resume_from_checkpoint": checkpoint}
+            outputs.append(f"ddp_alone-{name}")
+            single(folder, name, outputs[-1], **kwargs)
+        elif recipe == "fsdp2":
+            outputs.append(f"fsdp2_alone-{name}")
+        for output in outputs:
+            assert_same(folder, name, output, f"single-{name}")
+    if recipe == "fsdp2":
+        check_the_stage_of_pretraining(folder)
 
 
-def test_fsdp2_trains_like_one_process_and_resumes_on_one_and_two(folder):
-    run_recipe("fsdp2", folder)
-    run_recipe("fsdp2", folder, scenario="fsdp2_alone", processes=1)
-    for name in MODELS:
-        expected = single(folder, name, per_device_train_batch_size=BATCH_SIZE)
-        for output in (f"fsdp2-{name}-whole", f"fsdp2-{name}-resumed", f"fsdp2_alone-{name}"):
-            assert_same(folder, name, output, logged(folder, output), expected)
+def check_the_stage_of_pretraining(folder: Path) -> None:
+    pretrain.main(["--smoke", "--output_dir", str(folder / "single_stage")])
+    assert_same_run(folder, "fsdp2_stage", "single_stage")
+    saved, expected = (
+        AutoModelForCausalLM.from_pretrained(folder / run / "model").state_dict()
+        for run in ("fsdp2_stage", "single_stage")
+    )
+    assert saved.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(saved[name], tensor, rtol=0, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+    assert (folder / "fsdp2_stage" / "model" / "modeling_diff.py").is_file()
+    assert fault(folder / "fsdp2_stage" / "checkpoint-20") is None
+    assert not list((folder / "fsdp2_stage").glob(".model*")), "a killed run's folder, or a process's own, was left"
 
 
 @needs_deepspeed
-def test_zero3_trains_like_one_process_and_resumes(folder):
-    run_recipe("zero3", folder)
-    for name in MODELS:
-        expected = single(folder, name, per_device_train_batch_size=BATCH_SIZE)
-        for output in (f"zero3-{name}-whole", f"zero3-{name}-resumed"):
-            assert_same(folder, name, output, logged(folder, output), expected)
-
-
-@needs_deepspeed
+@pytest.mark.process
+@pytest.mark.slow
 def test_ulysses_trains_like_one_process_and_resumes(folder):
+    """And the extension to a longer context, in the same launch."""
     sizes = ("--parallelism_config_sp_size", str(WORLD_SIZE), "--parallelism_config_dp_shard_size", "1")
     run_recipe("ulysses", folder, *sizes)
     kwargs = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": ULYSSES_BATCH_SIZE}
     kwargs |= {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 1}
     for name in MODELS:
-        expected = single(folder, name, count_tokens=False, **kwargs)
+        single(folder, name, f"single_rows-{name}", count_tokens=False, **kwargs)
         for output in (f"ulysses-{name}-whole", f"ulysses-{name}-resumed"):
-            assert_same(folder, name, output, logged(folder, output), expected)
+            assert_same(folder, name, output, f"single_rows-{name}")
+    extend_64k.main(["--smoke", "--output_dir", str(folder / "single_extension")])
+    assert_same_run(folder, "ulysses_stage", "single_extension")
 
 
 def assert_same_run(folder: Path, output: str, expected: str) -> None:
@@ -331,26 +364,3 @@ def assert_same_run(folder: Path, output: str, expected: str) -> None:
     for name in (*compared, "eval_loss"):
         values = [[entry[name] for entry in history if name in entry] for history in (actual, expected)]
         assert values[0] == pytest.approx(values[1], rel=1e-4 if name == "grad_norm" else 1e-5), name
-
-
-def test_pretraining_under_fsdp2_is_that_of_one_process(tmp_path):
-    run_recipe("fsdp2", tmp_path, scenario="fsdp2_stage")
-    pretrain.main(["--smoke", "--output_dir", str(tmp_path / "single")])
-    assert_same_run(tmp_path, "fsdp2_stage", "single")
-    saved, expected = (
-        AutoModelForCausalLM.from_pretrained(tmp_path / run / "model").state_dict()
-        for run in ("fsdp2_stage", "single")
-    )
-    assert saved.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(saved[name], tensor, rtol=0, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
-    assert (tmp_path / "fsdp2_stage" / "model" / "modeling_diff.py").is_file()
-    assert fault(tmp_path / "fsdp2_stage" / "checkpoint-20") is None
-
-
-@needs_deepspeed
-def test_the_extension_under_ulysses_is_that_of_one_process(tmp_path):
-    sizes = ("--parallelism_config_sp_size", "2", "--parallelism_config_dp_shard_size", "1")
-    run_recipe("ulysses", tmp_path, *sizes, scenario="ulysses_stage")
-    extend_64k.main(["--smoke", "--output_dir", str(tmp_path / "single")])
-    assert_same_run(tmp_path, "ulysses_stage", "single")

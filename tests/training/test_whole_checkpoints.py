@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from diff_transformer.training.checkpoints import FILES, fault, last_whole_checkpoint, seal, set_aside
+from diff_transformer.training.whole_checkpoints import FILES, fault, last_whole_checkpoint, seal, set_aside
 
 
 @pytest.fixture

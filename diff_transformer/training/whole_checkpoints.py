@@ -6,24 +6,24 @@ the list was cut off while it was written; one that differs from it was damaged 
 """
 
 import json
-import os
 from pathlib import Path
 
 from transformers.trainer_utils import sort_checkpoints
+
+from ..folders import whole_file
 
 FILES = "files.json"
 
 
 def seal(checkpoint: Path) -> None:
     """Writes the list of files: from here on the checkpoint counts."""
-    sizes = {
-        path.relative_to(checkpoint).as_posix(): path.stat().st_size
-        for path in sorted(checkpoint.rglob("*"))
-        if path.is_file() and path.name != FILES
-    }
-    temporary = checkpoint / f".{FILES}"
-    temporary.write_text(json.dumps(sizes, indent=1))
-    os.replace(temporary, checkpoint / FILES)
+    with whole_file(checkpoint / FILES) as file:
+        sizes = {
+            path.relative_to(checkpoint).as_posix(): path.stat().st_size
+            for path in sorted(checkpoint.rglob("*"))
+            if path.is_file() and path.name != FILES
+        }
+        file.write_text(json.dumps(sizes, indent=1))
 
 
 def fault(checkpoint: Path) -> str | None:

@@ -1,0 +1,299 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Text and tables: datasets of the Hub, local files and folders, and the Python standard library's own sources.
+
+`load_table` gives rows with named columns, `load_texts` texts, `load_documents` the documents of a training corpus.
+"""
+
+import json
+import sysconfig
+from collections.abc import Collection, Iterable, Iterator
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from datasets import Dataset, DatasetDict, Features, IterableDataset, Value, load_dataset, load_from_disk
+
+STDLIB = "stdlib"
+TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
+_TABLES = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
+_COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+_CACHE_VERSION = 1  # raise it when the same files give other documents: the cache does not see our code
+
+
+def load_table(dataset: str, config: str | None = None, split: str = "train", columns: Iterable[str] = ()) -> Dataset:
+    """The rows of a dataset of the Hub, or of a local file or folder, which must have `columns`.
+
+    A local file has one split, whatever `split` says.
+
+    Raises ValueError for columns or a split that it does not have; the message lists those that it has.
+    """
+    path = Path(dataset).expanduser()
+    if path.is_file():
+        if path.suffix not in _TABLES:
+            raise ValueError(f"{path} is no file of rows; they end in {', '.join(_TABLES)}.")
+        rows = load_dataset(_TABLES[path.suffix], data_files=str(path), split="train")
+    else:
+        rows = _open_dataset(dataset, config, split)
+    needed = set(columns)
+    if not needed <= set(rows.column_names):
+        raise ValueError(
+            f"{dataset} has the columns {', '.join(rows.column_names)}; "
+            f"{', '.join(sorted(needed - set(rows.column_names)))} is needed. Name another column or dataset."
+        )
+    return rows
+
+
+def load_texts(
+    dataset: str = STDLIB, config: str | None = None, split: str = "train", column: str = "text"
+) -> Iterable[str]:
+    """The texts of a folder of .txt, .md, .rst and .py files, of such a file, of a `column` of a table (`load_table`),
+    or of `stdlib`, in a fixed order.
+
+    Raises ValueError for what cannot be opened, a missing column, or a file that is not UTF-8.
+    """
+    path = Path(dataset).expanduser()
+    if dataset == STDLIB:
+        return _read_texts(file for _, file in standard_library_sources({"site-packages", "test"}))
+    if path.is_file() and path.suffix in TEXT_SUFFIXES:
+        return _read_texts([path])
+    if (
+        dataset
+        and path.is_dir()
+        and (files := sorted(f for f in path.rglob("*") if f.suffix in TEXT_SUFFIXES and f.is_file()))
+    ):
+        return _read_texts(files)
+    return load_table(dataset, config, split, [column])[column]
+
+
+def standard_library_sources(exclude: Collection[str] = (), root: Path | None = None) -> Iterator[tuple[str, Path]]:
+    """The Python files of the standard library: the path relative to it, with slashes, and the file, in sorted order.
+
+    Args:
+        exclude: Names of folders and files; a path that has one of them anywhere is left out.
+        root: Another folder of Python files instead of the standard library.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"]) if root is None else root
+    for path in sorted(file.relative_to(root) for file in root.rglob("*.py")):
+        if not set(exclude) & set(path.parts):
+            yield path.as_posix(), root / path
+
+
+def _read_texts(files: Iterable[Path]) -> Iterator[str]:
+    for file in files:
+        try:
+            yield file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file} is not UTF-8 text: {error}. Convert it or move it away.") from error
+
+
+def _open_dataset(
+    dataset: str, config: str | None, split: str, streaming: bool = False, num_proc: int | None = None
+) -> Any:
+    """What save_to_disk wrote, or what `load_dataset` finds on this machine or on the Hub."""
+    if not dataset:
+        raise ValueError("Got no dataset; name one on the Hub, or a file or folder: --dataset PATH.")
+    path = Path(dataset).expanduser()
+    if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
+        rows = load_from_disk(str(path))
+        if isinstance(rows, DatasetDict):
+            if split not in rows:
+                raise ValueError(f"{path} has the splits {', '.join(rows)}, not {split!r}.")
+            rows = rows[split]
+        return rows.to_iterable_dataset(max(1, len(rows.cache_files))) if streaming else rows
+    options = {"streaming": True} if streaming else {"num_proc": num_proc}
+    try:
+        return load_dataset(str(path) if path.exists() else dataset, config, split=split, **options)
+    except (ValueError, FileNotFoundError, ConnectionError) as error:  # datasets names what there is
+        raise ValueError(
+            f"{dataset!r}, configuration {config!r}, split {split!r} cannot be opened, neither as a path of this "
+            f"machine nor from the Hub: {error}"
+        ) from error
+
+
+# ------------------------------------------------------------------------------------------------------------- corpora
+
+
+def load_documents(
+    dataset: str,
+    config: str | None = None,
+    split: str = "train",
+    *,
+    text_column: str = "text",
+    source_column: str | None = None,
+    streaming: bool = False,
+    num_proc: int | None = None,
+) -> Dataset | IterableDataset:
+    """The documents of a corpus: a dataset as in `load_table`, or a folder of files of one kind, also compressed.
+
+    Dots in the name of a column lead inside, as in `meta.source`.
+
+    Returns:
+        Rows of `text` and, with `source_column`, `source`. Files of .jsonl and .txt (a document each) have a third
+        column `fault`: why an existing line or file has no text, or None. Rows of `input_ids` without a text are
+        returned unchanged: they are packed already.
+
+    Raises:
+        ValueError: The corpus, the configuration, the split or a column does not exist; the message lists what does.
+    """
+    # Their name -> ours, the text first
+    names = {text_column: "text"} | ({} if source_column is None else {source_column: "source"})
+    path = Path(dataset).expanduser()
+    saved = (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
+    if not dataset or not path.exists() or config is not None or saved:
+        return _pick_columns(_open_dataset(dataset, config, split, streaming, num_proc), names, dataset)
+    kind, files = _files_of_one_kind(path)
+    if split != "train":
+        raise ValueError(f"Got split {split!r} of the files in {path}, whose one split is 'train'.")
+    if kind not in (".jsonl", ".txt"):
+        data_files = [str(file) for file in files]
+        rows = load_dataset(_TABLES[kind], data_files=data_files, split="train", streaming=streaming)
+        return _pick_columns(rows, names, dataset)
+    if kind == ".jsonl":
+        with fsspec.open(str(files[0]), "rb", compression="infer") as lines:
+            columns = {column for line in islice(lines, 100) for column in _dotted(_row_of(line) or {})}
+        _check_columns(names, columns, dataset)
+    elif source_column is not None:
+        raise ValueError(f"{path} is plain text, which has no source_column {source_column!r}: leave it out.")
+    # large: a thousand books in one chunk are more than 32-bit offsets reach
+    features = Features({name: Value("large_string") for name in [*names.values(), "fault"]})
+    options = {
+        # Size and time are part of the cache's key: a file that was replaced is read again
+        "files": [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files],
+        "text_column": text_column,
+        "source_column": source_column,
+        "version": _CACHE_VERSION,
+    }
+    if streaming:
+        return IterableDataset.from_generator(_read_files, features=features, gen_kwargs=options)
+    num_proc = min(num_proc or 1, len(files))
+    return Dataset.from_generator(
+        _read_files, features=features, gen_kwargs=options, num_proc=num_proc if num_proc > 1 else None
+    )
+
+
+def fault_of(text: Any, max_characters: int | None = None) -> str | None:
+    """Why a text cannot be used, or None."""
+    if not isinstance(text, str):
+        return "no text"
+    if not text or text.isspace():
+        return "empty"
+    if max_characters is not None and len(text) > max_characters:
+        return "too long"
+    try:
+        text.encode()  # half of a surrogate pair, as truncated JSON strings have it; tokenizers reject it
+    except UnicodeEncodeError:
+        return "invalid Unicode"
+    return None
+
+
+def _kind(file: Path) -> str:
+    return Path(file.stem).suffix if file.suffix in _COMPRESSIONS else file.suffix
+
+
+def _files_of_one_kind(path: Path) -> tuple[str, list[Path]]:
+    """The one suffix of the files of a corpus, and the files, hidden ones left out."""
+    known = (*_TABLES, ".txt")
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    hidden = {file for file in files if any(part.startswith(".") for part in file.relative_to(path).parts)}
+    files = [file for file in files if _kind(file) in known and file not in hidden]
+    kinds = sorted({_kind(file) for file in files})
+    if len(kinds) != 1:
+        raise ValueError(
+            f"Got {path}, which holds {' and '.join(kinds) or 'nothing'} to read a corpus from; it needs files of one "
+            f"kind, {', '.join(known)}. Name the file or subfolder that is the corpus."
+        )
+    if any(file.suffix == ".zst" for file in files) and find_spec("zstandard") is None:
+        raise ValueError(f"{path} holds .zst files, which need one more package: pip install zstandard.")
+    return kinds[0], files
+
+
+def _read_files(
+    files: list[tuple[str, int, int]], text_column: str, source_column: str | None, version: int
+) -> Iterator[dict[str, str | None]]:
+    """JSON line by line, text file by file, so that a broken one affects no other.
+
+    Arrow cannot hold what is not Unicode: `fault` takes its place.
+    """
+    for name, *_ in files:
+        with fsspec.open(name, "rb", compression="infer") as file:
+            if _kind(Path(name)) == ".txt":
+                try:
+                    text, fault = file.read().decode("utf-8-sig"), None
+                except UnicodeDecodeError:
+                    text, fault = None, "invalid Unicode"
+                yield {"text": text, "fault": fault}
+                continue
+            for line in file:
+                if line.isspace():
+                    continue
+                row = _row_of(line)
+                text = _inside(row, text_column)
+                fault = "unreadable" if row is None else fault_of(text)
+                document = {"text": None if fault else text, "fault": fault}
+                if source_column is not None:
+                    source = _inside(row, source_column)
+                    document["source"] = None if source is None else str(source)
+                yield document
+
+
+def _row_of(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _inside(row: Any, column: str) -> Any:
+    """row["a.b"] if it has such a column, else row["a"]["b"]; None if there is neither."""
+    if isinstance(row, dict) and column in row:
+        return row[column]
+    for name in column.split("."):
+        row = row.get(name) if isinstance(row, dict) else None
+    return row
+
+
+def _dotted(columns: dict[str, Any]) -> set[str]:
+    inner = {f"{name}.{key}" for name, value in columns.items() if isinstance(value, dict) for key in _dotted(value)}
+    return set(columns) | inner
+
+
+def _check_columns(names: dict[str, str], columns: set[str], dataset: str) -> None:
+    for column, ours in names.items():
+        if column not in columns:
+            raise ValueError(
+                f"{dataset} has no column {column!r}; it has {', '.join(sorted(columns)) or 'none'}. Name one with "
+                f"--{ours}_column."
+            )
+
+
+def _pick_columns(rows: Any, names: dict[str, str], dataset: str) -> Dataset | IterableDataset:
+    """The columns of `names`, renamed. A map-style dataset is not copied."""
+    columns = rows.features if rows.features is not None else next(iter(rows), {})
+    if "input_ids" in columns and next(iter(names)) not in columns:
+        return rows
+    _check_columns(names, _dotted(columns), dataset)
+    if isinstance(rows, IterableDataset):
+        return rows.map(_rename, fn_kwargs={"names": names}).select_columns(list(names.values()))
+    outer = dict.fromkeys(name if name in columns else name.split(".")[0] for name in names)
+    rows = rows.select_columns(list(outer))
+    if list(outer) != list(names):
+        rows = rows.flatten()
+    return rows.select_columns(list(names)).rename_columns(names)
+
+
+def _rename(row: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    return {ours: _inside(row, theirs) for theirs, ours in names.items()}
+
+
+__all__ = [
+    "STDLIB",
+    "TEXT_SUFFIXES",
+    "fault_of",
+    "load_documents",
+    "load_table",
+    "load_texts",
+    "standard_library_sources",
+]

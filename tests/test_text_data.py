@@ -1,0 +1,53 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Texts and the standard library's sources; tests/training/test_data.py reads corpora, tests/evaluation tables."""
+
+import json
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from diff_transformer.text_data import load_table, load_texts, standard_library_sources
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """Text files among others, as the standard library of this Python."""
+    for name in ("b/z.py", "b/c.md", "b.py", "b/test/x.py", "site-packages/y.py", "a.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"größer {name}\r\n", newline="", encoding="utf-8")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"story": "one"}) + "\n")
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / ".cache")
+    return tmp_path
+
+
+def test_standard_library_sources_are_sorted_by_the_parts_of_their_paths(folder):
+    paths = ["b/test/x.py", "b/z.py", "b.py", "site-packages/y.py"]
+    assert list(standard_library_sources()) == [(path, folder / path) for path in paths]
+    assert [path for path, _ in standard_library_sources({"test", "site-packages"})] == ["b/z.py", "b.py"]
+    assert list(standard_library_sources(root=folder / "b" / "test")) == [("x.py", folder / "b/test/x.py")]
+
+
+def test_texts_of_every_kind(folder, monkeypatch):
+    def texts(*names):
+        return [f"größer {name}\n" for name in names]
+
+    assert list(load_texts("stdlib")) == texts("b/z.py", "b.py")
+    assert list(load_texts(str(folder / "b"))) == texts("b/c.md", "b/test/x.py", "b/z.py")
+    assert list(load_texts(str(folder / "a.txt"))) == texts("a.txt")
+    assert list(load_texts(str(folder / "rows.jsonl"), column="story")) == ["one"]
+
+
+def test_errors_name_what_there_is(folder):
+    (folder / "b" / "c.md").write_bytes("größer".encode("latin-1"))
+    for dataset, message in {
+        str(folder / "b"): r"c\.md is not UTF-8 text",
+        str(folder / "rows.jsonl"): "has the columns story; text is needed",
+        "": "Got no dataset",
+        "missing": "'missing', configuration None, split 'train' cannot be opened",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            list(load_texts(dataset))
+    with pytest.raises(ValueError, match=r"a\.txt is no file of rows; they end in \.jsonl"):
+        load_table(str(folder / "a.txt"))
