@@ -91,7 +91,7 @@ class Recall:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Needles:
-    """Needles in filler text (`evaluation.protocols.needle`, wording `plain`), followed by questions with their answers.
+    """Needles in filler text (`protocols.needle`, wording `plain`), followed by questions with their answers.
 
     Every needle is queried once in random order, then again. The loss is on the questions and answers, not on the
     filler. The filler of validation comes from files that are held out of training.

@@ -200,7 +200,8 @@ def test_a_report_of_as_many_tokens_does_not_say_otherwise(twin_folders, tmp_pat
     path = tmp_path / "DIFF.json"
     path.write_text(json.dumps(content))
     rows = {row[0]: row[1:] for row in section(ResultSet([Results.load(path)])).tables[0].rows}
-    assert rows["hidden states, top 1"][2:] == [Measure(7.5, 9), "text: books, rows of 4,096 tokens (the paper names neither)"]
+    differs = "text: books, rows of 4,096 tokens (the paper names neither)"
+    assert rows["hidden states, top 1"][2:] == [Measure(7.5, 9), differs]
     assert rows["hidden states, top 2"][2] is None, "a value that was not measured"
     assert rows["attention logits, top 1"][2] is None
 

@@ -5,18 +5,19 @@ import re
 from dataclasses import replace
 
 import pytest
-from made_up_digest import make_digest
+from made_up_study import make_study
 
-from diff_transformer.evaluation.report.pages import markdown_page
+from diff_transformer.evaluation.render import markdown_page
 from diff_transformer.evaluation.results import Results
 from diff_transformer.reproduction.findings import findings
-from diff_transformer.reproduction.report import answer, difference, number, readme_text, write_report
+from diff_transformer.reproduction.report import answer, difference, number, opening, write_report
+from diff_transformer.reproduction.sections import sections
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("study")
-    make_digest(folder / "results.json").save()
+    make_study(folder / "results.json").save()
     write_report(Results.load(folder / "results.json"), folder)
     return folder
 
@@ -28,9 +29,9 @@ def markdown(folder):
 
 def test_the_answer_comes_before_the_evidence(markdown):
     assert markdown.startswith(
-        "# Made up\n\nOf 23 comparisons with its Transformer on equal data, DIFF wins 12, loses 7"
+        "# Made up\n\nOf 23 comparisons with its Transformer on equal data, DIFF wins 12 and loses 7;"
     )
-    rows = [row for row in findings(make_digest()) if not row.is_ablation]
+    rows = [row for row in findings(make_study()) if not row.is_ablation]
     assert len(rows) == 23 and sum(row.verdict == "DIFF wins" for row in rows) == 12
     first_section = markdown.index("\n## ")
     for part in (
@@ -45,7 +46,7 @@ def test_the_answer_comes_before_the_evidence(markdown):
 def test_every_finding_is_on_the_page(markdown):
     opening = markdown[: markdown.index("\n## ")]
     lines = opening.splitlines()
-    for row in findings(make_digest()):
+    for row in findings(make_study()):
         fitting = [
             line
             for line in lines
@@ -57,8 +58,8 @@ def test_every_finding_is_on_the_page(markdown):
         "| 3.400 ± 0.289 | -0.1000 [-0.1000, -0.1000] | 3 of 3 | DIFF wins | same direction |"
     ) in lines
     assert (
-        "| text | no_groupnorm, beside diff: loss on all tokens | lower | Table 6 | 3.062 | 3.122 | 2.900 ± 0.000 "
-        "| 3.010 ± 0.006 | 0.1100 [0.0852, 0.1348] | 0 of 3 | worse | same direction |"
+        "| text | no_groupnorm, compared with diff: loss on all tokens | lower | Table 6 | 3.062 | 3.122 | 2.900 ± "
+        "0.000 | 3.010 ± 0.006 | 0.1100 [0.0852, 0.1348] | 0 of 3 | worse | same direction |"
     ) in lines
 
 
@@ -71,8 +72,8 @@ def test_nothing_on_the_pages_is_not_a_number(folder):
 
 def test_the_evidence(markdown):
     titles = re.findall(r"^## (.+)$", markdown, flags=re.M)
-    of_all = ["loss over the training", "lambda over the training", "equal terms", "data"]
-    of_text = [*of_all, "loss by slice", "negative log-likelihood by position", "activation outliers"]
+    of_all = ["loss during training", "lambda during training", "equal conditions", "data"]
+    of_text = [*of_all, "fine-grained loss", "negative log-likelihood by position", "activation outliers"]
     of_needles = [*of_all, "multi-needle retrieval", "attention to the answer and to noise"]
     assert set(titles) == {
         *(f"text: {x}" for x in [*of_text, "attention logits in few bits"]),
@@ -108,37 +109,37 @@ def test_figures(folder, markdown):
 
 
 def test_other_batches_are_told(tmp_path):
-    digest = make_digest()
-    for cell in digest.select(experiment="text", model="diff", seed=1, protocol="run"):
+    study = make_study()
+    for cell in study.select(experiment="text", model="diff", seed=1, protocol="run"):
         cell.data["batches"] = "other"
-    write_report(digest, tmp_path)
+    write_report(study, tmp_path)
     assert "| diff | diff | 3 | 1,000,200 | 6,000,000 | 83 ± 0 | NO | {} |" in (tmp_path / "report.md").read_text()
 
 
 def test_a_study_of_less(tmp_path):
     """One seed, and hardly anything measured."""
-    digest = make_digest(seeds=(0,))
-    digest.cells = [cell for cell in digest.cells if cell.key["protocol"] in ("run", "recall")]
-    _, page = write_report(digest, tmp_path)
+    study = make_study(seeds=(0,))
+    study.cells = [cell for cell in study.cells if cell.key["protocol"] in ("run", "recall")]
+    _, page = write_report(study, tmp_path)
     text = page.read_text(encoding="utf-8")
     assert "One seed, undecided, 5 of 5: training speed, tokens/s (text); " in text and "(1 seed)" in text
-    assert "## recall: multi-query associative recall" in text and "loss over the training" not in text
-    digest.cells = []
-    write_report(digest, tmp_path)
+    assert "## recall: multi-query associative recall" in text and "loss during training" not in text
+    study.cells = []
+    write_report(study, tmp_path)
     assert "Of 0 comparisons" in page.read_text(encoding="utf-8")
 
 
 def test_the_answer_counts():
-    rows = [row for row in findings(make_digest()) if row.protocol == "outliers"]  # a win and a tie, both in the paper
+    rows = [row for row in findings(make_study()) if row.protocol == "outliers"]  # a win and a tie, both in the paper
     assert answer(rows) == (
-        "Of 2 comparisons with its Transformer on equal data, DIFF wins 1, loses 0, and 1 show no difference that the "
-        "seeds bear. The paper has 2 of them: 1 in the same direction (0 where DIFF loses there, too), 0 in the "
-        "opposite one, 1 undecided here or equal there."
+        "Of 2 comparisons with its Transformer on equal data, DIFF wins 1 and loses 0; 1 show no significant "
+        "difference. The paper reports 2 of them. Same direction as in the paper: 1 (DIFF loses in both: 0); opposite "
+        "direction: 0; undecided here or equal in the paper: 1."
     )
 
 
 def test_small_differences_keep_their_digits():
-    row = next(row for row in findings(make_digest()) if row.key.get("bits") == 6)
+    row = next(row for row in findings(make_study()) if row.key.get("bits") == 6)
     assert difference(replace(row, pairs={0: (0.0003, 0.0001), 1: (0.0004, 0.0002)})).startswith("-0.000200 [")
 
 
@@ -146,32 +147,7 @@ def test_no_minus_before_zero():
     assert [number(x, 2) for x in (-0.001, -0.006, -1234.5, 0.0)] == ["0.00", "-0.01", "-1,234.50", "0.00"]
 
 
-def test_the_table_of_the_readme():
-    first, empty, *lines = readme_text({"CPU": make_digest(), "GPU": None}).splitlines()
-    assert first.startswith("CPU: Of 23 comparisons with its Transformer on equal data, DIFF wins 12,") and not empty
-    assert (
-        lines[0]
-        == "| Transformer → DIFF | paper | CPU: difference [95 %], verdict | GPU: difference [95 %], verdict |"
-    )
-    assert (
-        "| text: validation loss, equal tokens | 3.087 → 3.062 (Table 6) "
-        "| 3.500 → 3.400: -0.1000 [-0.1000, -0.1000], DIFF wins | not yet run |"
-    ) in lines
-    (recall,) = [line for line in lines if line.startswith("| recall")]
-    assert "| not in the paper | 64 pairs: 0.500 → 0.600: 0.1000 [-0.1484, 0.3484], no difference shown |" in recall
-    (needles,) = [line for line in lines if line.startswith("| needles")]
-    assert "| 0.948 → 0.996 (Figure 5: 1 of 8, 8K tokens) | 8 needles: 0.500 → 0.600" in needles
-    (bits,) = [line for line in lines if "4-bit" in line]
-    assert "| 29.5 points of HellaSwag → 7.4 points (Figure 8, read off) | 1.000 → 0.200" in bits
-    assert len(lines) == 10
-    digest = make_digest()
-    digest.cells = digest.select(protocol="recall")
-    assert "not measured" in readme_text({"CPU": digest})
-
-
 def test_the_figures_of_a_page_may_lie_elsewhere():
-    from diff_transformer.reproduction.report import found, opening
-
-    digest = make_digest()
-    page = markdown_page("t", found(digest), opening(digest), "cpu_figures")
+    study = make_study()
+    page = markdown_page("t", sections(study), opening(study), "cpu_figures")
     assert "(cpu_figures/text_loss.png)" in page and "(figures/" not in page

@@ -11,7 +11,7 @@ import pytest
 from datasets import load_from_disk
 
 from diff_transformer import cl100k_tokenizer, text_data
-from diff_transformer.evaluation.recall import keys_and_values
+from diff_transformer.evaluation.protocols.recall import keys_and_values
 from diff_transformer.reproduction import tasks
 from diff_transformer.reproduction.tasks import python_sources, write_task
 from diff_transformer.training.corpus import CorpusArguments

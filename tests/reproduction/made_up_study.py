@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""A digest of made-up numbers, whose findings are computed by hand in the tests."""
+"""The results of a study with made-up numbers, whose findings the tests compute by hand."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +9,7 @@ from diff_transformer.reproduction.study import PAIR, Experiment, Study, Variant
 
 SEEDS = (0, 1, 2)
 VARIANTS = {
-    "diff": Variant("diff"),  # which does not come first here, but on every page the Transformer does
+    "diff": Variant("diff"),  # not first here, but on every page the Transformer comes first
     "transformer": Variant("transformer"),
     "no_groupnorm": Variant("diff", {"use_subln": False}),
     "lambda_init_0.8": Variant("diff", {"lambda_init": 0.8}, seeds=[0]),
@@ -22,7 +22,7 @@ def experiment(kind, variants, **more):
     return Experiment({"kind": kind}, 64, {"num_hidden_layers": 2}, variants, {}, {}, **more)
 
 
-def make_digest(path=Path("results.json"), seeds=SEEDS) -> Results:
+def make_study(path=Path("results.json"), seeds=SEEDS) -> Results:
     pair = {label: VARIANTS[label] for label in PAIR}
     experiments = {
         "text": experiment("text", VARIANTS, of_extended=["nll_by_position"]),
@@ -30,13 +30,13 @@ def make_digest(path=Path("results.json"), seeds=SEEDS) -> Results:
         "needles": experiment("needles", pair),
     }
     study = Study("Made up", list(seeds), 256, experiments, minutes=2.0, machine="a machine", processes=2)
-    digest = Results(Path(path), "reproduction", {"label": study.title, "machine": study.machine}, asdict(study), 0)
+    results = Results(Path(path), "reproduction", {"label": study.title, "machine": study.machine}, asdict(study), 0)
     run = {"command": "diff-transformer reproduce", "date": "2026-01-01T00:00:00Z", "hardware": "a CPU"}
-    digest.runs = [{**run, "packages": {"torch": "2.0"}}]
+    results.runs = [{**run, "packages": {"torch": "2.0"}}]
 
     def add(name, protocol, measures, data=None, **key):
         found = {metric: Measure(float(value), 1) for metric, value in measures.items()}
-        digest.cells.append(Cell({"experiment": name, "protocol": protocol, **key}, found, data or {}))
+        results.cells.append(Cell({"experiment": name, "protocol": protocol, **key}, found, data or {}))
 
     for name, values in experiments.items():
         add(name, "data", {}, {"task": values.task, "sha256": "abc", "packages": list(map(str, range(20)))})
@@ -47,7 +47,7 @@ def make_digest(path=Path("results.json"), seeds=SEEDS) -> Results:
                     _add_run(add, name, label, seed)
     for seed in seeds:
         _add_measurements(add, seed)
-    return digest
+    return results
 
 
 def _add_run(add, name, label, seed):
