@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ..safetensors_headers import read_header, read_weight_map
@@ -121,7 +121,10 @@ def write_shards(
         for name in names:
             tensors[name] = make(name).contiguous()
             progress(tensors[name].nbytes)
-        save_file(tensors, folder / file, metadata={"format": "pt"})
+        try:
+            save_file(tensors, folder / file, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(f"{folder / file} cannot be written ({error}). Make room or choose another disk.") from error
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
