@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.report import as_csv, versions, write
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.conversion.checkpoints import write_shards
+from diff_transformer.conversion.checkpoint_files import write_shards
 from diff_transformer.conversion.layouts import YOCO, layer_names
 
 

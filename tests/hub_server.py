@@ -1,20 +1,19 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """A stand-in for the Hugging Face Hub on loopback: what `huggingface_hub` needs to create, fill and read model repos.
 
-The clients under test are the real ones; only the server is ours. `huggingface_hub` reads `HF_ENDPOINT` once, when it
-is imported, so a client has to be a fresh process:
+The clients under test are the real ones; only the server is ours. A client is this process (`client_in_process`) or
+another one (`client_environment`):
 
-    with serve(tmp_path / "hub") as url:
-        environment = client_environment(url, tmp_path / "home")
-        subprocess.run([sys.executable, "-c", script], env=environment, check=True)
-    assert fetched_files(tmp_path / "hub", "tester/model") == {"config.json", "model.safetensors"}
+    with serve(tmp_path / "hub") as url, client_in_process(url, tmp_path / "home"):
+        HfApi().create_repo("tester/model")
+    assert fetched_files(tmp_path / "hub", "tester/model") == set()
 
-Below the root lie `models/<repo id>.json` (every commit: sha, title, path -> blob; every branch, tag and pull
+The root contains `models/<repo id>.json` (every commit: sha, title, path -> blob; every branch, tag and pull
 request: name -> sha), `blobs/<git object id, or sha256 of a large file>` and `requests.jsonl` (one line per request,
-in the order of arrival). Simpler than the Hub: models only, no Xet, any token is welcome, and every model card passes
-`validate-yaml`. Safetensors are large files (LFS) with `serve(root, lfs=True)`; clients need `HF_HUB_DISABLE_XET=1`.
+in the order of arrival). It is simpler than the Hub: it stores models only, has no Xet, accepts any token, and every
+model card passes `validate-yaml`. Safetensors are large files (LFS) with `serve(root, lfs=True)`.
 
-`plan_faults` makes the next requests to an endpoint fail: with a status, or by a connection that is cut.
+`plan_faults` makes the next requests to an endpoint fail: with a status, or because the connection is cut.
 """
 
 import argparse
@@ -39,7 +38,7 @@ BRANCH = "main"
 REPO = r"(?P<repo>\w[\w.-]*(?:/\w[\w.-]*)?)"
 REVISION = r"(?P<revision>[^/]+)"  # arrives quoted: the slashes of refs/pr/1 are %2F
 
-# methods, path, the `Handler` method that answers, whether a token is needed
+# methods, path, the `Handler` method that responds, whether a token is needed
 ROUTES = [
     (["GET"], r"/api/whoami-v2", "whoami", True),
     (["POST"], r"/api/repos/create", "create_repo", True),
@@ -58,7 +57,7 @@ ROUTES = [
 
 @dataclass
 class Reply:
-    """One HTTP answer; `data` is sent as it is when it is bytes, and as JSON otherwise."""
+    """One HTTP response; `data` is sent as it is if it is bytes, and as JSON otherwise."""
 
     data: Any
     status: int = 200
@@ -66,7 +65,7 @@ class Reply:
 
 
 class HubError(Exception):
-    """An answer that is an error; the client picks its exception's type by the `X-Error-Code` header."""
+    """A response that is an error; the client chooses the type of its exception by the `X-Error-Code` header."""
 
     def __init__(self, status: int, message: str, code: str = "", headers: dict[str, str] | None = None) -> None:
         super().__init__(message)
@@ -99,8 +98,8 @@ class Store:
         raise HubError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
 
     def add_commit(self, repo: str, content: dict[str, Any], title: str, files: dict[str, str], ref: str) -> str:
-        """Append a commit to `content`, let `ref` point to it, and store it. The one before is part of the sha, so no
-        two commits share one."""
+        """Append a commit to `content`, let `ref` point to it, and store it. Its sha depends on the one before, so that
+        no two commits share one."""
         before = content["commits"][-1]["sha"] if content["commits"] else None
         sha = hashlib.sha1(json.dumps([repo, before, title, files]).encode()).hexdigest()
         content["commits"].append({"sha": sha, "title": title, "files": dict(sorted(files.items()))})
@@ -113,7 +112,7 @@ class Store:
         self.repo_path(repo).write_text(json.dumps(content, indent=1))
 
     def next_fault(self, endpoint: str | None) -> int | None:
-        """The status that a request to `endpoint` was planned to meet, 0 for a cut connection, None for no fault."""
+        """The status planned for a request to `endpoint`: 0 for a cut connection, None for no fault."""
         path = self.root / "faults.json"
         faults = json.loads(path.read_text()) if path.exists() else []
         for i, (name, status) in enumerate(faults):
@@ -123,7 +122,7 @@ class Store:
         return None
 
     def add_blob(self, data: bytes, oid: str | None = None) -> str:
-        """Store a file's content under its git object id, by which the client recognises unchanged files."""
+        """Store a file's content under its git object id, by which the client recognizes unchanged files."""
         oid = oid or hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
         (self.root / "blobs" / oid).write_bytes(data)
         return oid
@@ -145,7 +144,7 @@ class Handler(BaseHTTPRequestHandler):
         self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.origin = f"http://{self.headers['Host']}"
         entry = {"method": self.command, "url": unquote(self.path), "endpoint": None}
-        # One request at a time: commits cannot race, and the log is complete before the client can go on.
+        # One request at a time: commits cannot race, and the log is complete before the client continues.
         with self.lock:
             try:
                 reply = self.route(entry)
@@ -187,7 +186,7 @@ class Handler(BaseHTTPRequestHandler):
         raise HubError(404, f"the stand-in Hub has no endpoint {self.command} {path}: if a client needs it, add it")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Silent: requests.jsonl is the log, and stderr is left to tracebacks."""
+        """Silent: requests.jsonl is the log, and stderr is for tracebacks."""
 
     def whoami(self) -> Reply:
         token = {"type": "access_token", "accessToken": {"displayName": "stand-in", "role": "write"}}
@@ -200,7 +199,7 @@ class Handler(BaseHTTPRequestHandler):
         repo = f"{options.get('organization') or USER}/{options['name']}"
         answer = {"name": repo, "url": f"{self.origin}/{repo}"}
         if self.store.repo_path(repo).exists():
-            # With `exist_ok=True` the client reads the URL from the refusal.
+            # With `exist_ok=True` the client reads the URL from the error.
             return Reply({"error": "You already created this model repo", **answer}, 409)
         private = options.get("private") or options.get("visibility") == "private"
         # As on the Hub, a new repo is not empty: its revisions resolve and the first upload has a parent.
@@ -226,7 +225,7 @@ class Handler(BaseHTTPRequestHandler):
                 continue
             child, slash, _ = name.removeprefix(prefix).partition("/")
             if slash and not recursive:
-                folder_oid = hashlib.sha1(child.encode()).hexdigest()  # no client compares it: any 40 digits will do
+                folder_oid = hashlib.sha1(child.encode()).hexdigest()  # no client compares it: any 40 digits work
                 entries[child] = {"type": "directory", "path": prefix + child, "oid": folder_oid}
             else:
                 entries[name] = {"type": "file", "path": name, "oid": oid, "size": len(self.store.read_blob(oid))}
@@ -237,7 +236,7 @@ class Handler(BaseHTTPRequestHandler):
     def preupload(self, repo: str, revision: str) -> Reply:
         present = self.store.read_commit(repo, revision)["files"]
         paths = [file["path"] for file in json.loads(self.body)["files"]]
-        # The `oid` of a file that is already there lets the client leave unchanged files out of the commit.
+        # With the `oid` of an existing file, the client leaves unchanged files out of the commit.
         modes = {p: "lfs" if self.lfs and p.endswith(".safetensors") else "regular" for p in paths}
         answers = [{"path": p, "uploadMode": modes[p], "shouldIgnore": False, "oid": present.get(p)} for p in paths]
         return Reply({"files": answers})
@@ -245,13 +244,13 @@ class Handler(BaseHTTPRequestHandler):
     def lfs_batch(self, repo: str) -> Reply:
         objects = json.loads(self.body)["objects"]
         for thing in objects:
-            if not (self.store.root / "blobs" / thing["oid"]).exists():  # without actions: the content is there
+            if not (self.store.root / "blobs" / thing["oid"]).exists():  # no actions: the content exists
                 thing["actions"] = {"upload": {"href": f"{self.origin}/lfs/{thing['oid']}"}}
         return Reply({"transfer": "basic", "objects": objects})
 
     def lfs_upload(self, oid: str) -> Reply:
         if hashlib.sha256(self.body).hexdigest() != oid:
-            raise HubError(400, "the content has not the announced sha256")
+            raise HubError(400, "the content does not have the announced sha256")
         self.store.add_blob(self.body, oid)
         return Reply({})
 
@@ -307,7 +306,7 @@ class Handler(BaseHTTPRequestHandler):
         commit = self.store.read_commit(repo, revision)
         headers = {"X-Repo-Commit": commit["sha"]}
         if path not in commit["files"]:
-            # The client caches that this commit lacks the file: the refusal names the commit too.
+            # The client caches that this commit lacks the file: the error names the commit, too.
             raise HubError(404, f"{path} not found at {revision}", "EntryNotFound", headers)
         oid = commit["files"][path]
         data = self.store.read_blob(oid)
@@ -331,37 +330,81 @@ def read_requests(root: Path) -> list[dict[str, Any]]:
 def plan_faults(root: Path, *faults: tuple[str, int]) -> None:
     """The next requests to these endpoints meet these faults: an HTTP status, or 0 for a connection that is cut.
 
-    With no faults, those that are left are called off.
+    Faults that were planned earlier are cancelled.
     """
     (root / "faults.json").write_text(json.dumps(faults))
 
 
 def fetched_files(root: Path, repo: str) -> set[str]:
-    """Paths of the files of `repo` whose content was sent to a client so far."""
+    """Paths of the files of `repo` whose content has been sent to a client."""
     sent = [r for r in read_requests(root) if r["endpoint"] == "resolve" and r["status"] in (200, 206)]
     return {r["path"] for r in sent if r["method"] == "GET" and r["repo"] == repo}
 
 
 def client_environment(url: str, home: Path) -> dict[str, str]:
-    """Environment of a client whose only Hub is `url`, with its caches and its login below `home`."""
+    """The environment of a client whose only Hub is `url`, with its caches and its login below `home`."""
     own = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
     inherited = {name: value for name, value in os.environ.items() if not name.upper().startswith(own)}
     nowhere = "http://127.0.0.1:9"  # nothing listens there: a request that leaves loopback fails at once
     closed = {"HTTP_PROXY": nowhere, "HTTPS_PROXY": nowhere, "ALL_PROXY": nowhere, "NO_PROXY": "127.0.0.1"}
-    quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}
     return {**inherited, **closed, **quiet, "HF_ENDPOINT": url, "HF_HOME": str(home), "HF_TOKEN": "hf_stand_in"}
 
 
 @contextmanager
+def client_in_process(url: str, home: Path) -> Iterator[None]:
+    """Makes this process a client whose only Hub is `url`; the processes that it starts inherit the environment.
+
+    `huggingface_hub` and transformers read the environment when they are imported, so their constants change as well.
+    """
+    import huggingface_hub
+    import pytest
+    from transformers import dynamic_module_utils
+    from transformers.utils import hub
+
+    environment, constants = client_environment(url, home), huggingface_hub.constants
+    with pytest.MonkeyPatch.context() as patch:
+        for name in set(os.environ) - set(environment):
+            patch.delenv(name)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        patch.setattr(constants, "ENDPOINT", url)
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+        patch.setattr(constants, "HF_HUB_OFFLINE", False)
+        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        patch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
+        patch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
+        patch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
+        patch.setattr(huggingface_hub.hf_api.api, "endpoint", url)
+        patch.setattr(hub, "_hf_api", None, raising=False)  # the client that newer versions of transformers keep
+        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(home / "modules"))
+        patch.setattr(sys, "path", list(sys.path))  # transformers appends the folder of remote code
+        for name in _remote_modules():
+            patch.delitem(sys.modules, name)
+        huggingface_hub.close_session()  # the next session reads the proxies of this environment
+        try:
+            yield
+        finally:
+            huggingface_hub.close_session()
+            for name in _remote_modules():
+                del sys.modules[name]
+
+
+def _remote_modules() -> list[str]:
+    """Remote code that is imported in this process."""
+    return [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]
+
+
+@contextmanager
 def serve(root: Path, lfs: bool = False) -> Iterator[str]:
-    """Run a stand-in Hub over `root` as its own process and yield its URL; repos in `root` survive the process."""
+    """Run a stand-in Hub over `root` in its own process and yield its URL; repos in `root` outlive the process."""
     command = [sys.executable, __file__, "--root", str(root), *(["--lfs"] if lfs else [])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             url = process.stdout.readline().strip()
             if not url:
-                raise RuntimeError(f"the stand-in Hub ended before it was ready, see stderr; command: {command}")
+                raise RuntimeError(f"the stand-in Hub exited before it was ready, see stderr; command: {command}")
             yield url
         finally:
             process.terminate()

@@ -1,10 +1,11 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Checkpoints of other code bases in, and out again."""
+"""Checkpoints of other code bases are converted into ours and back."""
 
 import copy
 import json
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -23,7 +24,15 @@ from test_tokenization_cl100k import own_cl100k
 from transformers import AutoTokenizer, DiffLlamaForCausalLM
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, cl100k_tokenizer
-from diff_transformer.conversion import VerificationError, compare, convert, layouts, open_source, yoco_tokenizer
+from diff_transformer.conversion import (
+    VerificationError,
+    checkpoint_files,
+    compare,
+    convert,
+    layouts,
+    open_checkpoint,
+    yoco_tokenizer,
+)
 from diff_transformer.conversion.__main__ import main
 from diff_transformer.conversion.verification import logits
 
@@ -54,7 +63,7 @@ def save(model, folder):
 
 def out(folder, to, destination, **options):
     """From our folder into another layout."""
-    convert(open_source(folder, "diff_transformer"), destination, to, **options)
+    convert(open_checkpoint(folder, "diff_transformer"), destination, to, **options)
     return destination
 
 
@@ -76,7 +85,7 @@ def assert_equal_states(a, b):
 def test_round_trip_is_exact(tmp_path, layout, dtype):
     ours = save(make_model().to(dtype), tmp_path / "ours")
     theirs = out(ours, layout, tmp_path / "theirs")
-    convert(open_source(theirs, layout, flash_semantics=True), tmp_path / "back")
+    convert(open_checkpoint(theirs, layout, flash_semantics=True), tmp_path / "back")
     assert_equal_states(state_of(ours), state_of(tmp_path / "back"))
     out(tmp_path / "back", layout, tmp_path / "again")
     assert_equal_states(state_of(theirs), state_of(tmp_path / "again"))
@@ -85,7 +94,7 @@ def test_round_trip_is_exact(tmp_path, layout, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_round_trip_of_a_diffllama_is_exact(tmp_path, dtype):
     theirs = save(to_diffllama(make_model()).to(dtype), tmp_path / "theirs")
-    convert(open_source(theirs, "diffllama"), tmp_path / "ours")
+    convert(open_checkpoint(theirs, "diffllama"), tmp_path / "ours")
     out(tmp_path / "ours", "diffllama", tmp_path / "back")
     assert_equal_states(state_of(theirs), state_of(tmp_path / "back"))
 
@@ -98,7 +107,7 @@ def test_diffllama_has_the_same_logits(tmp_path, kv_heads, tied):
     twin = DiffLlamaForCausalLM.from_pretrained(folder).eval()
     with torch.no_grad():
         assert relative_error(twin(IDS).logits, model(IDS).logits) < 1e-5
-    convert(open_source(folder, "diffllama"), tmp_path / "back")
+    convert(open_checkpoint(folder, "diffllama"), tmp_path / "back")
     back = DiffTransformerForCausalLM.from_pretrained(tmp_path / "back").eval()
     assert back.config.tie_word_embeddings == tied
     with torch.no_grad():
@@ -107,7 +116,7 @@ def test_diffllama_has_the_same_logits(tmp_path, kv_heads, tied):
 
 @pytest.mark.parametrize("name", GOLDEN_NAMES)
 def test_golden_file_through_the_converter(tmp_path, name):
-    """The authors' weights in a decoder around them: our attention of the result gives the authors' output."""
+    """The authors' attention weights in a whole decoder: after conversion our attention gives the authors' output."""
     golden, layer = Golden(name), Golden(name).layer_idx
     with safe_open(FIXTURES / f"unilm_flashdiff_{name}.safetensors", "pt") as file:
         theirs = {
@@ -122,12 +131,13 @@ def test_golden_file_through_the_converter(tmp_path, name):
     state = state_of(folder)
     state |= {f"model.layers.{layer}.self_attn.{key}": tensor for key, tensor in theirs.items()}
     save_file(state, folder / "model.safetensors")
-    convert(open_source(folder, "unilm", flash_semantics=True), tmp_path / "back")
+    convert(open_checkpoint(folder, "unilm", flash_semantics=True), tmp_path / "back")
     converted = DiffTransformerForCausalLM.from_pretrained(tmp_path / "back").model.layers[layer].self_attn
     output = run_attention(golden.config, layer, converted.state_dict(), golden.input, "flash_diff")[0]
     assert relative_error(output, golden.output) <= 2e-6
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     layout=st.sampled_from(["unilm", "yoco", "diffllama"]),
@@ -148,20 +158,20 @@ def test_any_shape_comes_back(tmp_path_factory, layout, heads, groups, d, layers
         tie_word_embeddings=tied,
     )
     theirs = out(save(model, folder / "ours"), layout, folder / "theirs")
-    convert(open_source(theirs, layout, flash_semantics=True), folder / "back")
+    convert(open_checkpoint(theirs, layout, flash_semantics=True), folder / "back")
     back = DiffTransformerForCausalLM.from_pretrained(folder / "back").eval()
     with torch.no_grad():
         assert relative_error(back(IDS).logits, model(IDS).logits) < 1e-5
 
 
-def test_other_families_of_names(tmp_path):
+def test_other_naming_schemes(tmp_path):
     model = make_model()
     yoco = out(save(model, tmp_path / "ours"), "yoco", tmp_path / "yoco")
     state = state_of(yoco)
     for short, name in (("wq", "q_proj"), ("wk", "k_proj"), ("wv", "v_proj"), ("wo", "out_proj")):
         state = {key.replace(f"attention.{short}.", f"attention.{name}."): x for key, x in state.items()}
     save_file(state, yoco / "model.safetensors")
-    source = open_source(yoco, "yoco", flash_semantics=True)
+    source = open_checkpoint(yoco, "yoco", flash_semantics=True)
     convert(source, tmp_path / "from_yoco")
     assert_equal_states(state_of(tmp_path / "ours"), state_of(tmp_path / "from_yoco"))
 
@@ -203,7 +213,7 @@ def test_sharded_torch_files_beside_those_of_a_trainer(tmp_path):
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
     torch.save(Malicious(), folder / "training_args.bin")
     for i in range(2):
-        convert(open_source(folder, "yoco", flash_semantics=True), tmp_path / f"back{i}")
+        convert(open_checkpoint(folder, "yoco", flash_semantics=True), tmp_path / f"back{i}")
         assert_equal_states(state_of(ours), state_of(tmp_path / f"back{i}"))
         (folder / "pytorch_model.bin.index.json").unlink(missing_ok=True)
 
@@ -211,12 +221,12 @@ def test_sharded_torch_files_beside_those_of_a_trainer(tmp_path):
 def test_ablations_and_biases(tmp_path):
     model = make_model(use_subln=False)
     theirs = out(save(model, tmp_path / "ours"), "yoco", tmp_path / "yoco")
-    convert(open_source(theirs, "yoco", flash_semantics=True), tmp_path / "back")
+    convert(open_checkpoint(theirs, "yoco", flash_semantics=True), tmp_path / "back")
     assert_equal_states(state_of(tmp_path / "ours"), state_of(tmp_path / "back"))
-    with pytest.raises(ValueError, match="use_subln=False, for which diffllama has no place"):
+    with pytest.raises(ValueError, match="use_subln=False, which diffllama cannot represent"):
         out(tmp_path / "ours", "diffllama", tmp_path / "none")
 
-    with pytest.raises(ValueError, match="mlp_bias=True, for which diffllama has no place"):
+    with pytest.raises(ValueError, match="mlp_bias=True, which diffllama cannot represent"):
         out(save(make_model(mlp_bias=True), tmp_path / "mlp_biased"), "diffllama", tmp_path / "none")
 
     biased = make_model(attention_bias=True)
@@ -225,7 +235,7 @@ def test_ablations_and_biases(tmp_path):
             if name.endswith("bias"):
                 parameter.normal_()
     theirs = out(save(biased, tmp_path / "biased"), "diffllama", tmp_path / "biased_diffllama")
-    convert(open_source(theirs, "diffllama"), tmp_path / "biased_back")
+    convert(open_checkpoint(theirs, "diffllama"), tmp_path / "biased_back")
     back = DiffTransformerForCausalLM.from_pretrained(tmp_path / "biased_back").eval()
     with torch.no_grad():
         assert relative_error(back(IDS).logits, biased(IDS).logits) < 1e-5
@@ -236,20 +246,20 @@ def test_ablations_and_biases(tmp_path):
 
 @pytest.mark.parametrize("layout", ["unilm", "diffllama"])
 def test_verification_computes_what_models_compute(tmp_path, layout):
-    """The reference for the authors' layouts is tied to the golden files by the test above."""
+    """The golden files tie the reference for the authors' layouts to their code, in a test above."""
     model = make_model()
     theirs = out(save(model, tmp_path / "ours"), layout, tmp_path / "theirs")
     with torch.no_grad():
         expected = model(IDS).logits
     for folder, name in ((tmp_path / "ours", "diff_transformer"), (theirs, layout)):
-        assert relative_error(logits(open_source(folder, name, flash_semantics=True), IDS), expected) < 1e-5
+        assert relative_error(logits(open_checkpoint(folder, name, flash_semantics=True), IDS), expected) < 1e-5
 
 
 @pytest.mark.parametrize("layout", ["yoco", "diffllama"])
 def test_a_wrong_permutation_fails_by_orders_of_magnitude(tmp_path, monkeypatch, layout):
     theirs = out(save(make_model(), tmp_path / "ours"), layout, tmp_path / "theirs")
-    source = open_source(theirs, layout, flash_semantics=True)
-    right = compare(source, open_source(tmp_path / "ours", "diff_transformer"), 1e-4)
+    source = open_checkpoint(theirs, layout, flash_semantics=True)
+    right = compare(source, open_checkpoint(tmp_path / "ours", "diff_transformer"), 1e-4)
     assert all(verdict.passed for verdict in right)
     wrong = replace(source.layout, interleaved_rotary=False, heads_in_blocks=False)
     monkeypatch.setattr(
@@ -259,7 +269,7 @@ def test_a_wrong_permutation_fails_by_orders_of_magnitude(tmp_path, monkeypatch,
         convert(source, tmp_path / "back")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "theirs"], "a failed check left something"
     convert(source, tmp_path / "back", verify=False)
-    verdicts = compare(source, open_source(tmp_path / "back", "diff_transformer"), 1e-4)
+    verdicts = compare(source, open_checkpoint(tmp_path / "back", "diff_transformer"), 1e-4)
     assert min(verdict.max_difference for verdict in verdicts) > 1e3 * max(verdict.max_difference for verdict in right)
 
 
@@ -272,12 +282,12 @@ def test_verify_command(tmp_path, capsys):
     assert "WRONG" in capsys.readouterr().out
 
 
-def test_a_layout_other_than_the_configuration_says_is_refused(tmp_path, capsys):
+def test_a_layout_that_contradicts_the_configuration_is_rejected(tmp_path, capsys):
     """A DiffLlama has the names and shapes of ours without head norms: read as ours it computes something else."""
     ours = save(make_model(), tmp_path / "ours")
     theirs = out(ours, "diffllama", tmp_path / "theirs")
     assert main(["verify", str(ours), str(theirs)]) == 1
-    assert "says diffllama, and diff_transformer was asked for" in capsys.readouterr().err
+    assert "states diffllama, but diff_transformer was requested" in capsys.readouterr().err
     assert main(["verify", str(ours), str(theirs), "--to", "diffllama"]) == 0
 
 
@@ -285,7 +295,7 @@ def test_a_layout_other_than_the_configuration_says_is_refused(tmp_path, capsys)
 
 
 def damaged(tmp_path, change):
-    """A yoco folder whose table of tensors `change` was allowed to spoil."""
+    """A yoco folder whose tensors `change` has modified."""
     folder = out(save(make_model(), tmp_path / "ours"), "yoco", tmp_path / "theirs")
     state = state_of(folder)
     change(state)
@@ -315,11 +325,11 @@ def test_all_faults_are_listed_at_once(tmp_path, capsys):
     assert not (tmp_path / "back").exists()
 
 
-def test_tensors_stay_behind_only_if_named(tmp_path):
+def test_tensors_are_left_out_only_if_named(tmp_path):
     folder = damaged(tmp_path, lambda state: state.update({"rope.freqs": torch.zeros(3)}))
     with pytest.raises(ValueError, match="unknown: rope.freqs"):
-        open_source(folder, "yoco", flash_semantics=True)
-    source = open_source(folder, "yoco", flash_semantics=True, ignore=(r"rope\..*",))
+        open_checkpoint(folder, "yoco", flash_semantics=True)
+    source = open_checkpoint(folder, "yoco", flash_semantics=True, ignore=(r"rope\..*",))
     convert(source, tmp_path / "back")
     assert_equal_states(state_of(tmp_path / "ours"), state_of(tmp_path / "back"))
 
@@ -328,30 +338,30 @@ def test_a_name_in_two_files_is_an_error(tmp_path):
     folder = out(save(make_model(), tmp_path / "ours"), "yoco", tmp_path / "theirs")
     save_file({"norm.weight": torch.zeros(64)}, folder / "other.safetensors")
     with pytest.raises(ValueError, match=r"more than once.*\n  norm.weight: model.safetensors, other.safetensors"):
-        open_source(folder, "yoco")
+        open_checkpoint(folder, "yoco")
 
 
 def test_contradictions_show_the_arithmetic(tmp_path):
     folder = out(save(make_model(), tmp_path / "ours"), "yoco", tmp_path / "theirs")
-    with pytest.raises(ValueError, match=r"num_attention_heads=8 was given.*d = 8.*64 rows = 4 x 16"):
-        open_source(folder, "yoco", num_attention_heads=8)
-    with pytest.raises(ValueError, match="head_dim=8 was given"):
-        open_source(folder, "yoco", head_dim=8)
-    other = damaged(
-        tmp_path / "other", lambda state: state.update({"layers.0.attention.wk.weight": torch.zeros(40, 64)})
-    )
-    with pytest.raises(ValueError, match=r"k_proj has 40 rows.*40 / 16 = 2.500 is no number of heads"):
-        open_source(other, "yoco")
-    with pytest.raises(ValueError, match="has no 'model.embed_tokens.weight', by which a unilm checkpoint is known"):
-        open_source(folder, "unilm")
+    odd = damaged(tmp_path / "odd", lambda state: state.update({"layers.0.attention.wk.weight": torch.zeros(40, 64)}))
+    flat = damaged(tmp_path / "flat", lambda state: state.update({"tok_embeddings.weight": torch.zeros(96)}))
+    for place, layout, sizes, message in (
+        (folder, "yoco", {"num_attention_heads": 8}, r"num_attention_heads=8 was given.*d = 8.*64 rows = 4 x 16"),
+        (folder, "yoco", {"head_dim": 8}, "head_dim=8 was given"),
+        (folder, "unilm", {}, "has no 'model.embed_tokens.weight', by which a unilm checkpoint is recognized"),
+        (odd, "yoco", {}, r"k_proj has 40 rows.*40 / 16 = 2.500 is not a whole number of heads"),
+        (flat, "yoco", {}, r"has the shape \(96,\); it must have 2 dimensions"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            open_checkpoint(place, layout, **sizes)
 
 
 def test_grouped_queries_need_a_confirmation(tmp_path):
     folder = out(save(make_model(), tmp_path / "ours"), "unilm", tmp_path / "theirs")
     with pytest.raises(ValueError, match="--flash-semantics"):
-        open_source(folder, "unilm")
+        open_checkpoint(folder, "unilm")
     folder = out(save(make_model(num_key_value_heads=4), tmp_path / "mha"), "unilm", tmp_path / "theirs_mha")
-    open_source(folder, "unilm")
+    open_checkpoint(folder, "unilm")
 
 
 def test_one_side_is_ours_and_no_side_both(tmp_path):
@@ -365,45 +375,49 @@ def test_one_side_is_ours_and_no_side_both(tmp_path):
 # ---------------------------------------------------------------------- files
 
 
-@pytest.mark.parametrize("ending", [".pt", ".bin"])
-def test_no_pickle_is_executed(tmp_path, monkeypatch, ending):
+def test_no_pickle_is_executed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    torch.save({"norm.weight": Malicious()}, tmp_path / f"model{ending}")
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain/model.pt").write_bytes(pickle.dumps(Malicious()))
-    for path in (tmp_path / f"model{ending}", tmp_path / "plain"):
+    for name in ("model.pt", "model.bin"):
+        torch.save({"norm.weight": Malicious()}, tmp_path / name)
+    for place in ("model.pt", "model.bin", "plain"):
         with pytest.raises(ValueError, match="cannot be read as tensors alone"):
-            open_source(path, "yoco")
+            open_checkpoint(tmp_path / place, "yoco")
     assert not (tmp_path / "executed").exists()
 
 
 def test_damaged_and_missing_files(tmp_path):
     ours = save(make_model(), tmp_path / "ours")
-    cut = out(ours, "yoco", tmp_path / "cut") / "model.safetensors"
-    cut.write_bytes(cut.read_bytes()[:-100])
-    with pytest.raises(ValueError, match="no whole safetensors file"):
-        open_source(cut.parent, "yoco")
-    cut.write_bytes(b"\x00" * 64)
-    with pytest.raises(ValueError, match="no whole safetensors file"):
-        open_source(cut.parent, "yoco")
+    whole = out(ours, "yoco", tmp_path / "whole") / "model.safetensors"
+    for name, content in (("cut", whole.read_bytes()[:-100]), ("zeros", b"\x00" * 64)):
+        (tmp_path / f"{name}.safetensors").write_bytes(content)
     shards = out(ours, "yoco", tmp_path / "shards", max_shard_size="40KB")
     assert len(list(shards.glob("*.safetensors"))) > 3
-    (shards / "model-00002-of-00004.safetensors").unlink(missing_ok=True)
-    next(iter(sorted(shards.glob("*.safetensors")))).unlink()
-    with pytest.raises(FileNotFoundError, match="which (is|are) not there"):
-        open_source(shards, "yoco")
+    min(shards.glob("*.safetensors")).unlink()
+    for name, index in (("no json", "{"), ("no map", "[]")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors.index.json").write_text(index)
     (tmp_path / "empty").mkdir()
-    for path, message in ((tmp_path / "empty", "holds no checkpoint"), (tmp_path / "nowhere", "does not exist")):
-        with pytest.raises(FileNotFoundError, match=message):
-            open_source(path, "yoco")
     torch.save({"weights": {}, "step": 3}, tmp_path / "deep.pt")
-    with pytest.raises(ValueError, match="'weights', 'step' are something else"):
-        open_source(tmp_path / "deep.pt", "yoco")
-    with pytest.raises(ValueError, match="has no 'model'; at its top are 'weights', 'step'"):
-        open_source(tmp_path / "deep.pt", "yoco", state_key="model")
+    torch.save([torch.zeros(2)], tmp_path / "list.pt")
+    for place, options, error, message in (
+        ("cut.safetensors", {}, ValueError, "not a complete safetensors file"),
+        ("zeros.safetensors", {}, ValueError, "not a complete safetensors file"),
+        ("no json", {}, ValueError, "is not an index of weight files"),
+        ("no map", {}, ValueError, "is not an index of weight files"),
+        ("shards", {}, FileNotFoundError, "names files that do not exist: model-00001"),
+        ("empty", {}, FileNotFoundError, "holds no checkpoint"),
+        ("nowhere", {}, FileNotFoundError, "does not exist"),
+        ("deep.pt", {}, ValueError, "'weights', 'step' are something else"),
+        ("deep.pt", {"state_key": "model"}, ValueError, "has no 'model'; its top-level keys are 'weights', 'step'"),
+        ("list.pt", {}, ValueError, "holds a list, not a dict of tensors"),
+    ):
+        with pytest.raises(error, match=message):
+            open_checkpoint(tmp_path / place, "yoco", **options)
 
 
-def test_nothing_is_overwritten_unasked(tmp_path):
+def test_nothing_is_overwritten_without_overwrite(tmp_path):
     ours = save(make_model(), tmp_path / "ours")
     (tmp_path / "there").mkdir()
     (tmp_path / "there/precious").write_text("kept")
@@ -423,66 +437,61 @@ def test_the_disk_is_checked_first(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]
 
 
-def test_a_disk_that_fills_up_leaves_nothing(tmp_path):
-    """A limit on the size of files is what a test may set: the write fails in the middle, as on a full disk."""
+def test_a_disk_that_fills_up_leaves_nothing(tmp_path, capsys):
+    """A limit on the size of files makes the write fail in the middle, as on a full disk."""
     ours = save(make_model(), tmp_path / "ours")
-    code = (
-        "import resource, signal, sys\n"
-        "from diff_transformer.conversion.__main__ import main\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))\n"
-        "sys.exit(main(sys.argv[1:]))"
-    )
-    command = [sys.executable, "-c", code, "convert", str(ours), str(tmp_path / "theirs"), "--to", "yoco"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert done.returncode == 1 and ("File too large" in done.stderr or "Error" in done.stderr), done.stderr
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, hard))
+        code = main(["convert", str(ours), str(tmp_path / "theirs"), "--to", "yoco"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert code == 1 and "File too large" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]
 
 
-SLOW = """
-import signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is started with it ignored
-from diff_transformer.conversion import checkpoints
+def test_an_interrupted_conversion_cleans_up(tmp_path, monkeypatch):
+    def interrupt(*args, **options):
+        save_file(*args, **options)
+        signal.raise_signal(signal.SIGINT)
+
+    ours = save(make_model(), tmp_path / "ours")
+    monkeypatch.setattr(checkpoint_files, "save_file", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        main(["convert", str(ours), str(tmp_path / "theirs"), "--to", "yoco"])
+    assert [path.name for path in tmp_path.iterdir()] == ["ours"]
+
+
+KILLED = """
+import os, signal, sys
+from diff_transformer.conversion import checkpoint_files
 from diff_transformer.conversion.__main__ import main
-real = checkpoints.save_file
-def slow(*args, **kwargs):
-    real(*args, **kwargs)
-    print("a shard", flush=True)
-    time.sleep(30)
-checkpoints.save_file = slow
-sys.exit(main(sys.argv[1:]))
+save_file = checkpoint_files.save_file
+def save_and_die(*args, **options):
+    save_file(*args, **options)
+    os.kill(os.getpid(), signal.SIGKILL)
+checkpoint_files.save_file = save_and_die
+main(sys.argv[1:])
 """
 
 
-def stop_at_the_first_shard(arguments: list[str], by: signal.Signals) -> None:
-    with subprocess.Popen([sys.executable, "-c", SLOW, *arguments], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert "a shard\n" in iter(process.stdout.readline, "")
-        process.send_signal(by)
-
-
+@pytest.mark.process
 def test_a_killed_conversion_leaves_no_folder(tmp_path):
     ours = save(make_model(), tmp_path / "ours")
     arguments = ["convert", str(ours), str(tmp_path / "theirs"), "--to", "yoco", "--max-shard-size", "40KB"]
-    stop_at_the_first_shard(arguments, signal.SIGKILL)
+    assert subprocess.run([sys.executable, "-c", KILLED, *arguments]).returncode == -signal.SIGKILL
     assert not (tmp_path / "theirs").exists()
     (left,) = (path for path in tmp_path.iterdir() if path.name != "ours")
-    assert left.name.startswith(".theirs.") and left.name.endswith(".part"), "what is left does not look whole"
-    subprocess.run([sys.executable, "-m", "diff_transformer", *arguments], check=True)  # the next try does not mind
+    assert left.name.startswith(".theirs.") and left.name.endswith(".part"), "what is left must not look whole"
+    assert main(arguments) == 0, "the next attempt succeeds"
     assert (tmp_path / "theirs/model.safetensors.index.json").is_file()
-
-
-def test_an_interrupted_conversion_tidies_up(tmp_path):
-    ours = save(make_model(), tmp_path / "ours")
-    arguments = ["convert", str(ours), str(tmp_path / "theirs"), "--to", "yoco"]
-    stop_at_the_first_shard(arguments, signal.SIGINT)
-    assert [path.name for path in tmp_path.iterdir()] == ["ours"]
 
 
 # ---------------------------------------------------------------------- tokenizers
 
 
-def test_yoco_tokenizer_is_the_authors(tmp_path):
+@pytest.mark.slow
+def test_yoco_tokenizer_has_the_authors_ids(tmp_path):
     specials = {"<fim_prefix>": 100264, "<jupyter_code>": 100276, "<commit_after>": 100281, "<|endoftext|>": 100257}
     base = tiktoken.Encoding(**own_cl100k() | {"name": "cl100k_im", "special_tokens": specials})
     text = "def f(x):\n    return x ** 2  # naïve 中文 🎉\n<fim_prefix><jupyter_code><commit_after><|endoftext|>12345"
@@ -503,17 +512,17 @@ def test_the_tokenizer_comes_along(tmp_path):
     ours = save(model, tmp_path / "ours")
     theirs = out(ours, "yoco", tmp_path / "theirs")
     tokenizer.save_pretrained(theirs)
-    convert(open_source(theirs, "yoco", flash_semantics=True), tmp_path / "back")
+    convert(open_checkpoint(theirs, "yoco", flash_semantics=True), tmp_path / "back")
     back = DiffTransformerForCausalLM.from_pretrained(tmp_path / "back")
     assert back.config.eos_token_id == tokenizer.eos_token_id == back.generation_config.eos_token_id
     assert AutoTokenizer.from_pretrained(tmp_path / "back")("Hi").input_ids == tokenizer("Hi").input_ids
     with pytest.raises(ValueError, match="do not belong together"):
-        convert(open_source(theirs, "yoco", flash_semantics=True), tmp_path / "none", tokenizer="yoco")
+        convert(open_checkpoint(theirs, "yoco", flash_semantics=True), tmp_path / "none", tokenizer="cl100k")
 
 
 def test_remote_code_and_index_are_written(tmp_path):
     theirs = out(save(make_model(), tmp_path / "ours"), "yoco", tmp_path / "theirs")
-    convert(open_source(theirs, "yoco", flash_semantics=True), tmp_path / "back", max_shard_size="40KB")
+    convert(open_checkpoint(theirs, "yoco", flash_semantics=True), tmp_path / "back", max_shard_size="40KB")
     names = {path.name for path in (tmp_path / "back").iterdir()}
     assert {"config.json", "generation_config.json", "modeling_diff.py", "model.safetensors.index.json"} <= names
     index = json.loads((tmp_path / "back/model.safetensors.index.json").read_text())

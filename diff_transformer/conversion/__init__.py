@@ -1,8 +1,9 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Checkpoints of other code bases into ours, and out again."""
+"""Converts checkpoints of other code bases into ours, and back."""
 
-from .converter import VerificationError, convert, open_source
-from .tokenizers import yoco_tokenizer
-from .verification import Source, Verdict, compare
+from .checkpoint import OpenCheckpoint, open_checkpoint
+from .converter import VerificationError, convert
+from .tokenization_yoco import yoco_tokenizer
+from .verification import Verdict, compare
 
-__all__ = ["Source", "Verdict", "VerificationError", "compare", "convert", "open_source", "yoco_tokenizer"]
+__all__ = ["OpenCheckpoint", "Verdict", "VerificationError", "compare", "convert", "open_checkpoint", "yoco_tokenizer"]

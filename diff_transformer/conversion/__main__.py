@@ -6,7 +6,8 @@ import sys
 
 import torch
 
-from .converter import EXACT, convert, describe, open_source
+from .checkpoint import OpenCheckpoint, open_checkpoint
+from .converter import EXACT, convert
 from .layouts import LAYOUTS
 from .verification import compare
 
@@ -17,11 +18,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="diff-transformer", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("convert", help="write a checkpoint in another layout")
-    one.add_argument("source", metavar="SOURCE", help="folder or file: safetensors or torch tensors")
-    one.add_argument("destination", metavar="DEST", help="folder that will appear, whole or not at all")
-    one.add_argument("--dtype", choices=DTYPES, help="of the result; as in the source by default")
-    one.add_argument("--tokenizer", help="cl100k, yoco or a folder; the source's own by default")
-    one.add_argument("--max-shard-size", default="200MB", help="of a weight file, and of the memory that is needed")
+    one.add_argument("source", metavar="SOURCE", help="folder or file of safetensors or torch tensors")
+    one.add_argument("destination", metavar="DEST", help="folder to create; it appears whole, or not at all")
+    one.add_argument("--dtype", choices=DTYPES, help="type of the result; by default that of the source")
+    one.add_argument("--tokenizer", help="cl100k, yoco or a folder; by default that of the source")
+    one.add_argument("--max-shard-size", default="200MB", help="size of a weight file, and of the memory needed")
     one.add_argument("--overwrite", action="store_true", help="replace DEST")
     one.add_argument("--no-verify", action="store_true", help="do not compare the logits")
     other = commands.add_parser("verify", help="compare the logits of two checkpoints")
@@ -29,29 +30,24 @@ def _parser() -> argparse.ArgumentParser:
     other.add_argument("destination", metavar="B")
     other.add_argument("--tolerance", type=float, default=EXACT, help="of the logits, relative to the largest")
     for command in (one, other):
-        command.add_argument("--from", dest="layout", choices=LAYOUTS, default="diff_transformer")
-        command.add_argument("--to", choices=LAYOUTS, default="diff_transformer")
-        command.add_argument("--head-dim", type=int, help="2d, to be checked against the shapes")
-        command.add_argument("--heads", type=int, help="differential heads, to be checked against the shapes")
-        command.add_argument("--rope-theta", type=float, help="10000 by default, 640000 after the 64K extension")
-        command.add_argument("--norm-eps", type=float, help="1e-5 by default")
-        command.add_argument("--max-positions", type=int, help="trained length, 4096 by default")
-        command.add_argument(
-            "--rename",
-            nargs=2,
-            action="append",
-            default=[],
-            metavar=("PART", "THEIRS"),
-            help="a part of the layout's names, and what stands there in this checkpoint",
-        )
-        command.add_argument("--ignore", nargs="+", default=[], metavar="REGEX", help="tensors that may stay behind")
-        command.add_argument("--state-key", help="where the weights are in a torch file that holds more")
-        command.add_argument("--flash-semantics", action="store_true", help="trained with the authors' flash modules")
+        add = command.add_argument
+        add("--from", dest="layout", choices=LAYOUTS, default="diff_transformer", help="layout of SOURCE or A")
+        add("--to", choices=LAYOUTS, default="diff_transformer", help="layout of DEST or B")
+        add("--head-dim", type=int, help="2d, to be checked against the shapes")
+        add("--heads", type=int, help="differential heads, to be checked against the shapes")
+        add("--rope-theta", type=float, help="10000 by default, 640000 after the 64K extension")
+        add("--norm-eps", type=float, help="1e-5 by default")
+        add("--max-positions", type=int, help="length of the training sequences, 4096 by default")
+        rename = "a part of the layout's names, and what this checkpoint has in its place"
+        add("--rename", nargs=2, action="append", default=[], metavar=("PART", "THEIRS"), help=rename)
+        add("--ignore", nargs="+", default=[], metavar="REGEX", help="tensors to leave out")
+        add("--state-key", help="key of the weights in a torch file that holds more")
+        add("--flash-semantics", action="store_true", help="the model was trained with the authors' flash modules")
     return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 if all went well, 1 if not; the reason is printed."""
+    """Returns 0 on success and 1 on failure; the reason is printed."""
     options = _parser().parse_args(arguments)
     try:
         return _run(options)
@@ -61,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    source = open_source(
+    source = open_checkpoint(
         options.source,
         options.layout,
         rename=dict(options.rename),
@@ -74,10 +70,10 @@ def _run(options: argparse.Namespace) -> int:
         rms_norm_eps=options.norm_eps,
         max_position_embeddings=options.max_positions,
     )
-    print(f"Found   {describe(source)}")
+    print(f"Found   {_summary(source)}")
     if options.command == "verify":
-        other = open_source(options.destination, options.to, flash_semantics=True)
-        print(f"Found   {describe(other)}")
+        other = open_checkpoint(options.destination, options.to, flash_semantics=True)
+        print(f"Found   {_summary(other)}")
         verdicts = compare(source, other, options.tolerance)
     else:
         print(f"Plan    {options.layout} -> {options.to}, into {options.destination}", flush=True)
@@ -94,6 +90,20 @@ def _run(options: argparse.Namespace) -> int:
     for verdict in verdicts:
         print(f"Verdict {verdict}")
     return 0 if all(verdict.passed for verdict in verdicts) else 1
+
+
+def _summary(checkpoint: OpenCheckpoint) -> str:
+    config, meta = checkpoint.config, checkpoint.files.meta
+    types = sorted({str(x.dtype).removeprefix("torch.") for x in meta.values()})
+    size = sum(x.nbytes for x in meta.values())
+    return (
+        f"{checkpoint.layout.name} in {checkpoint.files.path}: {config.num_hidden_layers} layers of "
+        f"{config.hidden_size}, {config.num_attention_heads} heads and {config.num_key_value_heads} key heads of "
+        f"2d = {config.head_dim}, feed-forward {config.intermediate_size}, vocabulary {config.vocab_size}"
+        f"{' (tied)' if config.tie_word_embeddings else ''}; {len(meta)} tensors, {size / 2**20:,.0f} MiB, "
+        f"{', '.join(types)}\n        rope {config.rope_parameters}, norm eps {config.rms_norm_eps}, "
+        f"{config.max_position_embeddings} positions"
+    )
 
 
 if __name__ == "__main__":

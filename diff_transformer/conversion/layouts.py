@@ -1,7 +1,7 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""How other code bases lay a Differential Transformer out: one table of names each, and three facts about its heads.
+"""How other code bases lay out a Differential Transformer: a table of names for each, and three facts about its heads.
 
-Every tensor has the same shape on both sides; what differs are names and the order of rows:
+Every tensor has the same shape on both sides; only names and the order of rows differ:
 
 | | rotary pairs | order of heads | weight of the head norm |
 | --- | --- | --- | --- |
@@ -27,7 +27,7 @@ Q_PROJ = ATTENTION + "q_proj.weight"
 
 @dataclass(frozen=True)
 class Layout:
-    """names: our name -> theirs, "{i}" for the layer; what the layout has no place for is not in it."""
+    """names: our name -> theirs, with "{i}" for the layer; tensors that the layout cannot represent are missing."""
 
     name: str
     names: dict[str, str]
@@ -36,7 +36,7 @@ class Layout:
     has_subln: bool
 
     def with_names(self, changes: dict[str, str]) -> "Layout":
-        """For a decoder with other names: parts of their names and what stands in their place, one after the other."""
+        """The layout of a decoder with other names: each part of a name in `changes` is replaced, in order."""
         names = dict(self.names)
         for old, new in changes.items():
             found = [ours for ours, theirs in names.items() if old in theirs]
@@ -61,16 +61,6 @@ def _attention(prefix: str, projections: Iterable[str], subln: bool) -> dict[str
     return parts | ({"self_attn.subln.weight": f"{prefix}subln.weight"} if subln else {})
 
 
-_LLAMA_REST = {
-    name: name
-    for name in (
-        "mlp.gate_proj.weight",
-        "mlp.up_proj.weight",
-        "mlp.down_proj.weight",
-        "input_layernorm.weight",
-        "post_attention_layernorm.weight",
-    )
-}
 _YOCO_REST = {
     "mlp.gate_proj.weight": "feed_forward.w1.weight",
     "mlp.up_proj.weight": "feed_forward.w3.weight",
@@ -78,6 +68,7 @@ _YOCO_REST = {
     "input_layernorm.weight": "attention_norm.weight",
     "post_attention_layernorm.weight": "ffn_norm.weight",
 }
+_LLAMA_REST = {name: name for name in _YOCO_REST}
 _UNILM_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 _ATTENTION_BIASES = [f"{ATTENTION}{name}.bias" for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
 _MLP_BIASES = [f"model.layers.{{i}}.mlp.{name}.bias" for name in ("gate_proj", "up_proj", "down_proj")]
@@ -125,7 +116,7 @@ class Step:
 
 
 def layer_names(names: dict[str, str], config: DiffTransformerConfig) -> dict[str, str]:
-    """The table for every layer of a model; tied embeddings have no head, the ablation of Table 6 no head norm."""
+    """Our name -> theirs for all layers; tied embeddings have no head, the ablation of Table 6 has no head norm."""
     left_out = {HEAD} if config.tie_word_embeddings else set()
     left_out |= set() if config.use_subln else {SUBLN}
     left_out |= {name for name in names if name.endswith(".bias") and not _has_bias(name, config)}
@@ -142,7 +133,7 @@ def _has_bias(name: str, config: DiffTransformerConfig) -> bool:
 
 
 def row_order(name: str, layout: Layout, config: DiffTransformerConfig) -> torch.Tensor | None:
-    """Their row r is our row `order[r]`, for the tensor that we call `name`; `None` if the rows stay."""
+    """Row r of their tensor is row `order[r]` of the tensor that we call `name`; `None` if the order is the same."""
     module = name.rpartition(".")[0].rpartition(".")[2]
     if module not in ("q_proj", "k_proj", "v_proj"):
         return None
@@ -156,7 +147,7 @@ def row_order(name: str, layout: Layout, config: DiffTransformerConfig) -> torch
 
 
 def into_ours(layout: Layout, config: DiffTransformerConfig, dtype: torch.dtype) -> Iterator[Step]:
-    """The steps from their tensors to ours. A head norm without weight becomes one of ones, in `dtype`."""
+    """The steps from their tensors to ours. A head norm without a weight gets a weight of ones, in `dtype`."""
     table = layer_names(layout.names, config)
     for ours, theirs in table.items():
         order = row_order(ours, layout, config)
@@ -168,7 +159,7 @@ def into_ours(layout: Layout, config: DiffTransformerConfig, dtype: torch.dtype)
 
 
 def out_of_ours(layout: Layout, config: DiffTransformerConfig) -> Iterator[Step]:
-    """The steps from our tensors to theirs; the weight of the head norm goes into `o_proj` where they have none."""
+    """The steps from our tensors to theirs; if they have no head norm weight, ours is folded into `o_proj`."""
     folds = config.use_subln and not layout.has_subln
 
     def fold(o_proj: torch.Tensor, subln: torch.Tensor) -> torch.Tensor:

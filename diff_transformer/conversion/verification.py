@@ -1,13 +1,14 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Do two checkpoints compute the same? Both are run layer by layer, each with the semantics of its own format.
+"""Do two checkpoints compute the same logits? Both are run layer by layer, each with the semantics of its own format.
 
-Ours with this package's decoder layers, DiffLlama with transformers' own, the authors' formats with the equations of
-the paper written out (interleaved rotary, neighbouring heads): no weight map takes part. One layer of each is in
-memory at a time. Everything is computed in float32.
+Our format runs with this package's decoder layers, DiffLlama with transformers' layers, and the authors' formats with
+the equations of the paper written out (interleaved rotary, neighbouring heads): no weight map is involved. One layer
+of each is in memory at a time. Everything is computed in float32.
 """
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import nn
@@ -18,8 +19,8 @@ from transformers.models.diffllama.modeling_diffllama import DiffLlamaDecoderLay
 from ..configuration_diff import DiffTransformerConfig
 from ..modeling_diff import DiffTransformerDecoderLayer, DiffTransformerRotaryEmbedding
 from ..tokenization_cl100k import cl100k_tokenizer
-from .checkpoints import Checkpoint
-from .layouts import EMBEDDING, FINAL_NORM, HEAD, Layout
+from .checkpoint import OpenCheckpoint
+from .layouts import EMBEDDING, FINAL_NORM, HEAD
 
 TEXT = (
     "The Transformer tends to overallocate attention to irrelevant context. Differential attention computes scores as "
@@ -28,30 +29,8 @@ TEXT = (
 )
 
 
-@dataclass(frozen=True)
-class Source:
-    """A checkpoint, how it is laid out, and its sizes; rounded to `dtype`, all but the lambda vectors."""
-
-    checkpoint: Checkpoint
-    layout: Layout
-    config: DiffTransformerConfig
-    dtype: torch.dtype | None = None
-
-    def read(self, ours: str, layer: int | None = None) -> torch.Tensor:
-        tensor = self.checkpoint.read(self.layout.names[ours].replace("{i}", str(layer)))
-        return tensor if self.dtype is None or "lambda_" in ours else tensor.to(self.dtype)
-
-    def layer(self, layer: int) -> dict[str, torch.Tensor]:
-        """The tensors of a layer in float32, by our names within it."""
-        tensors = {}
-        for ours, theirs in self.layout.names.items():
-            if "{i}" in ours and theirs.replace("{i}", str(layer)) in self.checkpoint.meta:
-                tensors[ours.split("{i}.")[1]] = self.read(ours, layer).float()
-        return tensors
-
-
 @torch.no_grad()
-def logits(source: Source, input_ids: torch.Tensor) -> torch.Tensor:
+def logits(source: OpenCheckpoint, input_ids: torch.Tensor) -> torch.Tensor:
     """(batch, tokens, vocabulary) in float32 for input_ids (batch, tokens)."""
     config = source.config
     embedding = source.read(EMBEDDING)
@@ -61,29 +40,26 @@ def logits(source: Source, input_ids: torch.Tensor) -> torch.Tensor:
         hidden = run(source, i, hidden)
     hidden = F.rms_norm(hidden, hidden.shape[-1:], source.read(FINAL_NORM).float(), config.rms_norm_eps)
     head = embedding if config.tie_word_embeddings else source.read(HEAD)
-    return torch.cat([F.linear(hidden, rows.float()) for rows in head.split(8192)], -1)  # never all of it in float32
-
-
-def _positions(hidden: torch.Tensor) -> torch.Tensor:
-    return torch.arange(hidden.shape[1])[None]
+    # Only some rows in float32 at a time
+    return torch.cat([F.linear(hidden, rows.float()) for rows in head.split(8192)], -1)
 
 
 def _run_layer(layer: nn.Module, rotary: nn.Module, tensors: dict[str, torch.Tensor], hidden: torch.Tensor):
     layer.load_state_dict(tensors, assign=True)
-    positions = _positions(hidden)
+    positions = torch.arange(hidden.shape[1])[None]
     return layer.eval()(hidden, position_embeddings=rotary(hidden, positions), position_ids=positions)
 
 
-def _ours(source: Source, i: int, hidden: torch.Tensor) -> torch.Tensor:
+def _ours(source: OpenCheckpoint, i: int, hidden: torch.Tensor) -> torch.Tensor:
     config = DiffTransformerConfig.from_dict(source.config.to_dict())
     config._attn_implementation = "flash_diff"
     with torch.device("meta"):
         layer = DiffTransformerDecoderLayer(config, i)
-    return _run_layer(layer, DiffTransformerRotaryEmbedding(config), source.layer(i), hidden)
+    return _run_layer(layer, DiffTransformerRotaryEmbedding(config), source.read_layer(i), hidden)
 
 
 def diffllama_config(config: DiffTransformerConfig) -> DiffLlamaConfig:
-    """The DiffLlama of the same sizes: it counts heads of d, two for each of ours."""
+    """The DiffLlama configuration of the same sizes: it counts heads of d, two for each of ours."""
     same = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings"]
     same += ["rms_norm_eps", "tie_word_embeddings", "hidden_act", "attention_bias", "mlp_bias", "initializer_range"]
     same += ["bos_token_id", "eos_token_id", "pad_token_id", "lambda_std_dev"]
@@ -97,28 +73,28 @@ def diffllama_config(config: DiffTransformerConfig) -> DiffLlamaConfig:
     )
 
 
-def _diffllama(source: Source, i: int, hidden: torch.Tensor) -> torch.Tensor:
+def _diffllama(source: OpenCheckpoint, i: int, hidden: torch.Tensor) -> torch.Tensor:
     config = diffllama_config(source.config)
     config._attn_implementation = "sdpa"  # without a mask it is causal
     with torch.device("meta"):
         layer = DiffLlamaDecoderLayer(config, i)
-    return _run_layer(layer, DiffLlamaRotaryEmbedding(config), source.layer(i), hidden)
+    return _run_layer(layer, DiffLlamaRotaryEmbedding(config), source.read_layer(i), hidden)
 
 
 def _rotate_interleaved(x: torch.Tensor, theta: float) -> torch.Tensor:
-    """(batch, tokens, heads, d): neighbouring pairs turned by token * theta^(-2j/d)."""
+    """(batch, tokens, heads, d): neighbouring pairs rotated by token * theta^(-2j/d)."""
     d = x.shape[-1]
     angles = torch.outer(torch.arange(x.shape[1]).double(), theta ** -(torch.arange(0, d, 2).double() / d))
-    turns = torch.polar(torch.ones_like(angles), angles)[:, None]
-    turned = torch.view_as_complex(x.double().unflatten(-1, (-1, 2))) * turns
-    return torch.view_as_real(turned).flatten(-2).to(x.dtype)
+    rotation = torch.polar(torch.ones_like(angles), angles)[:, None]
+    rotated = torch.view_as_complex(x.double().unflatten(-1, (-1, 2))) * rotation
+    return torch.view_as_real(rotated).flatten(-2).to(x.dtype)
 
 
-def _equations(source: Source, i: int, hidden: torch.Tensor) -> torch.Tensor:
-    """A layer of the authors' code: Eq. 1 to 5, in their order of heads and rotary pairs."""
-    config, w = source.config, source.layer(i)
+def _equations(source: OpenCheckpoint, i: int, hidden: torch.Tensor) -> torch.Tensor:
+    """A layer of the authors' code: Eq. 1 to 5 of the paper, in their order of heads and rotary pairs."""
+    config, w = source.config, source.read_layer(i)
     if config.rope_parameters["rope_type"] != "default":
-        raise ValueError(f"The authors' code knows no rope_type={config.rope_parameters['rope_type']!r}.")
+        raise ValueError(f"The authors' code does not support rope_type={config.rope_parameters['rope_type']!r}.")
     d, h, hk = config.diff_head_dim, config.num_attention_heads, config.num_key_value_heads
     theta, eps = config.rope_parameters["rope_theta"], config.rms_norm_eps
     x = F.rms_norm(hidden, hidden.shape[-1:], w["input_layernorm.weight"], eps)
@@ -148,13 +124,13 @@ def _equations(source: Source, i: int, hidden: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How far the second checkpoint is from the first, on one kind of input."""
+    """How much the logits of two checkpoints differ on one kind of input."""
 
     inputs: str
     tokens: int
-    max_difference: float  # of the logits, relative to their largest
-    kl: float  # nats a token, of the first's distribution to the second's
-    agreement: float  # share of equal most probable next tokens
+    max_difference: float  # of the logits, relative to the largest
+    kl: float  # nats per token, of the first's distribution from the second's
+    agreement: float  # share of positions with the same most probable next token
     tolerance: float
 
     @property
@@ -169,17 +145,22 @@ class Verdict:
         )
 
 
-def compare(first: Source, second: Source, tolerance: float, length: int = 64) -> list[Verdict]:
-    """Verdicts on random ids and on the ids of a text."""
+@cache
+def _text_ids() -> list[int]:
+    return cl100k_tokenizer()(TEXT).input_ids
+
+
+def compare(first: OpenCheckpoint, second: OpenCheckpoint, tolerance: float, length: int = 64) -> list[Verdict]:
+    """Compares the logits on random ids and on the ids of a text."""
     vocab_size = first.config.vocab_size
     if second.config.vocab_size != vocab_size:
         raise ValueError(
-            f"The vocabularies have {vocab_size} and {second.config.vocab_size} entries; only models of one "
+            f"The vocabularies have {vocab_size} and {second.config.vocab_size} entries; only models with the same "
             "vocabulary can be compared."
         )
     length = min(length, first.config.max_position_embeddings, second.config.max_position_embeddings)
     generator = torch.Generator().manual_seed(0)
-    text = torch.tensor(cl100k_tokenizer()(TEXT).input_ids[:length])[None] % vocab_size
+    text = torch.tensor(_text_ids()[:length])[None] % vocab_size
     inputs = {"random ids": torch.randint(0, vocab_size, (2, length), generator=generator), "a text": text}
     verdicts = []
     for name, ids in inputs.items():
@@ -192,4 +173,4 @@ def compare(first: Source, second: Source, tolerance: float, length: int = 64) -
     return verdicts
 
 
-__all__ = ["Source", "Verdict", "compare", "diffllama_config", "logits"]
+__all__ = ["Verdict", "compare", "diffllama_config", "logits"]

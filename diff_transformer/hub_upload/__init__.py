@@ -1,8 +1,8 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""A model on the Hub, with a card that says what is known of it and nothing else.
+"""Upload a model to the Hub, with a card that states only what is known about it.
 
-`diff-transformer upload FOLDER REPO_ID`: FOLDER is staged (`staging`), looked through (`preflight`), described (`card`
-from what `describe` finds: its configuration, its training, the results of its evaluation), pushed in one commit
-(`push`) and loaded back from the Hub by a fresh process that has transformers alone (`fresh`).
-`model.push_to_hub(REPO_ID)` of transformers pushes weights and code as well, without all that.
+`diff-transformer upload FOLDER REPO_ID` stages FOLDER (`staging`), checks it (`checks`), writes its card from the
+configuration, the training and the evaluation results (`card`), pushes everything in one commit (`push`), and loads
+it back from the Hub in a clean process that has transformers alone (`clean_load`).
+`model.push_to_hub(REPO_ID)` of transformers also pushes weights and code, without checks or card.
 """

@@ -1,30 +1,42 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""The model card, from the configuration, the weights' headers and files of results: what is unknown is left out."""
+"""The model card, made from configuration, weights, training and evaluation results; unknown facts are left out."""
 
+import argparse
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub import ModelCardData
 
 from ..configuration_diff import DiffTransformerConfig
-from ..evaluation.results import Results
-from .weights import Tensor
+from ..safetensors_headers import TensorHeader
+from . import card_results
+from .checks import Problem, check_card, hub_id, read_weights, without_folders
+from .staging import Staged
 
-BEGIN = "<!-- By hand: what stands from here to the next mark is kept when the card is written anew. -->"
-END = "<!-- End of what is written by hand. -->"
-# transformers' push_to_hub, its Trainer, and the template of huggingface_hub (PEFT) say so of cards that nobody wrote
+BEGIN = "<!-- Manual section: the text from here to the end mark is kept when the card is regenerated. -->"
+END = "<!-- End of the manual section. -->"
+# In the cards of transformers' push_to_hub, of its Trainer, and of huggingface_hub's template (PEFT)
 GENERATED = (
     "This model card has been automatically generated",
     "This model card has been generated automatically",
 )
-# Metadata that is written anew; what else stands in a card is the user's and stays
-WRITTEN = {
+# Metadata that is regenerated; all other metadata of a card is the user's and is kept
+REGENERATED = {
     *("license", "language", "library_name", "pipeline_tag", "tags", "datasets", "base_model", "model-index"),
     *("model_name", "eval_results"),
 }
+# A training stage's names for its models; the trainer's state lies next to them
+STAGE_FOLDERS = ("model", "adapter")
+# Arguments of a run about folders, logging and speed, which did not shape the model
+HOUSEKEEPING = (
+    *("output_dir", "logging_", "save_", "report_to", "dataloader_", "hub_", "push_to_hub", "run_name"),
+    *("model_name_or_path", "peak_tflops", "expected_mfu", "dataset_num_proc", "resume_from_checkpoint"),
+)
 PAPER = "https://arxiv.org/abs/2410.05258"
 CITATION = """\
 @inproceedings{ye2025differential,
@@ -45,24 +57,22 @@ CITATION = """\
 
 @dataclass
 class Facts:
-    """All that a card is made from. A whole model has a `config`, an adapter its adapter_config.json as `adapter`."""
+    """What a card is made from. A whole model has a `config`, an adapter its adapter_config.json as `adapter`."""
 
     repo_id: str
     license: str | None
     language: list[str]
     datasets: list[str]
     base_model: str | None
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, TensorHeader]
     config: DiffTransformerConfig | None = None
     adapter: dict[str, Any] | None = None
-    has_tokenizer: bool = True
     has_chat_template: bool = False
     trainer_state: dict[str, str] = field(default_factory=dict)
     run_arguments: dict[str, Any] = field(default_factory=dict)
-    found: Sequence[tuple[Any, list[Results]]] = ()
-    eval_results: list[EvalResult] = field(default_factory=list)
-    by_hand: str = ""
-    more: dict[str, Any] = field(default_factory=dict)  # metadata that the user gave: license_name, extra_gated_prompt
+    found: card_results.Sections = ()
+    manual: str = ""  # the section that a person wrote
+    more: dict[str, Any] = field(default_factory=dict)  # the user's metadata: license_name, extra_gated_prompt, ...
 
     @property
     def name(self) -> str:
@@ -73,23 +83,124 @@ class Facts:
         return sum(tensor.numel for tensor in self.tensors.values())
 
 
+def gather(staged: Staged, options: argparse.Namespace, remote_card: str | None) -> tuple[Facts, list[Problem]]:
+    """What the card is made from, and what is wrong or missing.
+
+    remote_card: the README.md of the repository.
+    """
+    path = staged.source / "README.md"
+    local_card = path.read_text(encoding="utf-8") if path.exists() else None
+    known = {**read_metadata(remote_card), **read_metadata(local_card)}  # FOLDER takes precedence
+    facts = Facts(
+        repo_id=options.repo_id,
+        license=options.license or known.get("license"),
+        language=options.language or _as_list(known.get("language")),
+        datasets=options.dataset or _as_list(known.get("datasets")),
+        base_model=options.base_model or hub_id(known.get("base_model")),
+        more={name: value for name, value in known.items() if name not in REGENERATED},
+        tensors=read_weights(staged.folder, staged.is_adapter)[0],  # check_files reports the problems
+        has_chat_template=(staged.folder / "chat_template.jinja").exists(),
+    )
+    if staged.is_adapter:
+        facts.adapter = staged.json("adapter_config.json")
+        facts.base_model = facts.adapter.get("base_model_name_or_path")
+    elif staged.json("config.json"):
+        try:
+            facts.config = DiffTransformerConfig.from_pretrained(staged.folder)
+        except Exception:  # check_files reports it
+            facts.config = None
+    problems = list(check_card({"license": facts.license, "language": facts.language}, options.repo_id))
+    ours, theirs = manual_section(local_card), manual_section(remote_card)
+    facts.manual = ours or theirs or ""
+    if not options.force:
+        problems += _check_manual_section(options.repo_id, local_card, remote_card)
+    try:
+        facts.trainer_state = read_trainer_state(staged.source)
+        facts.run_arguments = read_run_file(options.recipe) if options.recipe else {}
+    except (ValueError, OSError) as error:
+        problems.append(Problem("training", str(error)))
+    else:
+        trained_on = hub_id(facts.run_arguments.get("dataset"))
+        if trained_on and not facts.datasets:
+            hint = f"the run read {trained_on}: if it is a dataset on the Hub, pass --dataset {trained_on}"
+            problems.append(Problem("training", hint, fatal=False))
+        if not (facts.trainer_state or facts.run_arguments):
+            unknown = "nothing is known about it; --recipe FILE.yaml names the run's file"
+            problems.append(Problem("training", unknown, fatal=False))
+    if options.results is not None:
+        own, faults = card_results.own_results(options.results, staged.source, options.repo_id)
+        problems += faults
+        try:
+            facts.found = card_results.render_sections(own)
+        except ValueError as error:
+            problems.append(Problem("results", str(error)))
+    return facts, problems
+
+
+def write_card(staged: Staged, facts: Facts) -> None:
+    """README.md with the figures, results and leaderboard entries that it shows."""
+    for name, content in card_results.card_files(facts.found, facts.repo_id).items():
+        staged.write(name, content)
+    staged.write("README.md", render(facts))
+
+
+def read_trainer_state(folder: Path) -> dict[str, str]:
+    """Name -> value of the facts in `trainer_state.json`; empty if there is no such file.
+
+    Raises ValueError for a damaged file.
+    """
+    places = [folder, folder.resolve().parent] if folder.resolve().name in STAGE_FOLDERS else [folder]
+    path = next((place / "trainer_state.json" for place in places if (place / "trainer_state.json").exists()), None)
+    if path is None:
+        return {}
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        history, steps = state["log_history"], state["global_step"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a trainer state ({error!r}). Move it away, or save it again.") from error
+
+    def last(key: str) -> str | None:
+        logged = [f"{entry[key]:.4f}, after step {entry['step']:,}" for entry in history if key in entry]
+        return logged[-1] if logged else None
+
+    best, rates = state.get("best_global_step"), [x["learning_rate"] for x in history if "learning_rate" in x]
+    facts = {
+        "optimizer steps": f"{steps:,}",
+        "best checkpoint": f"step {best:,}" if best not in (None, steps) else None,
+        "epochs": f"{state['epoch']:.3g}" if state.get("epoch") else None,
+        "tokens seen": f"{state['num_input_tokens_seen']:,}" if state.get("num_input_tokens_seen") else None,
+        "compute": f"{state['total_flos']:.3g} FLOPs" if state.get("total_flos") else None,
+        "highest learning rate": f"{max(rates):g}" if rates else None,
+        "last training loss": last("loss"),
+        "last validation loss": last("eval_loss"),
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def read_run_file(path: str | Path) -> dict[str, Any]:
+    """The arguments of a run's YAML file (`recipes/<stage>/config.yaml`) that shaped the model.
+
+    Raises ValueError if the file holds no arguments.
+    """
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        raise ValueError(f"{path} holds no arguments. Pass the file with which the training was started.")
+    return {name: without_folders(value) for name, value in content.items() if not name.startswith(HOUSEKEEPING)}
+
+
 def render(facts: Facts) -> str:
     """The whole README.md."""
+    limits = "\n".join(f"- {limit}" for limit in _limits(facts))
     parts = [
-        f"---\n{metadata(facts).to_yaml()}\n---",
-        f"# {facts.name}",
-        _what(facts),
-        "## Use",
-        _use(facts),
-        f"{BEGIN}\n{facts.by_hand}\n{END}",
-        "## Model",
-        _table(("", ""), _sizes(facts)),
+        *(f"---\n{metadata(facts).to_yaml()}\n---", f"# {facts.name}", _description(facts)),
+        *("## Use", _usage(facts), f"{BEGIN}\n{facts.manual}\n{END}"),
+        *("## Model", _table(("", ""), _sizes(facts))),
         *_training(facts),
-        *_evaluation(facts),
-        "## Limits",
-        "\n".join(f"- {limit}" for limit in _limits(facts)),
-        "## Citation",
-        f"```bibtex\n{CITATION}\n```",
+        *card_results.evaluation_markdown(facts.found),
+        *("## Limits", limits, "## Citation", f"```bibtex\n{CITATION}\n```"),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -98,6 +209,7 @@ def metadata(facts: Facts) -> ModelCardData:
     tags = ["diff_transformer", "differential-attention", "arxiv:2410.05258"]
     if facts.adapter is not None:
         tags.append(facts.adapter["peft_type"].lower())
+    numbers = card_results.model_index(facts.found, facts.repo_id)
     return ModelCardData(
         license=facts.license,
         language=facts.language or None,
@@ -106,25 +218,20 @@ def metadata(facts: Facts) -> ModelCardData:
         tags=tags,
         datasets=facts.datasets or None,
         base_model=facts.base_model,
-        model_name=facts.name if facts.eval_results else None,
-        eval_results=facts.eval_results or None,
+        model_name=facts.name if numbers else None,
+        eval_results=numbers or None,
         **facts.more,
     )
 
 
-def by_hand(card: str | None) -> str | None:
-    """What stands between the marks of a card; None if it has no marks."""
+def manual_section(card: str | None) -> str | None:
+    """The text between the marks of a card; None if it has no marks."""
     match = re.search(f"{re.escape(BEGIN)}\n(.*?)\n?{re.escape(END)}", card or "", re.DOTALL)
     return match[1].strip() if match else None
 
 
-def is_generated(card: str) -> bool:
-    """Whether a card can be replaced without a loss: it has our marks, or a library wrote it."""
-    return by_hand(card) is not None or any(words in card for words in GENERATED)
-
-
 def read_metadata(card: str | None) -> dict[str, Any]:
-    """Of a card that is there already; empty if it has none that can be read."""
+    """The metadata of an existing card; empty if there is none, or none that can be read."""
     match = re.match(r"\s*---\r?\n(.*?)\r?\n---", card or "", re.DOTALL)
     try:
         data = yaml.safe_load(match[1]) if match else None
@@ -133,7 +240,23 @@ def read_metadata(card: str | None) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _what(facts: Facts) -> str:
+def _check_manual_section(repo_id: str, local: str | None, remote: str | None) -> Iterator[Problem]:
+    """A manual section is kept, no matter where it was edited."""
+    ours, theirs = manual_section(local), manual_section(remote)
+    if ours and theirs and ours != theirs:
+        differ = "the manual sections of FOLDER/README.md and of the card on the Hub differ"
+        yield Problem("card", f"{differ}. Make them equal, or take FOLDER's with --force.")
+    elif remote and remote.strip() and theirs is None and not any(sentence in remote for sentence in GENERATED):
+        yield Problem(
+            "card",
+            f"the card of {repo_id} was written by someone else. Put the text to keep into FOLDER/README.md, between "
+            f"the lines\n{BEGIN}\n{END}\nand replace the card with --force.",
+        )
+    elif local is not None and ours is None:
+        yield Problem("card", "README.md in FOLDER has no manual section; only its metadata is used", fatal=False)
+
+
+def _description(facts: Facts) -> str:
     million = f"{facts.parameters / 1e6:,.1f} million parameters"
     if facts.adapter is not None:
         kind = facts.adapter["peft_type"]
@@ -144,42 +267,35 @@ def _what(facts: Facts) -> str:
     )
 
 
-def _use(facts: Facts) -> str:
-    if facts.adapter is not None:
-        return f"""```python
-from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("{facts.base_model}", trust_remote_code=True)
-model = AutoModelForCausalLM.from_pretrained("{facts.base_model}", trust_remote_code=True, dtype="auto")
-model = PeftModel.from_pretrained(model, "{facts.repo_id}")
-inputs = tokenizer("The answer is", return_tensors="pt")
-output = model.generate(**inputs, max_new_tokens=32)
-print(tokenizer.decode(output[0], skip_special_tokens=True))
-```"""
-    return f"""```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("{facts.repo_id}", trust_remote_code=True)
-model = AutoModelForCausalLM.from_pretrained("{facts.repo_id}", trust_remote_code=True, dtype="auto")
-inputs = tokenizer("The answer is", return_tensors="pt")
-output = model.generate(**inputs, max_new_tokens=32)
-print(tokenizer.decode(output[0], skip_special_tokens=True))
-```
-
-or `pipeline("text-generation", "{facts.repo_id}", trust_remote_code=True)`. The model's code lies beside its weights;
-pin a `revision` to be sure of what you run."""
+def _usage(facts: Facts) -> str:
+    is_adapter = facts.adapter is not None
+    base = facts.base_model if is_adapter else facts.repo_id
+    lines = [
+        *(["from peft import PeftModel"] if is_adapter else []),
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        f'tokenizer = AutoTokenizer.from_pretrained("{base}", trust_remote_code=True)',
+        f'model = AutoModelForCausalLM.from_pretrained("{base}", trust_remote_code=True, dtype="auto")',
+        *([f'model = PeftModel.from_pretrained(model, "{facts.repo_id}")'] if is_adapter else []),
+        'inputs = tokenizer("The answer is", return_tensors="pt")',
+        "output = model.generate(**inputs, max_new_tokens=32)",
+        "print(tokenizer.decode(output[0], skip_special_tokens=True))",
+    ]
+    snippet = "```python\n" + "\n".join(lines) + "\n```"
+    if is_adapter:
+        return snippet
+    return (
+        f'{snippet}\n\nor `pipeline("text-generation", "{facts.repo_id}", trust_remote_code=True)`. The repository '
+        "contains\nthe model's code; pin a `revision` to be sure of what you run."
+    )
 
 
 def _sizes(facts: Facts) -> list[tuple[str, Any]]:
-    dtypes: dict[str, int] = {}
-    for tensor in facts.tensors.values():
-        dtypes[tensor.dtype] = dtypes.get(tensor.dtype, 0) + tensor.numel
-    rows: list[tuple[str, Any]] = [("parameters", facts.parameters), ("stored as", ", ".join(sorted(dtypes)))]
+    dtypes = ", ".join(sorted({tensor.dtype for tensor in facts.tensors.values()}))
+    rows: list[tuple[str, Any]] = [("parameters", facts.parameters), ("stored as", dtypes)]
     if facts.adapter is not None:
-        for name in ("r", "lora_alpha", "lora_dropout", "bias"):
-            if facts.adapter.get(name) is not None:
-                rows.append((name, facts.adapter[name]))
+        names = ("r", "lora_alpha", "lora_dropout", "bias")
+        rows += [(name, facts.adapter[name]) for name in names if facts.adapter.get(name) is not None]
         targets = facts.adapter.get("target_modules")
         if targets:
             rows.append(("target modules", targets if isinstance(targets, str) else ", ".join(sorted(targets))))
@@ -212,43 +328,26 @@ def _training(facts: Facts) -> list[str]:
     if facts.datasets:
         parts.append("Data: " + ", ".join(f"[{x}](https://huggingface.co/datasets/{x})" for x in facts.datasets) + ".")
     if facts.trainer_state:
-        parts.append(_table(("of the run", ""), list(facts.trainer_state.items())))
+        parts.append(_table(("the run", ""), list(facts.trainer_state.items())))
     if facts.run_arguments:
         parts.append(_table(("argument", "value"), [(f"`{k}`", f"`{v}`") for k, v in facts.run_arguments.items()]))
-    return parts
-
-
-def _evaluation(facts: Facts) -> list[str]:
-    if not facts.found:
-        return []
-    from ..evaluation.report.pages import markdown_table, models_table, provenance  # they need matplotlib
-
-    parts = ["## Evaluation", markdown_table(models_table(facts.found))]
-    for section, results in facts.found:
-        parts += [f"### {section.title}", f"*{section.source}*", section.text]
-        parts += [f"**{table.caption}**\n\n{markdown_table(table)}" for table in section.tables]
-        parts += [f"![{x.caption}](figures/{x.name}.png)\n\n{x.caption}" for x in section.figures]
-        parts += ["\n".join(f"- {note}" for note in section.notes)] if section.notes else []
-        files = ", ".join(f"[results/{r.path.as_posix()}](results/{r.path.as_posix()})" for r in results)
-        parts.append(f"Every number is from {files}:\n\n```\n" + "\n".join(provenance(results)) + "\n```")
     return parts
 
 
 def _limits(facts: Facts) -> list[str]:
     limits = []
     if facts.config is not None:
-        limits.append(
-            f"It is configured for {facts.config.max_position_embeddings:,} positions, and not meant for more."
-        )
+        positions = f"{facts.config.max_position_embeddings:,} positions"
+        limits.append(f"The model is configured for {positions} and is not meant for longer inputs.")
         if not facts.has_chat_template:
-            limits.append("It has no chat template: it continues text.")
+            limits.append("It has no chat template: it completes text.")
     if not facts.found:
-        limits.append("No results of an evaluation are published with it.")
+        limits.append("No evaluation results are published with it.")
     if not (facts.trainer_state or facts.run_arguments or facts.datasets):
-        limits.append("How it was trained, and on what, is not recorded here.")
-    limits.append("What a language model writes can be wrong, biased or harmful; check it before you rely on it.")
+        limits.append("How it was trained, and on which data, is not recorded here.")
+    limits.append("The output of a language model can be wrong, biased or harmful; check it before you rely on it.")
     place = "this repository" if facts.adapter is None else facts.base_model
-    limits.append(f"`trust_remote_code=True` runs the Python files of {place}, which need transformers from 5.17 on.")
+    limits.append(f"`trust_remote_code=True` runs the Python files of {place}, which need transformers 5.17 or later.")
     return limits
 
 
@@ -257,4 +356,8 @@ def _table(columns: tuple[str, str], rows: Sequence[tuple[str, Any]]) -> str:
     return "\n".join(f"| {name} | {str(value).replace('|', chr(92) + '|')} |" for name, value in lines)
 
 
-__all__ = ["BEGIN", "CITATION", "END", "Facts", "by_hand", "is_generated", "metadata", "read_metadata", "render"]
+def _as_list(value: Any) -> list[str]:
+    return [] if value is None else [value] if isinstance(value, str) else list(value)
+
+
+__all__ = ["BEGIN", "CITATION", "END", "Facts", "gather", "read_run_file", "read_trainer_state", "write_card"]

@@ -1,7 +1,7 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """The repository as it will be, in a temporary folder: links to the files of FOLDER, and what it lacks.
 
-FOLDER itself is not touched, and weights are not copied.
+FOLDER itself is not changed, and weights are not copied.
 """
 
 import json
@@ -18,7 +18,7 @@ from transformers.dynamic_module_utils import get_relative_import_files
 from .. import modeling_diff
 from ..configuration_diff import DiffTransformerConfig
 
-# Written by every Trainer, a pickle, and of no use to anyone else; README.md is what the new card starts from
+# Written by every Trainer, a pickle, and of no use to anyone else; the new card is made from README.md
 LEFT_OUT = ("training_args.bin", "trainer_state.json", "__pycache__/*", "README.md")
 
 
@@ -29,38 +29,41 @@ class Staged:
     source: Path
     folder: Path
     is_adapter: bool
-    base: str | None  # of an adapter: where its base is now, a folder or a Hub id
+    base: str | None = None  # where the base of an adapter is now: a folder or a Hub id
     left_out: list[str] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
     _stats: dict[Path, tuple[int, int]] = field(default_factory=dict)
 
     def files(self) -> dict[str, Path]:
-        """Path in the repository -> the file that goes there."""
+        """Path in the repository -> the file that is uploaded there."""
         paths = sorted(path for path in self.folder.rglob("*") if path.is_file() or path.is_symlink())
         return {path.relative_to(self.folder).as_posix(): path.resolve() for path in paths}
 
     def json(self, name: str) -> dict[str, Any]:
-        """A file's content; empty if it is not there or no JSON object, which the checks tell."""
+        """A file's content; empty if it is missing or not a JSON object, which the checks report."""
         try:
             content = json.loads((self.folder / name).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
         return content if isinstance(content, dict) else {}
 
-    def write(self, name: str, content: str | bytes) -> Path:
+    def write(self, name: str, content: str | bytes) -> None:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # a link to the user's own file must not be written through
+        path.unlink(missing_ok=True)  # do not write through a link to the user's own file
         path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return path
+
+    def set_in_json(self, name: str, **changes: Any) -> None:
+        self.write(name, json.dumps({**self.json(name), **changes}, indent=2, sort_keys=True) + "\n")
+        self.added.append(f"{', '.join(changes)} in {name}")
 
     def check_unchanged(self) -> None:
-        """Raises ValueError if a file of FOLDER is not as it was when it was staged."""
+        """Raises ValueError if a file of FOLDER has changed since it was staged."""
         changed = [path.name for path, stat in self._stats.items() if not path.exists() or _stat(path) != stat]
         if changed:
             raise ValueError(
-                f"{', '.join(changed)} changed in {self.source} during the upload. Upload again when nothing writes "
-                "there any more."
+                f"{', '.join(changed)} changed in {self.source} during the upload. Upload again once nothing writes "
+                "to that folder."
             )
 
 
@@ -68,14 +71,14 @@ class Staged:
 def stage(source: str | Path, exclude: Sequence[str] = (), base_model: str | None = None) -> Iterator[Staged]:
     """Stages a DIFF Transformer or an adapter.
 
-    exclude: patterns of paths that stay behind. base_model: the Hub id of an adapter's base.
+    exclude: patterns of paths that are left out. base_model: the Hub id of an adapter's base.
 
     Raises ValueError for a folder that holds neither.
     """
     source = Path(source)
-    is_adapter = _kind(source) == "adapter"
+    is_adapter = _is_adapter(source)
     with tempfile.TemporaryDirectory(prefix="diff_transformer_upload.") as folder:
-        staged = Staged(source, Path(folder), is_adapter, None)
+        staged = Staged(source, Path(folder), is_adapter)
         for path in sorted(path for path in source.rglob("*") if path.is_file()):
             name = path.relative_to(source).as_posix()
             hidden = any(part.startswith(".") for part in path.relative_to(source).parts)
@@ -86,55 +89,47 @@ def stage(source: str | Path, exclude: Sequence[str] = (), base_model: str | Non
             (staged.folder / name).symlink_to(path.resolve())
             staged._stats[path.resolve()] = _stat(path)
         if is_adapter:
-            _name_base(staged, base_model)
+            config = staged.json("adapter_config.json")
+            staged.base = config.get("base_model_name_or_path")
+            if config and base_model not in (None, staged.base):
+                staged.set_in_json("adapter_config.json", base_model_name_or_path=base_model)
         else:
             _add_code(staged)
         yield staged
 
 
-def _kind(source: Path) -> str:
+def _is_adapter(source: Path) -> bool:
     if not source.is_dir():
-        raise ValueError(f"{source} is not a folder. Name the one that save_pretrained or a training wrote.")
+        raise ValueError(f"{source} is not a folder. Pass the folder that save_pretrained or a training run wrote.")
     if (source / "adapter_config.json").exists():
-        return "adapter"
+        return True
     if not (source / "config.json").exists():
         raise ValueError(f"{source} has neither a config.json nor an adapter_config.json: it holds no model.")
     try:
         model_type = json.loads((source / "config.json").read_text(encoding="utf-8")).get("model_type")
     except (ValueError, AttributeError):
-        return "model"  # a config.json that is broken is a finding among others
+        return False  # the checks report a broken config.json together with all other problems
     if model_type != DiffTransformerConfig.model_type:
         raise ValueError(
             f"{source} has the model type {model_type!r}; this command uploads diff_transformer and adapters on it. "
-            "Checkpoints of other code bases become one with `diff-transformer convert`; other models go up with "
+            "Convert checkpoints of other code bases with `diff-transformer convert`, and upload other models with "
             "`hf upload`."
         )
-    return "model"
+    return False
 
 
 def _add_code(staged: Staged) -> None:
-    """auto_map and the Hub files, where FOLDER has none. Code that lies there stays: it belongs to the weights."""
+    """auto_map and the Hub files, if FOLDER has none. Code in FOLDER is kept: it belongs to the weights."""
     config = staged.json("config.json")
     auto_map = config.get("auto_map") or {}
     if config and (not auto_map or any("--" in str(reference) for reference in auto_map.values())):
-        config["auto_map"] = dict(modeling_diff._AUTO_MAP)
-        staged.write("config.json", json.dumps(config, indent=2, sort_keys=True) + "\n")
-        staged.added.append("auto_map in config.json")
+        staged.set_in_json("config.json", auto_map=dict(modeling_diff._AUTO_MAP))
     entry = Path(modeling_diff.__file__)
     code = sorted({entry, *map(Path, get_relative_import_files(entry))})
     if not any((staged.folder / path.name).exists() for path in code):
         for path in code:
             staged.write(path.name, path.read_bytes())
             staged.added.append(path.name)
-
-
-def _name_base(staged: Staged, base_model: str | None) -> None:
-    config = staged.json("adapter_config.json")
-    staged.base = config.get("base_model_name_or_path")
-    if config and base_model is not None and base_model != staged.base:
-        config["base_model_name_or_path"] = base_model
-        staged.write("adapter_config.json", json.dumps(config, indent=2, sort_keys=True) + "\n")
-        staged.added.append("base_model_name_or_path in adapter_config.json")
 
 
 def _stat(path: Path) -> tuple[int, int]:

@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""A model folder as a training leaves it, small and random."""
+"""A model folder as a training run leaves it, small and random."""
 
 import json
 import shutil
@@ -36,22 +36,17 @@ def write_model(folder: Path, **save) -> Path:
 
 @pytest.fixture(scope="session")
 def pristine(tmp_path_factory) -> Path:
-    """Not to be changed: sharded, and without the Hub's files, as if `register_for_auto_class` had not been called."""
+    """Not to be changed: sharded, and without the Hub files, as if `register_for_auto_class` had not been called."""
     folder = write_model(tmp_path_factory.mktemp("pristine") / "model", max_shard_size="150KB")
     for path in folder.glob("*.py"):
         path.unlink()
-    config = (folder / "config.json").read_text()
-    (folder / "config.json").write_text(without_auto_map(config))
+    config = json.loads((folder / "config.json").read_text())
+    del config["auto_map"]
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
     return folder
-
-
-def without_auto_map(config: str) -> str:
-    content = json.loads(config)
-    del content["auto_map"]
-    return json.dumps(content, indent=2)
 
 
 @pytest.fixture
 def folder(pristine, tmp_path) -> Path:
-    """A copy of one's own."""
+    """A copy that a test may change."""
     return Path(shutil.copytree(pristine, tmp_path / "model"))

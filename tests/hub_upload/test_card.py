@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""The card says what the configuration, the trainer's state and the results say: no more, no less, and no paths."""
+"""The card states what the configuration, the trainer's state and the results contain: no more, no less, no paths."""
 
 import json
 import re
@@ -19,9 +19,9 @@ from diff_transformer.evaluation.models import load_subject
 from diff_transformer.evaluation.nll_by_position import mean_curve
 from diff_transformer.evaluation.report.math import _SHARES as SHARES
 from diff_transformer.evaluation.results import Cell, Measure, Results
-from diff_transformer.hub_upload import card, evaluations
-from diff_transformer.hub_upload.describe import gather, write_card
-from diff_transformer.hub_upload.preflight import check_staged_texts
+from diff_transformer.hub_upload import card, card_results
+from diff_transformer.hub_upload.card import gather, write_card
+from diff_transformer.hub_upload.checks import check_texts
 from diff_transformer.hub_upload.staging import stage
 
 REPO = "tester/small-diff"
@@ -29,24 +29,29 @@ REPO = "tester/small-diff"
 
 def options(**given) -> Namespace:
     defaults = dict.fromkeys(("dataset", "base_model", "results", "recipe"))
-    said = {"repo_id": REPO, "license": "mit", "language": ["en", "code"], "force": False}
-    return Namespace(**{**defaults, **said, **given})
+    defaults |= {"repo_id": REPO, "license": "mit", "language": ["en", "code"], "force": False}
+    return Namespace(**{**defaults, **given})
 
 
 def written(folder: Path, remote: str | None = None, **given) -> tuple[str, dict[str, bytes], list]:
-    """The card, all files, and the findings."""
+    """The card, all files, and the problems."""
     with stage(folder) as staged:
-        facts, findings = gather(staged, options(**given), remote)
+        facts, problems = gather(staged, options(**given), remote)
         write_card(staged, facts)
-        assert check_staged_texts(staged) == []
+        assert list(check_texts(staged)) == []
         files = {name: path.read_bytes() for name, path in staged.files().items()}
         metadata_load(staged.folder / "README.md")
-    return files["README.md"].decode(), files, findings
+    return files["README.md"].decode(), files, problems
+
+
+def fatal_messages(folder: Path, remote: str | None = None, **given) -> list[str]:
+    with stage(folder) as staged:
+        return [problem.message for problem in gather(staged, options(**given), remote)[1] if problem.fatal]
 
 
 @pytest.fixture(scope="module")
 def results(pristine, tmp_path_factory) -> Path:
-    """A curve of the evaluation, two benchmarks of mathematics, and results of another model."""
+    """A curve of the evaluation, two mathematics benchmarks, and results of another model."""
     folder = tmp_path_factory.mktemp("results")
     text = tmp_path_factory.mktemp("texts") / "private.txt"
     text.write_text("The quick brown fox jumps over the lazy dog. " * 40)
@@ -96,7 +101,7 @@ def test_the_citation_is_that_of_the_project():
         assert words in card.CITATION
 
 
-def test_training_is_told_as_far_as_it_is_known(folder, tmp_path):
+def test_the_card_states_what_is_known_about_the_training(folder, tmp_path):
     history = [{"loss": 3.5, "learning_rate": 1e-3, "step": 1}, {"loss": 2.25, "learning_rate": 5e-4, "step": 8}]
     state = {"global_step": 8, "epoch": 0.5, "total_flos": 1.5e12, "num_input_tokens_seen": 4096}
     (tmp_path / "trainer_state.json").write_text(json.dumps({**state, "log_history": history}))
@@ -104,7 +109,7 @@ def test_training_is_told_as_far_as_it_is_known(folder, tmp_path):
     recipe.write_text(
         "dataset: owner/corpus\nlearning_rate: 1.0e-3\noutput_dir: /home/me/run\ntokenizer: /home/me/tok\n"
     )
-    text, _, findings = written(folder, recipe=str(recipe))
+    text, _, problems = written(folder, recipe=str(recipe))
     for row in (
         "| optimizer steps | 8 |",
         "| tokens seen | 4,096 |",
@@ -117,28 +122,25 @@ def test_training_is_told_as_far_as_it_is_known(folder, tmp_path):
     ):
         assert row in text
     assert "validation" not in text and "output_dir" not in text
-    assert ModelCard(text).data.datasets is None and any("--dataset owner/corpus" in f.message for f in findings)
+    assert ModelCard(text).data.datasets is None and any("--dataset owner/corpus" in p.message for p in problems)
     text, _, _ = written(folder, recipe=str(recipe), dataset=["owner/corpus"])
     assert "Data: [owner/corpus](https://huggingface.co/datasets/owner/corpus)." in text
     assert ModelCard(text).data.datasets == ["owner/corpus"]
     folder = folder.rename(tmp_path / "another")
-    assert "optimizer steps" not in written(folder)[0], "the state beside a folder of another name is not its own"
+    assert "optimizer steps" not in written(folder)[0], "the state next to a folder of another name is not its own"
     (folder / "trainer_state.json").write_text("{}")
-    with stage(folder) as staged:
-        _, findings = gather(staged, options(), None)
-    assert any(f.fatal and "no state of a trainer" in f.message for f in findings)
+    assert "is not a trainer state" in fatal_messages(folder)[0]
     best = {**state, "best_global_step": 1, "log_history": history}
     (folder / "trainer_state.json").write_text(json.dumps(best))
-    assert "| checkpoint with the best validation | step 1 |" in written(folder)[0]
+    assert "| best checkpoint | step 1 |" in written(folder)[0]
     recipe.write_text("1: 2\n")
-    assert any("holds no arguments" in f.message for f in written(folder, recipe=str(recipe))[2])
+    assert "holds no arguments" in fatal_messages(folder, recipe=str(recipe))[0]
 
 
 def test_every_number_is_that_of_its_file(pristine, results):
-    text, files, findings = written(pristine, results=results)
-    assert [f.message for f in findings if f.check == "results"] == [
-        "math/other.json is of another model and left out"
-    ]
+    text, files, problems = written(pristine, results=results)
+    (other,) = [problem.message for problem in problems if problem.check == "results"]
+    assert other == "math/other.json belongs to another model and is left out"
     nll = Results.load(results / "nll_by_position" / "here.json")
     curve = {f"{position + 1:,}": measure.value for position, measure in mean_curve(nll)}
     differs = r"models of \d\.\d million parameters; text: private.txt, 1 documents"
@@ -154,7 +156,7 @@ def test_every_number_is_that_of_its_file(pristine, results):
     assert numbers[f"Accuracy (%): benchmark {gsm8k}"] == 100 * (3 / 7)
     datasets = {r.metric_name: r.dataset_type for r in data.eval_results}
     assert datasets[f"Accuracy (%): benchmark {gsm8k}"] == "openai/gsm8k"
-    assert datasets[f"Accuracy (%): benchmark {svamp}"] == "math", "a file of this machine is no data set of the Hub"
+    assert datasets[f"Accuracy (%): benchmark {svamp}"] == "math", "a file of this machine is not a dataset of the Hub"
 
     name, parsed = model_index_to_eval_results(yaml.safe_load(text.split("---")[1])["model-index"])
     assert name == "small-diff" and len(parsed) == len(numbers)
@@ -168,11 +170,11 @@ def test_every_number_is_that_of_its_file(pristine, results):
     ("limit", "datasets", "named"),
     [(None, ["a/b", "c/d"], ["a/b", "c/d"]), (2, ["a/b"], []), (None, ["a/b", "a/b", "c/d"], ["c/d"])],
 )
-def test_a_leaderboard_gets_whole_data_sets_once(limit, datasets, named):
+def test_a_leaderboard_gets_whole_datasets_once(limit, datasets, named):
     results = Results(Path("math/x.json"), "math", {"label": "x"}, {"limit": limit}, 0)
     results.runs = [{"date": "2026-01-01"}]
     results.cells = [Cell({"part": i}, {"accuracy": Measure(0.5, 2)}, {"dataset": d}) for i, d in enumerate(datasets)]
-    files = evaluations.leaderboard_files([(None, [results])], REPO)
+    files = card_results.leaderboard_files([(None, [results])], REPO)
     entries = [entry for text in files.values() for entry in yaml.safe_load(text)]
     assert [entry["dataset"]["id"] for entry in entries] == named
 
@@ -212,70 +214,62 @@ def test_results_are_published_without_what_is_private(pristine, results):
 def test_commands_name_the_repository(command, public):
     results = Results(Path("math/model.json"), "math", {"label": "DIFF", "name": "model"}, {}, 0)
     results.runs = [{"command": command, "date": "", "hardware": "", "packages": {}}]
-    (run,) = evaluations.published(results, REPO).runs
+    (run,) = card_results.published(results, REPO).runs
     assert public in run["command"]
 
 
-def test_results_of_other_weights_are_refused(folder, results, tmp_path):
-    findings = written(folder, results=results)[2]
-    assert not [f for f in findings if f.fatal], "a copy has the same weights"
-    name = folder.name
+def test_results_of_other_weights_are_rejected(folder, results, tmp_path):
+    assert fatal_messages(folder, results=results) == [], "a copy has the same weights"
     identity = {**load_subject(str(folder), device="cpu").identity, "revision": "sha256:other"}
-    Results.open(tmp_path / "stale", "math", identity, {"prompt": "cot"}, 0).save()
-    with stage(folder) as staged:
-        _, findings = gather(staged, options(results=tmp_path / "stale"), None)
-        messages = [f.message for f in findings if f.fatal]
-        assert f"math/{name}.json was measured on other weights (sha256:other)" in messages[0]
-        assert "has no results of this model" in messages[1]
-        for nothing in (tmp_path / "absent", tmp_path):
-            _, findings = gather(staged, options(results=nothing), None)
-            assert any(f.fatal and f.check == "results" for f in findings)
-        (tmp_path / "stale" / "math" / "bad.json").write_text("{")
-        _, findings = gather(staged, options(results=tmp_path / "stale"), None)
-        assert any(f.fatal and "is not JSON" in f.message for f in findings)
+    stale = tmp_path / "stale"
+    Results.open(stale, "math", identity, {"prompt": "cot"}, 0).save()
+    other, none = fatal_messages(folder, results=stale)
+    assert f"math/{folder.name}.json was measured on other weights (sha256:other)" in other
+    assert "has no results of this model" in none
+    (stale / "math" / "bad.json").write_text("{")
+    for place, message in ((stale, "is not JSON"), (tmp_path / "absent", "holds no results"), (tmp_path, "holds no")):
+        assert message in fatal_messages(folder, results=place)[0]
 
 
 def test_metadata_that_the_user_gave_survives(folder):
-    said = "license: other\nlicense_name: ours\nextra_gated_prompt: Ask us.\nbase_model: owner/base\n"
-    remote = f"---\n{said}---\n{card.BEGIN}\n{card.END}\n"
+    given = "license: other\nlicense_name: ours\nextra_gated_prompt: Ask us.\nbase_model: owner/base\n"
+    remote = f"---\n{given}---\n{card.BEGIN}\n{card.END}\n"
     text = written(folder, remote=remote, license=None)[0]
     data = yaml.safe_load(text.split("---")[1])
-    assert {name: data[name] for name in yaml.safe_load(said)} == yaml.safe_load(said)
+    assert {name: data[name] for name in yaml.safe_load(given)} == yaml.safe_load(given)
     (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
     text = written(folder, remote=remote, license=None)[0]
-    assert yaml.safe_load(text.split("---")[1])["license"] == "apache-2.0", "FOLDER comes first"
+    assert yaml.safe_load(text.split("---")[1])["license"] == "apache-2.0", "FOLDER takes precedence"
 
 
-def test_what_is_written_by_hand_survives(folder):
+def test_the_manual_section_is_kept(folder):
     text, _, _ = written(folder)
     edited = text.replace(f"{card.BEGIN}\n\n{card.END}", f"{card.BEGIN}\n## My words\n\nA * B\n{card.END}")
     edited = edited.replace("license: mit", "license: apache-2.0")
     assert edited != text
-    again, _, findings = written(folder, remote=edited, license=None)
-    assert not [f for f in findings if f.fatal]
-    assert again == edited, "and so does the metadata that was not given anew"
+    assert fatal_messages(folder, remote=edited, license=None) == []
+    assert written(folder, remote=edited, license=None)[0] == edited, "and so is the metadata that was not given"
     (folder / "README.md").write_text(edited)
     assert written(folder, license=None)[0] == edited, "from the folder as well"
     conflicting = edited.replace("My words", "Their words")
-    findings = written(folder, remote=conflicting)[2]
-    assert any(f.fatal and "differs" in f.message for f in findings)
+    assert "differ" in fatal_messages(folder, remote=conflicting)[0]
     assert written(folder, remote=conflicting, force=True)[0] == edited.replace("apache-2.0", "mit")
 
 
 def trainer_card(folder) -> str:
-    """What transformers' Trainer writes."""
+    """The card that transformers' Trainer writes."""
     model = DiffTransformerForCausalLM.from_pretrained(folder)
     args = TrainingArguments(output_dir=str(folder.parent / "trainer"), report_to="none", use_cpu=True)
     Trainer(model=model, args=args).create_model_card(model_name="x")
     return (folder.parent / "trainer" / "README.md").read_text()
 
 
-def test_a_card_of_others_is_not_lost_silently(folder):
-    (finding,) = [f for f in written(folder, remote="# By hand\n")[2] if f.fatal]
-    assert "written by others" in finding.message and "--force" in finding.message
+def test_a_foreign_card_is_not_lost_silently(folder):
+    (message,) = fatal_messages(folder, remote="# By hand\n")
+    assert "written by someone else" in message and "--force" in message
+    assert fatal_messages(folder, remote="# Mine\n\nText generated from this model is mine.")
     for generated in ("This model card has been automatically generated.", trainer_card(folder)):
-        assert not [f for f in written(folder, remote=generated)[2] if f.fatal]
-    assert [f for f in written(folder, remote="# Mine\n\nText generated from this model is mine.")[2] if f.fatal]
-    assert not [f for f in written(folder, remote="# By hand\n", force=True)[2] if f.fatal]
+        assert not fatal_messages(folder, remote=generated)
+    assert not fatal_messages(folder, remote="# By hand\n", force=True)
     (folder / "README.md").write_text("---\nlicense: [\n---\nMy notes.")
-    assert "only its metadata is used" in "".join(f.message for f in written(folder)[2])
+    assert "only its metadata is used" in "".join(problem.message for problem in written(folder)[2])

@@ -1,11 +1,11 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Uploads through the real clients to a stand-in Hub on loopback, and what strangers then get from it.
+"""Uploads through the real clients to a stand-in Hub on loopback, and what users then get from it.
 
-The uploader and the stranger are processes of their own, because the Hub's address is read when `huggingface_hub` is
-imported. The uploader is one for all tests; where the fresh processes of the preflight and of the verification are not
-what is tested, they are left out.
+The clean processes of the preflight and of the verification run only where they are tested.
 """
 
+import contextlib
+import io
 import json
 import re
 import shutil
@@ -16,41 +16,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import huggingface_hub
 import pytest
 import torch
-from hub_server import Store, client_environment, plan_faults, read_requests, serve
+from hub_server import Store, client_environment, client_in_process, plan_faults, read_requests, serve
+from huggingface_hub import HfApi
 from safetensors.torch import load_file, save_file
 
-import diff_transformer
 from diff_transformer import DiffTransformerForCausalLM
-from diff_transformer.hub_upload import card
+from diff_transformer.hub_upload import __main__ as cli
+from diff_transformer.hub_upload import card, clean_load, push
+
+# huggingface_hub sends large files by an argument that its HTTP client is about to rename
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content:DeprecationWarning")
 
 TOKEN = "hf_stand_in"
-
-# Reads requests, a line each: runs `main` for every command, and answers how each ended and what it printed
-UPLOADER = """
-import contextlib, io, json, sys
-from unittest import mock
-import huggingface_hub
-import diff_transformer.hub_upload.__main__ as cli
-from diff_transformer.hub_upload import push
-push.WAITS = (0.0, 0.0, 0.0)
-answers, sys.stdout = sys.stdout, sys.stderr
-for line in sys.stdin:
-    request, outcomes = json.loads(line), []
-    with contextlib.ExitStack() as patches:
-        if not request["whole"]:
-            patches.enter_context(mock.patch.object(cli, "check_reload", lambda *a, **k: (None, [])))
-            patches.enter_context(mock.patch.object(cli, "compare_with_stranger", lambda *a, **k: []))
-        exec(request["before"])
-        for command in request["commands"]:
-            out, err = io.StringIO(), io.StringIO()
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-                code = cli.main(command)
-            outcomes.append([code, out.getvalue(), err.getvalue()])
-    print(json.dumps(outcomes), file=answers, flush=True)
-"""
-CARD = ["--license", "mit", "--language", "en"]
 
 
 class Outcome(NamedTuple):
@@ -59,73 +39,60 @@ class Outcome(NamedTuple):
     err: str
 
 
-class Hub:
-    """The server's folder, and a process with the package that uploads to it."""
+class Hub(NamedTuple):
+    """The stand-in Hub, its folder, and the home of the clients."""
 
-    def __init__(self, url: str, root: Path, home: Path) -> None:
-        self.url, self.root, self.home = url, root, home
-        package = Path(diff_transformer.__file__).parent.parent
-        self.environment = client_environment(url, home) | {
-            "PYTHONPATH": str(package),
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_OFFLINE": "0",
-            "OMP_NUM_THREADS": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-        }
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.uploader = subprocess.Popen([sys.executable, "-c", UPLOADER], env=self.environment, cwd=home, **pipes)
+    url: str
+    root: Path
+    home: Path
 
-    def upload(self, *commands: list, whole: bool = False, before: str = "") -> list[Outcome]:
-        """whole: with the fresh processes of preflight and verification. before: code that is run first."""
-        words = [[str(word) for word in (*command, *CARD)] for command in commands]
-        request = json.dumps({"commands": words, "whole": whole, "before": before})
-        print(request, file=self.uploader.stdin, flush=True)
-        answer = self.uploader.stdout.readline()
-        assert answer, "the uploader ended, see stderr"
-        assert TOKEN not in answer, "the token was printed"
-        return [Outcome(*outcome) for outcome in json.loads(answer)]
+    def upload(self, folder: Path, repo: str, *options: str, preflight: bool = False, verify: bool = False) -> Outcome:
+        """Runs the command. preflight and verify: with the clean process of that step."""
+        out, err = io.StringIO(), io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            if not preflight:
+                compute = clean_load.expected_logits if verify else lambda *sources: None
+                patch.setattr(cli, "check_reload", lambda staged, offline: (compute(staged.folder, staged.base), []))
+            if not verify:
+                patch.setattr(cli, "compare_in_clean_process", lambda *args, **options: [])
+            code = cli.main([str(folder), repo, *options, "--license", "mit", "--language", "en"])
+        outcome = Outcome(code, out.getvalue(), err.getvalue())
+        assert TOKEN not in outcome.out + outcome.err, "the token was printed"
+        return outcome
 
-    def stranger(self, script: str, *arguments: str) -> dict:
-        """The last line that a fresh process prints, as JSON."""
-        command = [sys.executable, "-c", script, *arguments]
-        done = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=300, cwd=self.home
-        )
-        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-        return json.loads(done.stdout.splitlines()[-1])
+    def upload_well(self, *command, **steps) -> str:
+        outcome = self.upload(*command, **steps)
+        assert outcome.code == 0, outcome
+        return outcome.out
 
     def head(self, repo: str, revision: str = "main") -> dict:
         return Store(self.root).read_commit(repo, revision)
 
+    def commits(self, repo: str) -> int:
+        return len(Store(self.root).read_repo(repo)["commits"])
+
     def read(self, repo: str, path: str, revision: str = "main") -> bytes:
         return Store(self.root).read_blob(self.head(repo, revision)["files"][path])
-
-    def count(self, endpoint: str) -> int:
-        return sum(request["endpoint"] == endpoint for request in read_requests(self.root))
 
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory) -> Iterator[Hub]:
     folder = tmp_path_factory.mktemp("loopback")
-    (folder / "home").mkdir()
-    with serve(folder / "hub", lfs=True) as url:
-        hub = Hub(url, folder / "hub", folder / "home")
-        yield hub
-        hub.uploader.stdin.close()
-        hub.uploader.wait(60)
-        hub.uploader.stdout.close()
+    home = folder / "home"
+    with serve(folder / "hub", lfs=True) as url, client_in_process(url, home), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(push, "WAITS", (0.0, 0.0, 0.0))
+        yield Hub(url, folder / "hub", home)
 
 
-@pytest.fixture
-def ok(hub) -> Iterator[Hub]:
-    """The Hub, on which no fault is left after the test."""
-    yield hub
+@pytest.fixture(autouse=True)
+def _no_faults(hub) -> Iterator[None]:
+    yield
     plan_faults(hub.root)
 
 
 # What users get ------------------------------------------------------------------------------------------------------
 
-STRANGER = """
+USER = """
 import json, sys
 sys.modules["diff_transformer"] = sys.modules["triton"] = None
 import torch
@@ -139,71 +106,62 @@ for repo in ("tester/small", "tester/pushed"):
 generator = pipeline("text-generation", "tester/small", trust_remote_code=True)
 answers["pipeline"] = generator("The answer is", max_new_tokens=4, do_sample=False)[0]["generated_text"]
 for name, snippet in json.loads(sys.argv[1]).items():
-    spoken = {"print": lambda text: answers.update({f"snippet of {name}": text})}
-    exec(snippet, spoken)
+    exec(snippet, {"print": lambda text: answers.update({f"snippet of {name}": text})})
 print(json.dumps(answers))
-"""
-
-
-PUSH = """
-from diff_transformer import DiffTransformerForCausalLM
-DiffTransformerForCausalLM.from_pretrained({folder!r}).push_to_hub("tester/pushed")
 """
 
 
 @pytest.fixture(scope="module")
 def uploads(hub, pristine, tmp_path_factory) -> dict:
-    """A model, an adapter on it, and a model that was pushed from Python; each verified by its upload."""
+    """A model, an adapter on it, and a model that was pushed from Python, as a user without the package gets them."""
     from peft import LoraConfig, get_peft_model
 
     folder = tmp_path_factory.mktemp("adapter")
     model = DiffTransformerForCausalLM.from_pretrained(pristine).eval()
     with torch.no_grad():
         logits = model(torch.arange(40)[None]).logits.numpy().tobytes().hex()
+    model.push_to_hub("tester/pushed")
     lora = LoraConfig(task_type="CAUSAL_LM", r=2, init_lora_weights=False, target_modules=["q_proj"])
     with warnings.catch_warnings():  # PEFT asks for an attribute by its old name
         warnings.simplefilter("ignore", FutureWarning)
         get_peft_model(model, lora).save_pretrained(folder)
-    outcomes = hub.upload(
-        [pristine, "tester/small", "--tag", "v1"],
-        [folder, "tester/lora", "--base-model", "tester/small"],
-        [folder, "tester/local-base"],
-        whole=True,
-        before=PUSH.format(folder=str(pristine)),
-    )
-    assert [outcome.code for outcome in outcomes] == [0, 0, 1], outcomes
+        out = hub.upload_well(pristine, "tester/small", "--tag", "v1", preflight=True, verify=True)
+        adapter_out = hub.upload_well(folder, "tester/lora", "--base-model", "tester/small", verify=True)
     cards = {repo: hub.read(repo, "README.md").decode() for repo in ("tester/small", "tester/lora")}
     snippets = {repo: re.search(r"```python\n(.*?)```", text, re.DOTALL)[1] for repo, text in cards.items()}
-    answers = hub.stranger(STRANGER, json.dumps(snippets))
-    return {"outcomes": outcomes, "answers": answers, "logits": logits, "adapter": folder, "cards": cards}
+    command = [sys.executable, "-c", USER, json.dumps(snippets)]
+    environment = client_environment(hub.url, hub.home / "user") | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, cwd=folder)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    answers = json.loads(done.stdout.splitlines()[-1])
+    return {"out": out, "adapter": folder, "adapter out": adapter_out} | {
+        "answers": answers,
+        "logits": logits,
+        "cards": cards,
+    }
 
 
+@pytest.mark.process
 def test_an_upload_is_verified_and_tagged(hub, uploads):
-    code, out, err = uploads["outcomes"][0]
-    assert code == 0, err
-    head = hub.head("tester/small")
+    head, out = hub.head("tester/small"), uploads["out"]
     assert f"Uploaded  {hub.url}/tester/small/commit/{head['sha']}" in out
     assert "Verified  loaded from the Hub" in out and "Tagged    v1" in out
     assert hub.head("tester/small", "v1")["sha"] == head["sha"]
     assert {"README.md", "modeling_diff.py", "config.json", "tokenizer.json"} <= set(head["files"])
-    assert len(Store(hub.root).read_repo("tester/small")["commits"]) == 2, "the initial one, and one for the upload"
+    assert hub.commits("tester/small") == 2, "the initial one, and one for the upload"
 
 
-@pytest.mark.parametrize("repo", ["tester/small", "tester/pushed"])
-def test_a_stranger_computes_the_same_bits(uploads, repo):
-    assert uploads["answers"][repo] == uploads["logits"]
-
-
-def test_the_pipeline_and_the_snippets_of_the_cards_run(uploads):
+@pytest.mark.process
+def test_a_user_computes_the_same_bits(uploads):
     answers = uploads["answers"]
-    assert answers["pipeline"].startswith("The answer is")
-    for repo in ("tester/small", "tester/lora"):
-        assert answers[f"snippet of {repo}"].startswith("The answer is")
+    assert answers["tester/small"] == uploads["logits"] == answers["tester/pushed"]
+    for source in ("pipeline", "snippet of tester/small", "snippet of tester/lora"):
+        assert answers[source].startswith("The answer is")
 
 
+@pytest.mark.process
 def test_an_adapter_names_its_base_on_the_hub(hub, uploads):
-    code, out, err = uploads["outcomes"][1]
-    assert code == 0 and "Verified" in out, err
+    assert "Verified" in uploads["adapter out"]
     config = json.loads(hub.read("tester/lora", "adapter_config.json"))
     assert config["base_model_name_or_path"] == "tester/small"
     assert "base_model: tester/small" in uploads["cards"]["tester/lora"]
@@ -213,46 +171,55 @@ def test_an_adapter_names_its_base_on_the_hub(hub, uploads):
     assert own["base_model_name_or_path"] != "tester/small", "FOLDER was changed"
 
 
-def test_an_adapter_on_a_local_base_asks_for_its_id(hub, uploads):
-    code, out, _ = uploads["outcomes"][2]
+def write_adapter(folder: Path, base: str) -> Path:
+    folder.mkdir()
+    config = {"peft_type": "LORA", "base_model_name_or_path": base}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    save_file({"x": torch.ones(2)}, folder / "adapter_model.safetensors")
+    return folder
+
+
+def test_an_adapter_on_a_local_base_asks_for_its_id(hub, tmp_path):
+    code, out, _ = hub.upload(write_adapter(tmp_path / "adapter", str(tmp_path)), "tester/local-base")
     assert code == 1 and "--base-model ID" in out
     assert not Store(hub.root).repo_path("tester/local-base").exists()
+
+
+@pytest.mark.process
+def test_a_dry_run_makes_no_request_and_reports_what_a_clean_process_finds(hub, folder):
+    """The clean process runs the code in the folder: here one that lacks a class and whose feed-forward is skipped."""
+    DiffTransformerForCausalLM.from_pretrained(folder).save_pretrained(folder, max_shard_size="150KB")
+    code, config = folder / "modeling_diff.py", json.loads((folder / "config.json").read_text())
+    code.write_text(code.read_text() + "\nDiffTransformerMLP.forward = lambda self, x: x\n")
+    config["auto_map"]["AutoModelForMaskedLM"] = "modeling_diff.Missing"
+    (folder / "config.json").write_text(json.dumps(config))
+    before = len(read_requests(hub.root))
+    failed = hub.upload(folder, "tester/dry", "--dry-run", preflight=True)
+    assert len(read_requests(hub.root)) == before, "a request left the machine"
+    assert failed.code == 1 and "Preflight: 2 errors" in failed.out
+    assert "cannot load the code" in failed.out and "Missing" in failed.out
+    assert "computes different logits" in failed.out
 
 
 # One commit, and only what changed -----------------------------------------------------------------------------------
 
 
-def test_a_dry_run_asks_the_hub_nothing(ok, folder):
-    before = len(read_requests(ok.root))
+def test_a_dry_run_makes_no_request(hub, folder):
+    before = len(read_requests(hub.root))
     (folder / "training_args.bin").write_bytes(b"x")
-    (sound,) = ok.upload([folder, "tester/dry", "--dry-run"], whole=True)
-    (broken,) = ok.upload([folder, "dry", "--dry-run"])
-    assert len(read_requests(ok.root)) == before, "a request left the machine"
-    assert sound.code == 0 and "Preflight: 0 errors" in sound.out and "Nothing was uploaded" in sound.out
-    assert f"{(folder / 'tokenizer.json').stat().st_size:>16,}  tokenizer.json" in sound.out
-    assert "library_name: transformers" in sound.out and "Left out: training_args.bin" in sound.out
+    sound = hub.upload_well(folder, "tester/dry", "--dry-run")
+    broken = hub.upload(folder, "dry", "--dry-run")
+    assert len(read_requests(hub.root)) == before, "a request left the machine"
+    assert "Preflight: 0 errors" in sound and "Nothing was uploaded" in sound
+    assert f"{(folder / 'tokenizer.json').stat().st_size:>16,}  tokenizer.json" in sound
+    assert "library_name: transformers" in sound and "Left out: training_args.bin" in sound
     assert broken.code == 1 and "no owner" in broken.out and "library_name: transformers" in broken.out
 
 
-def test_the_same_again_makes_no_commit(ok, folder):
-    outcomes = ok.upload([folder, "tester/again"], [folder, "tester/again"])
-    assert [o.code for o in outcomes] == [0, 0], outcomes
-    assert len(Store(ok.root).read_repo("tester/again")["commits"]) == 2
-
-
-def test_an_interrupted_upload_goes_on_where_it_was(ok, folder):
-    """One of three shards is refused; the others are not sent again."""
-    for path in folder.glob("*.safetensors"):
-        change(path)
-    before = ok.count("lfs_upload")
-    plan_faults(ok.root, ("lfs_upload", 403))
-    (stopped,) = ok.upload([folder, "tester/resumed"])
-    assert stopped.code == 1 and "run the same command again" in stopped.err
-    assert list(ok.head("tester/resumed")["files"]) == [".gitattributes"], "half a model is on the Hub"
-    assert ok.upload([folder, "tester/resumed"])[0].code == 0
-    sent = [r for r in read_requests(ok.root) if r["endpoint"] == "lfs_upload"][before:]
-    done = [r["oid"] for r in sent if r["status"] == 200]
-    assert len(set(done)) == len(done) == 3, "each shard arrives once"
+def test_the_same_again_makes_no_commit(hub, folder):
+    for _ in range(2):
+        out = hub.upload_well(folder, "tester/again")
+    assert "Unchanged" in out and hub.commits("tester/again") == 2
 
 
 def change(path: Path) -> None:
@@ -261,93 +228,91 @@ def change(path: Path) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
+def test_an_interrupted_upload_resumes_where_it_stopped(hub, folder):
+    """One of three shards is rejected; the others are not sent again."""
+    for path in folder.glob("*.safetensors"):
+        change(path)
+    before = len(read_requests(hub.root))
+    plan_faults(hub.root, ("lfs_upload", 403))
+    stopped = hub.upload(folder, "tester/resumed")
+    assert stopped.code == 1 and "run the same command again" in stopped.err
+    assert list(hub.head("tester/resumed")["files"]) == [".gitattributes"], "half a model is on the Hub"
+    hub.upload_well(folder, "tester/resumed")
+    sent = [r for r in read_requests(hub.root)[before:] if r["endpoint"] == "lfs_upload" and r["status"] == 200]
+    assert len({r["oid"] for r in sent}) == len(sent) == 3, "each shard arrives once"
+
+
 @pytest.mark.parametrize("fault", [503, 429, 0])
-def test_trouble_that_passes_is_waited_for(ok, folder, fault):
-    """Of the server, and a connection that is cut: also in the middle, when large files are there already."""
-    plan_faults(ok.root, ("commit", fault), ("commit", fault))
-    (outcome,) = ok.upload([folder, f"tester/patient-{fault}"])
-    assert outcome.code == 0, outcome
-    assert "README.md" in ok.head(f"tester/patient-{fault}")["files"]
-    assert len(Store(ok.root).read_repo(f"tester/patient-{fault}")["commits"]) == 2
+def test_transient_errors_are_retried(hub, folder, fault):
+    """Errors of the server and cut connections, also after the large files have arrived."""
+    plan_faults(hub.root, ("commit", fault), ("commit", fault))
+    repo = f"tester/patient-{fault}"
+    hub.upload_well(folder, repo)
+    assert "README.md" in hub.head(repo)["files"] and hub.commits(repo) == 2
 
 
-@pytest.mark.parametrize(
-    ("faults", "words"),
-    [
-        ([("whoami", 401)], "hf auth login"),
-        ([("model_info", 403)], "needs write access"),
-        ([("create_repo", 403)], "needs write access"),
-        ([("commit", 403)], "needs write access"),
-        ([("commit", 404)], "no such repository"),
-        ([("commit", 409)], "another commit is under way"),
-        ([("commit", 412)], "has changed since"),
-        ([("commit", 500)] * 4, "The Hub has trouble"),
-        ([("commit", 0)] * 4, "cannot be reached"),
-    ],
-)
-def test_trouble_that_stays_says_how_to_mend_it(ok, folder, faults, words):
-    repo = f"tester/trouble-{faults[0][0]}-{faults[0][1]}"
-    plan_faults(ok.root, *faults)
-    (outcome,) = ok.upload([folder, repo])
-    assert outcome.code == 1 and words in outcome.err, outcome
-    path = Store(ok.root).repo_path(repo)
-    assert not path.exists() or list(ok.head(repo)["files"]) == [".gitattributes"]
-
-
-@pytest.mark.parametrize(
-    ("before", "words"),
-    [
-        ('patches.enter_context(mock.patch.dict("os.environ", {"HF_TOKEN": ""}))', "hf auth login"),
+def test_permanent_errors_come_with_a_remedy(hub, folder):
+    for i, (faults, remedy) in enumerate(
         (
-            'patches.enter_context(mock.patch("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9"))\n'
-            'patches.enter_context(mock.patch("huggingface_hub.hf_api.constants.ENDPOINT", "http://127.0.0.1:9"))',
-            "cannot be reached",
-        ),
-        ('patches.enter_context(mock.patch("huggingface_hub.constants.HF_HUB_OFFLINE", True))', "HF_HUB_OFFLINE"),
-    ],
-)
-def test_without_token_or_network_it_says_so(ok, folder, before, words):
-    asked = len(read_requests(ok.root))
-    (outcome,) = ok.upload([folder, "tester/none"], before=before)
-    assert outcome.code == 1 and words in outcome.err, outcome
-    assert len(read_requests(ok.root)) == asked
+            ([("whoami", 401)], "hf auth login"),
+            ([("model_info", 403)], "needs write access"),
+            ([("create_repo", 403)], "needs write access"),
+            ([("commit", 403)], "needs write access"),
+            ([("commit", 404)], "no such repository"),
+            ([("commit", 409)], "another commit is in progress"),
+            ([("commit", 412)], "has changed since"),
+            ([("commit", 500)] * 4, "The Hub has a problem"),
+            ([("commit", 0)] * 4, "cannot be reached"),
+        )
+    ):
+        plan_faults(hub.root, *faults)
+        outcome = hub.upload(folder, f"tester/trouble-{i}")
+        assert outcome.code == 1 and remedy in outcome.err, (faults, outcome)
+        path = Store(hub.root).repo_path(f"tester/trouble-{i}")
+        assert not path.exists() or list(hub.head(f"tester/trouble-{i}")["files"]) == [".gitattributes"], faults
 
 
-# What is there already -----------------------------------------------------------------------------------------------
+def test_without_token_or_network_the_error_names_the_setting(hub, folder, monkeypatch):
+    before = len(read_requests(hub.root))
+    with monkeypatch.context() as patch:
+        patch.setenv("HF_TOKEN", "")
+        assert "hf auth login" in hub.upload(folder, "tester/none").err
+    with monkeypatch.context() as patch:
+        patch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+        assert "cannot be reached" in hub.upload(folder, "tester/none").err
+    with monkeypatch.context() as patch:
+        patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+        assert "HF_HUB_OFFLINE" in hub.upload(folder, "tester/none").err
+    assert len(read_requests(hub.root)) == before
 
 
-def test_a_model_of_another_type_is_not_replaced_without_force(ok, folder, tmp_path):
+# What exists already -------------------------------------------------------------------------------------------------
+
+
+def test_a_model_of_another_type_is_not_replaced_without_force(hub, folder, tmp_path):
     (folder / "README.md").write_text("---\nlicense: mit\n---\n")
-    assert ok.upload([folder, "tester/kind"])[0].code == 0
-    head = ok.head("tester/kind")
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text(
-        json.dumps({"peft_type": "LORA", "base_model_name_or_path": "tester/base"})
-    )
-    save_file({"x": torch.ones(2)}, tmp_path / "adapter" / "adapter_model.safetensors")
-    refused, forced = ok.upload(
-        [tmp_path / "adapter", "tester/kind"], [tmp_path / "adapter", "tester/kind", "--force"]
-    )
-    assert refused.code == 1 and "'diff_transformer'" in refused.err and "--force" in refused.err
-    assert forced.code == 0, forced
-    files = ok.head("tester/kind")["files"]
-    assert head["files"] != files and "adapter_model.safetensors" in files
+    hub.upload_well(folder, "tester/kind")
+    adapter = write_adapter(tmp_path / "adapter", "tester/base")
+    rejected = hub.upload(adapter, "tester/kind")
+    assert rejected.code == 1 and "'diff_transformer'" in rejected.err and "--force" in rejected.err
+    hub.upload_well(adapter, "tester/kind", "--force")
+    files = hub.head("tester/kind")["files"]
+    assert "adapter_model.safetensors" in files
     assert not [name for name in files if name.startswith("model") or name.endswith(".py")], "weights of another model"
     assert "config.json" not in files, "the next upload would take this for a model"
 
 
-def test_weights_of_an_older_upload_do_not_stay(ok, folder, pristine, tmp_path):
-    assert ok.upload([folder, "tester/shards"])[0].code == 0
+def test_weights_of_an_earlier_upload_do_not_remain(hub, folder, pristine, tmp_path):
+    hub.upload_well(folder, "tester/shards")
     DiffTransformerForCausalLM.from_pretrained(folder).save_pretrained(folder)
     for path in folder.glob("model[.-]*"):
         if path.name != "model.safetensors":
             path.unlink()
-    assert ok.upload([folder, "tester/shards"])[0].code == 0
-    branch = ["--revision", "new"]
+    hub.upload_well(folder, "tester/shards")
+    assert [name for name in hub.head("tester/shards")["files"] if "safetensors" in name] == ["model.safetensors"]
     sharded = Path(shutil.copytree(pristine, tmp_path / "sharded"))
-    assert [name for name in ok.head("tester/shards")["files"] if "safetensors" in name] == ["model.safetensors"]
-    assert ok.upload([sharded, "tester/shards", *branch])[0].code == 0
-    assert "model.safetensors" not in ok.head("tester/shards", "new")["files"], "it would be loaded before the shards"
+    hub.upload_well(sharded, "tester/shards", "--revision", "new")
+    assert "model.safetensors" not in hub.head("tester/shards", "new")["files"], "it would be loaded before the shards"
 
 
 FOREIGN = {
@@ -360,90 +325,84 @@ FOREIGN = {
 }
 
 
-def test_files_of_others_stay(ok, folder):
+def test_foreign_files_remain(hub, folder):
     repo = "tester/foreign"
-    assert ok.upload([folder, repo])[0].code == 0
-    add = "for name, data in {!r}.items():\n"
-    add += "    huggingface_hub.HfApi().upload_file(repo_id={!r}, path_or_fileobj=data, path_in_repo=name)"
+    hub.upload_well(folder, repo)
+    for name, data in FOREIGN.items():
+        HfApi().upload_file(repo_id=repo, path_or_fileobj=data, path_in_repo=name)
     change(min(folder.glob("*.safetensors")))
-    (outcome,) = ok.upload([folder, repo], before=add.format(FOREIGN, repo))
-    assert outcome.code == 0 and "Deleted" not in outcome.out, outcome
-    assert {name: ok.read(repo, name) for name in FOREIGN} == FOREIGN
+    assert "Deleted" not in hub.upload_well(folder, repo)
+    assert {name: hub.read(repo, name) for name in FOREIGN} == FOREIGN
 
 
-def test_a_public_repository_is_not_taken_for_a_private_one(ok, folder):
-    assert ok.upload([folder, "tester/public"])[0].code == 0
-    (outcome,) = ok.upload([folder, "tester/public", "--private"])
-    assert outcome.code == 1 and "is there and public" in outcome.err
+def test_a_public_repository_is_not_taken_for_a_private_one(hub, folder):
+    hub.upload_well(folder, "tester/public")
+    outcome = hub.upload(folder, "tester/public", "--private")
+    assert outcome.code == 1 and "exists and is public" in outcome.err
 
 
-def test_a_branch_a_pull_request_and_a_tag(ok, folder):
+def test_a_branch_a_pull_request_and_a_tag(hub, folder):
     repo = "tester/refs"
-    assert ok.upload([folder, repo, "--tag", "v1", "--private"])[0].code == 0
-    first = ok.head(repo)
+    hub.upload_well(folder, repo, "--tag", "v1", "--private")
+    first = hub.head(repo)
     change(min(folder.glob("*.safetensors")))
-    branch, request, again, taken = ok.upload(
-        [folder, repo, "--revision", "trial"],
-        [folder, repo, "--create-pr"],
-        [folder, repo, "--revision", "trial", "--tag", "v2"],
-        [folder, repo, "--tag", "v1", "--revision", "trial"],
-    )
-    assert [outcome.code for outcome in (branch, request, again)] == [0, 0, 0], (branch, request, again)
-    assert ok.head(repo) == first == ok.head(repo, "v1"), "main was to stay"
-    assert Store(ok.root).read_repo(repo)["private"]
-    assert ok.head(repo, "trial")["files"] == ok.head(repo, "refs/pr/1")["files"] != first["files"]
-    assert ok.head(repo, "v2") == ok.head(repo, "trial")
-    assert "discussions/1" in request.out
+    hub.upload_well(folder, repo, "--revision", "trial")
+    assert "discussions/1" in hub.upload_well(folder, repo, "--create-pr")
+    hub.upload_well(folder, repo, "--revision", "trial", "--tag", "v2")
+    taken = hub.upload(folder, repo, "--tag", "v1", "--revision", "trial")
+    assert hub.head(repo) == first == hub.head(repo, "v1"), "main was to stay"
+    assert Store(hub.root).read_repo(repo)["private"]
+    assert hub.head(repo, "trial")["files"] == hub.head(repo, "refs/pr/1")["files"] != first["files"]
+    assert hub.head(repo, "v2") == hub.head(repo, "trial")
     assert taken.code == 1 and "Tagging" in taken.err and "the upload itself is done" in taken.err
 
 
-def test_words_written_on_the_hub_survive(ok, folder):
-    repo = "tester/words"
-    assert ok.upload([folder, repo])[0].code == 0
-    text = ok.read(repo, "README.md").decode().replace(f"{card.BEGIN}\n\n", f"{card.BEGIN}\nMy words.\n")
-    edit = "huggingface_hub.HfApi().upload_file(repo_id={!r}, path_or_fileobj={!r}, path_in_repo='README.md')"
+def test_a_manual_section_written_on_the_hub_is_kept(hub, folder):
+    repo = "tester/manual"
+    hub.upload_well(folder, repo)
+    text = hub.read(repo, "README.md").decode().replace(f"{card.BEGIN}\n\n", f"{card.BEGIN}\nMy words.\n")
+
+    def edit(content: bytes) -> None:
+        HfApi().upload_file(repo_id=repo, path_or_fileobj=content, path_in_repo="README.md")
+
+    edit(text.encode())
     change(min(folder.glob("*.safetensors")))
-    assert ok.upload([folder, repo], before=edit.format(repo, text.encode()))[0].code == 0
-    assert ok.read(repo, "README.md").decode() == text
-    (outcome,) = ok.upload([folder, repo], before=edit.format(repo, b"# Mine"))
-    assert outcome.code == 1 and "written by others" in outcome.out
-    assert ok.read(repo, "README.md") == b"# Mine"
+    hub.upload_well(folder, repo)
+    assert "My words." in text and hub.read(repo, "README.md").decode() == text
+    edit(b"# Mine")
+    outcome = hub.upload(folder, repo)
+    assert outcome.code == 1 and "written by someone else" in outcome.out
+    assert hub.read(repo, "README.md") == b"# Mine"
 
 
-CHANGED = """
-import pathlib
-create = huggingface_hub.HfApi.create_commit
-def create_and_write(self, *args, **kwargs):
-    done = create(self, *args, **kwargs)
-    pathlib.Path({path!r}).write_text("{{}}")
-    return done
-patches.enter_context(mock.patch.object(huggingface_hub.HfApi, "create_commit", create_and_write))
-"""
+def test_a_file_that_changes_during_the_upload_is_an_error(hub, folder, monkeypatch):
+    create_commit = HfApi.create_commit
 
+    def create_and_write(self, *args, **kwargs):
+        done = create_commit(self, *args, **kwargs)
+        (folder / "tokenizer.json").write_text("{}")
+        return done
 
-def test_a_file_that_changes_during_the_upload_is_told(ok, folder):
-    (outcome,) = ok.upload([folder, "tester/changed"], before=CHANGED.format(path=str(folder / "tokenizer.json")))
+    monkeypatch.setattr(HfApi, "create_commit", create_and_write)
+    outcome = hub.upload(folder, "tester/changed")
     assert outcome.code == 1 and "tokenizer.json changed" in outcome.err
 
 
-ONLY_VERIFY = """
-from diff_transformer.hub_upload.fresh import logits_here
-reloaded = lambda staged, offline: (logits_here(staged.folder), [])
-patches.enter_context(mock.patch.object(cli, "check_reload", reloaded))
-"""
-
-
-def test_what_the_hub_gives_back_must_compute_the_same(ok, pristine):
+def test_the_hub_must_return_a_model_that_computes_the_same(hub, pristine, monkeypatch):
     """Verification is not a formality: here the Hub serves other weights than were sent."""
-    weights = "model-00001-of-00003.safetensors"
-    (outcome,) = ok.upload([pristine, "tester/verified"])
-    assert outcome.code == 0
-    oid = ok.head("tester/verified")["files"][weights]
-    blob = ok.root / "blobs" / oid
+
+    def run_here(command, env, **options):
+        """What the clean process does, in this one."""
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", env["HF_HUB_CACHE"])
+        clean_load.run(json.loads(command[-1]))
+
+    monkeypatch.setattr(clean_load.subprocess, "run", run_here)
+    hub.upload_well(pristine, "tester/verified", verify=True)
+    blob = hub.root / "blobs" / hub.head("tester/verified")["files"]["model-00001-of-00003.safetensors"]
     right = blob.read_bytes()
     blob.write_bytes(right[:-400] + bytes(400))
     try:
-        (outcome,) = ok.upload([pristine, "tester/verified"], whole=True, before=ONLY_VERIFY)
+        outcome = hub.upload(pristine, "tester/verified", verify=True)
     finally:
         blob.write_bytes(right)
-    assert outcome.code == 1 and "other logits" in outcome.err, outcome
+    assert outcome.code == 1 and "different logits" in outcome.err, outcome

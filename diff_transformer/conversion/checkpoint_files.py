@@ -1,8 +1,8 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Checkpoints as files: tensors read and written a few at a time."""
+"""The files of a checkpoint: tensors read and written a few at a time."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -10,78 +10,66 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from ..safetensors_headers import read_header, read_weight_map
+
 _TORCH_ENDINGS = (".bin", ".pt", ".pth", ".ckpt")
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth")  # `Trainer`'s
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-class Checkpoint:
-    """The tensors of a folder or file, by name, without holding them: safetensors, sharded or not, or torch files.
+class CheckpointFiles:
+    """The tensors of a folder or file by name, not held in memory: safetensors, sharded or not, or torch files.
 
-    Torch files are mapped into memory and read as data (`weights_only=True`): no pickled code runs.
+    Torch files are memory-mapped and read as data (`weights_only=True`): no pickled code runs.
     `meta` maps every name to an empty tensor of its shape and type on the meta device.
     """
 
     def __init__(self, path: str | Path, state_key: str | None = None) -> None:
-        self.path, self.state_key = Path(path), state_key
-        self.files = _files(self.path)
+        self.path = Path(path)
         self.meta: dict[str, torch.Tensor] = {}
         self._file_of: dict[str, Path] = {}
         self._torch_states: dict[Path, dict[str, torch.Tensor]] = {}
-        twice: dict[str, list[str]] = {}
-        for file in self.files:
-            for name, tensor in self._scan(file):
+        repeated: dict[str, list[str]] = {}
+        for file in _find_files(self.path):
+            for name, tensor in self._scan(file, state_key):
                 if name in self.meta:
-                    twice.setdefault(name, [self._file_of[name].name]).append(file.name)
+                    repeated.setdefault(name, [self._file_of[name].name]).append(file.name)
                 self.meta[name], self._file_of[name] = tensor, file
-        if twice:
-            lines = "\n".join(f"  {name}: {', '.join(files)}" for name, files in twice.items())
+        if repeated:
+            lines = "\n".join(f"  {name}: {', '.join(files)}" for name, files in repeated.items())
             raise ValueError(f"{self.path} holds these tensors more than once; keep one file of each:\n{lines}")
 
     def read(self, name: str) -> torch.Tensor:
-        """A tensor; the file is opened for it alone, so that no mapping outlives it."""
+        """One tensor; its file is opened for it alone, so that no memory mapping outlives it."""
         file = self._file_of[name]
         if file in self._torch_states:
             return self._torch_states[file][name]
         with safe_open(file, "pt") as opened:
             return opened.get_tensor(name)
 
-    def _scan(self, file: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    def _scan(self, file: Path, state_key: str | None) -> Iterator[tuple[str, torch.Tensor]]:
         if file.suffix in _TORCH_ENDINGS:
-            state = self._torch_states[file] = _torch_state(file, self.state_key)
+            state = self._torch_states[file] = _torch_state(file, state_key)
             yield from ((name, torch.empty_like(tensor, device="meta")) for name, tensor in state.items())
             return
-        try:
-            with safe_open(file, "pt") as opened:
-                for name in opened.keys():  # noqa: SIM118 (not a dict)
-                    part = opened.get_slice(name)
-                    dtype = _DTYPES.get(part.get_dtype())
-                    dtype = opened.get_tensor(name).dtype if dtype is None else dtype
-                    yield name, torch.empty(part.get_shape(), dtype=dtype, device="meta")
-        except SafetensorError as error:
-            raise ValueError(
-                f"{file} is no whole safetensors file ({error}). It is damaged or was cut off: copy or download it "
-                "again."
-            ) from error
+        for name, header in read_header(file).items():
+            self._file_of.setdefault(name, file)
+            dtype = _DTYPES.get(header.dtype) or self.read(name).dtype
+            yield name, torch.empty(header.shape, dtype=dtype, device="meta")
 
 
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-
-def _files(path: Path) -> list[Path]:
+def _find_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise FileNotFoundError(f"{path} does not exist; give the folder or the file of a checkpoint.")
-    indices = [*sorted(path.glob("*.safetensors.index.json")), *sorted(path.glob("*.bin.index.json"))]
-    index = next(iter(indices), None)
-    if index is not None:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        files = [path / name for name in names]
+        raise FileNotFoundError(f"{path} does not exist; pass the folder or the file of a checkpoint.")
+    for index in (*sorted(path.glob("*.safetensors.index.json")), *sorted(path.glob("*.bin.index.json"))):
+        files = [path / name for name in sorted(set(read_weight_map(index).values()))]
         missing = [file.name for file in files if not file.is_file()]
         if missing:
             raise FileNotFoundError(
-                f"{index} names {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not there: copy or "
-                "download the rest of the checkpoint."
+                f"{index} names files that do not exist: {', '.join(missing)}. Copy or download the rest of the "
+                "checkpoint."
             )
         return files
     for endings in ((".safetensors",), _TORCH_ENDINGS):
@@ -94,25 +82,27 @@ def _files(path: Path) -> list[Path]:
 def _torch_state(file: Path, state_key: str | None) -> dict[str, torch.Tensor]:
     try:
         state = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-    except Exception as error:  # torch raises many kinds, and each is the user's answer
+    except Exception as error:  # torch raises many kinds, and the user needs to see each of them
         raise ValueError(
             f"{file} cannot be read as tensors alone ({str(error).splitlines()[0]}). Pickled code is not run: save "
             "its state dict with torch.save(model.state_dict(), ...) or as safetensors."
         ) from error
     if state_key is not None:
         if not isinstance(state, dict) or state_key not in state:
-            raise ValueError(f"{file} has no {state_key!r}; at its top are {_some(state)}.")
+            raise ValueError(f"{file} has no {state_key!r}; its top-level keys are {_first_ten(state)}.")
         state = state[state_key]
-    others = [] if not isinstance(state, dict) else [k for k, v in state.items() if not isinstance(v, torch.Tensor)]
-    if not isinstance(state, dict) or others:
+    if not isinstance(state, dict):
+        raise ValueError(f"{file} holds a {type(state).__name__}, not a dict of tensors. Save a state dict.")
+    others = [name for name, value in state.items() if not isinstance(value, torch.Tensor)]
+    if others:
         raise ValueError(
-            f"{file} is not a table of tensors: {_some(others or state)} are something else. If the weights lie "
-            "deeper, name the key that holds them with --state-key."
+            f"{file} is not a dict of tensors: {_first_ten(others)} are something else. If the weights are nested, "
+            "name the key that holds them with --state-key."
         )
     return state
 
 
-def _some(keys) -> str:
+def _first_ten(keys: Iterable) -> str:
     keys = list(keys) if isinstance(keys, dict | list) else [type(keys).__name__]
     return ", ".join(map(repr, keys[:10])) + (", ..." if len(keys) > 10 else "")
 
@@ -124,17 +114,20 @@ def write_shards(
     max_shard_size: int | str,
     progress: Callable[[int], None] = lambda size: None,
 ) -> None:
-    """Sharded safetensors with an index, one shard in memory at a time. meta: what will be written, on meta."""
+    """Writes sharded safetensors with an index, one shard in memory at a time. meta: the tensors to write, on meta."""
     split = split_torch_state_dict_into_shards(meta, max_shard_size=max_shard_size)
     for file, names in split.filename_to_tensors.items():
         tensors = {}
         for name in names:
             tensors[name] = make(name).contiguous()
             progress(tensors[name].nbytes)
-        save_file(tensors, folder / file, metadata={"format": "pt"})
+        try:
+            save_file(tensors, folder / file, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(f"{folder / file} cannot be written ({error}). Make room or choose another disk.") from error
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
-__all__ = ["Checkpoint", "write_shards"]
+__all__ = ["CheckpointFiles", "write_shards"]

@@ -4,39 +4,24 @@
 import json
 
 from tokenizers import AddedToken, Tokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from ..tokenization_cl100k import NUM_RANKS, SPECIAL_TOKENS, cl100k_tokenizer
 
 SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")
 CL100K_SPECIAL_TOKENS = ("<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
-# cl100k ids from 100264 on, before the shift. 100276, <jupyter_code>, is cl100k's <|endofprompt|> too; one name fits.
-EXTRA_SPECIAL_TOKENS = (
-    "<fim_prefix>",
-    "<fim_middle>",
-    "<fim_suffix>",
-    "<fim_pad>",
-    "<reponame>",
-    "<filename>",
-    "<gh_stars>",
-    "<issue_start>",
-    "<issue_comment>",
-    "<issue_closed>",
-    "<jupyter_start>",
-    "<jupyter_text>",
-    "<jupyter_code>",
-    "<jupyter_output>",
-    "<empty_output>",
-    "<commit_before>",
-    "<commit_msg>",
-    "<commit_after>",
-)
+# cl100k ids from 100264 on, before the shift. <jupyter_code>, 100276, is also cl100k's <|endofprompt|>; one name fits.
 FIRST_EXTRA = 100264
+EXTRA_SPECIAL_TOKENS = (
+    *("<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>", "<reponame>", "<filename>", "<gh_stars>"),
+    *("<issue_start>", "<issue_comment>", "<issue_closed>", "<jupyter_start>", "<jupyter_text>", "<jupyter_code>"),
+    *("<jupyter_output>", "<empty_output>", "<commit_before>", "<commit_msg>", "<commit_after>"),
+)
 
 
 def yoco_tokenizer() -> PreTrainedTokenizerFast:
     """The tokenizer of the authors' YOCO code (cl100k id + 4; `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3), which adds no
-    symbol to a text by itself. Models have 100,288 words: the ids end at 100,285, padded to a multiple of 8."""
+    symbol to a text by itself. Its ids end at 100,285; the models have 100,288 embeddings, a multiple of 8."""
     data = json.loads(cl100k_tokenizer().backend_tokenizer.to_str())
     shift = len(SYMBOLS)
     vocab = {symbol: i for i, symbol in enumerate(SYMBOLS)}
@@ -61,10 +46,4 @@ def yoco_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def tokenizer_by_name(name: str) -> PreTrainedTokenizerBase:
-    """`cl100k`, `yoco`, or a folder with a tokenizer."""
-    named = {"cl100k": cl100k_tokenizer, "yoco": yoco_tokenizer}
-    return named[name]() if name in named else AutoTokenizer.from_pretrained(name)
-
-
-__all__ = ["tokenizer_by_name", "yoco_tokenizer"]
+__all__ = ["yoco_tokenizer"]

@@ -1,0 +1,233 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""A checkpoint with its layout and its configuration: sizes come from shapes, and every name and shape is checked."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..configuration_diff import DiffTransformerConfig
+from ..modeling_diff import DiffTransformerForCausalLM
+from .checkpoint_files import CheckpointFiles
+from .layouts import (
+    ATTENTION,
+    DIFFLLAMA,
+    EMBEDDING,
+    HEAD,
+    LAYOUTS,
+    OURS,
+    Q_PROJ,
+    SUBLN,
+    YOCO,
+    YOCO_PROJ,
+    Layout,
+    layer_names,
+)
+
+MLP = "model.layers.{i}.mlp."
+LAMBDA = ATTENTION + "lambda_q1"
+Tensors = dict[str, torch.Tensor]  # by the checkpoint's own names, on the meta device
+
+
+@dataclass(frozen=True)
+class OpenCheckpoint:
+    """The files of a checkpoint, how it is laid out, and its sizes.
+
+    dtype: the type to which all tensors but the lambda vectors are rounded when they are read.
+    """
+
+    files: CheckpointFiles
+    layout: Layout
+    config: DiffTransformerConfig
+    dtype: torch.dtype | None = None
+
+    def read(self, ours: str, layer: int | None = None) -> torch.Tensor:
+        """A tensor by our name."""
+        tensor = self.files.read(self.layout.names[ours].replace("{i}", str(layer)))
+        return tensor if self.dtype is None or "lambda_" in ours else tensor.to(self.dtype)
+
+    def read_layer(self, layer: int) -> dict[str, torch.Tensor]:
+        """The tensors of a layer in float32, by our names within it."""
+        return {
+            ours.split("{i}.")[1]: self.read(ours, layer).float()
+            for ours, theirs in self.layout.names.items()
+            if "{i}" in ours and theirs.replace("{i}", str(layer)) in self.files.meta
+        }
+
+
+def open_checkpoint(
+    path: str | Path,
+    layout_name: str,
+    *,
+    rename: dict[str, str] | None = None,
+    ignore: tuple[str, ...] = (),
+    state_key: str | None = None,
+    flash_semantics: bool = False,
+    **sizes,
+) -> OpenCheckpoint:
+    """Opens a checkpoint and checks its names and shapes.
+
+    Args:
+        path: A folder or file of safetensors or torch tensors.
+        layout_name: diff_transformer, unilm, yoco or diffllama.
+        rename: Parts of the layout's names -> what this checkpoint has instead.
+        ignore: Regular expressions for tensors to leave out.
+        state_key: The key of the weights in a torch file that holds more.
+        flash_semantics: Confirms that a grouped-query checkpoint of the authors' code was trained with their flash
+            modules.
+        sizes: head_dim, num_attention_heads, rope_theta, rms_norm_eps, max_position_embeddings, as in `infer_config`.
+
+    Raises:
+        ValueError: The checkpoint does not match its description; the error lists all faults.
+        FileNotFoundError: The checkpoint is missing or incomplete.
+    """
+    files, layout = CheckpointFiles(path, state_key), LAYOUTS[layout_name]
+    if layout is YOCO and YOCO.names[Q_PROJ].replace("{i}", "0") not in files.meta:
+        layout = YOCO_PROJ
+    layout = layout.with_names(rename or {})
+    config = infer_config(layout, files.meta, files.path, **sizes)
+    files.meta = _check_names_and_shapes(layout, config, files.meta, files.path, ignore)
+    grouped = config.num_key_value_heads < config.num_attention_heads
+    if layout.interleaved_rotary and grouped and not flash_semantics:
+        raise ValueError(
+            f"{path} has {config.num_attention_heads} heads and {config.num_key_value_heads} key heads. The authors' "
+            "naive module (multihead_diffattn.py) pairs them differently from their flash modules, and a model "
+            "trained with it cannot be represented. If a flash module was used, confirm it with --flash-semantics."
+        )
+    return OpenCheckpoint(files, layout, config)
+
+
+def infer_config(
+    layout: Layout,
+    meta: Tensors,
+    path: Path,
+    *,
+    head_dim: int | None = None,
+    num_attention_heads: int | None = None,
+    rope_theta: float | None = None,
+    rms_norm_eps: float | None = None,
+    max_position_embeddings: int | None = None,
+) -> DiffTransformerConfig:
+    """Infers sizes from shapes; head_dim (2d) and num_attention_heads, if given, must agree with them.
+
+    Shapes do not determine rope_theta, rms_norm_eps and max_position_embeddings: they come from the arguments, else
+    from the checkpoint's own `config.json`, else they are 10000, 1e-5 and 4096 as in the paper.
+    """
+
+    def shape_of(ours: str) -> tuple[int, ...] | None:
+        theirs = layout.names.get(ours, "").replace("{i}", "0")
+        return tuple(meta[theirs].shape) if theirs in meta else None
+
+    def required_shape(ours: str, dims: int) -> tuple[int, ...]:
+        shape, theirs = shape_of(ours), layout.names[ours].replace("{i}", "0")
+        if shape is None:
+            raise ValueError(
+                f"{path} has no {theirs!r}, by which a {layout.name} checkpoint is recognized. It contains, for "
+                f"example, {', '.join(list(meta)[:5])}. Choose another --from, or give its names with --rename."
+            )
+        if len(shape) != dims:
+            raise ValueError(f"{theirs} in {path} has the shape {shape}; it must have {dims} dimensions.")
+        return shape
+
+    vocab_size, hidden_size = required_shape(EMBEDDING, 2)
+    (d,) = required_shape(LAMBDA, 1)
+    intermediate_size, _ = required_shape(MLP + "gate_proj.weight", 2)
+    heads = {}
+    for part in ("q_proj", "k_proj"):
+        rows, _ = required_shape(f"{ATTENTION}{part}.weight", 2)
+        if rows % (2 * d):
+            raise ValueError(
+                f"{part} has {rows} rows in {path}, and the lambda vectors have d = {d} entries: {rows} / 2d = "
+                f"{rows} / {2 * d} = {rows / (2 * d):.3f} is not a whole number of heads. Check both tensors."
+            )
+        heads[part] = rows // (2 * d)
+    given = {"head_dim": (head_dim, 2 * d), "num_attention_heads": (num_attention_heads, heads["q_proj"])}
+    for name, (expected, found) in given.items():
+        if expected is not None and expected != found:
+            raise ValueError(
+                f"{name}={expected} was given, but the shapes of {path} imply {found}: the lambda vectors have "
+                f"d = {d} entries, head_dim = 2d = {2 * d}, and q_proj has {heads['q_proj'] * 2 * d} rows = "
+                f"{heads['q_proj']} x {2 * d}."
+            )
+    cl100k_eos = DiffTransformerConfig.eos_token_id
+    pattern = re.compile(re.escape(layout.names[LAMBDA]).replace(re.escape("{i}"), r"(\d+)"))
+    arguments = {
+        "max_position_embeddings": max_position_embeddings,
+        "rms_norm_eps": rms_norm_eps,
+        "rope_parameters": None if rope_theta is None else {"rope_type": "default", "rope_theta": rope_theta},
+    }
+    return DiffTransformerConfig(
+        **{"eos_token_id": cl100k_eos if vocab_size > cl100k_eos else None}
+        | _read_config(layout, path)
+        | {name: value for name, value in arguments.items() if value is not None}
+        | {
+            "vocab_size": vocab_size,
+            "hidden_size": hidden_size,
+            "intermediate_size": intermediate_size,
+            "num_hidden_layers": max(int(found[1]) for found in map(pattern.fullmatch, meta) if found) + 1,
+            "num_attention_heads": heads["q_proj"],
+            "num_key_value_heads": heads["k_proj"],
+            "head_dim": 2 * d,
+            "tie_word_embeddings": shape_of(HEAD) is None,
+            "use_subln": not layout.has_subln or shape_of(SUBLN) is not None,
+            "attention_bias": shape_of(ATTENTION + "q_proj.bias") is not None,
+            "mlp_bias": shape_of(MLP + "gate_proj.bias") is not None,
+        }
+    )
+
+
+def _read_config(layout: Layout, path: Path) -> dict:
+    """What the checkpoint's own config.json states beyond shapes."""
+    file = (path if path.is_dir() else path.parent) / "config.json"
+    if not file.is_file():
+        return {}
+    config = json.loads(file.read_text())
+    stated = config.get("layout", config.get("model_type"))  # DiffLlama's names and shapes are ours without head norms
+    if stated in LAYOUTS and stated != layout.name:
+        raise ValueError(
+            f"{file} states {stated}, but {layout.name} was requested. Name the layout with --from or --to."
+        )
+    if layout.name == OURS.name:
+        return DiffTransformerConfig.from_pretrained(file.parent).to_dict()
+    names = ["max_position_embeddings", "rms_norm_eps", "rope_parameters", "hidden_act", "bos_token_id"]
+    names += ["eos_token_id", "pad_token_id", "lambda_init", "lambda_std_dev", "initializer_range"]
+    values = {name: config[name] for name in names if config.get(name) is not None}
+    if "rope_parameters" not in values and "rope_theta" in config:
+        values["rope_parameters"] = {"rope_type": "default", "rope_theta": config["rope_theta"]}
+    values.get("rope_parameters", {}).pop("partial_rotary_factor", None)
+    if layout.name == DIFFLLAMA.name and values.get("lambda_init", "exponential") != "exponential":
+        raise ValueError(f"{file} states lambda_init={values['lambda_init']}, which DiffLlama does not support.")
+    return values
+
+
+def _check_names_and_shapes(
+    layout: Layout, config: DiffTransformerConfig, meta: Tensors, path: Path, ignore: tuple[str, ...] = ()
+) -> Tensors:
+    """Every tensor that the configuration requires, in its shape, and no other; one error lists all faults.
+
+    ignore: regular expressions for names to leave out. Returns the tensors that remain.
+    """
+    with torch.device("meta"):
+        ours = DiffTransformerForCausalLM(config).state_dict()
+    meta = {name: x for name, x in meta.items() if not any(re.fullmatch(pattern, name) for pattern in ignore)}
+    expected = {theirs: tuple(ours[name].shape) for name, theirs in layer_names(layout.names, config).items()}
+    faults = [f"missing: {name} {shape}" for name, shape in expected.items() if name not in meta]
+    faults += [f"unknown: {name} {tuple(x.shape)}" for name, x in meta.items() if name not in expected]
+    faults += [
+        f"wrong shape: {name} is {tuple(meta[name].shape)}, not {shape}"
+        for name, shape in expected.items()
+        if name in meta and tuple(meta[name].shape) != shape
+    ]
+    faults += [f"wrong type: {name} is {x.dtype}" for name, x in meta.items() if not x.dtype.is_floating_point]
+    if faults:
+        raise ValueError(
+            f"{path} looks like a {layout.name} checkpoint of {config.num_hidden_layers} layers, "
+            f"{config.num_attention_heads} heads of 2d = {config.head_dim} and {config.num_key_value_heads} key heads "
+            "but its tensors do not match. Name tensors to leave out with --ignore.\n  " + "\n  ".join(faults)
+        )
+    return meta
+
+
+__all__ = ["OpenCheckpoint", "infer_config", "open_checkpoint"]
