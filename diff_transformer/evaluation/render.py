@@ -112,10 +112,10 @@ class Section:
     notes: Sequence[str] = ()
     results: Sequence[Results] = ()  # what it was made from
 
-    def markdown(self, figures: str = "figures") -> str:
+    def markdown(self, figures: str = "figures", heading: str = "##") -> str:
         """figures: the folder in which links find NAME.png."""
         source = self.paper if "arXiv:" in self.paper else f"{self.paper}, arXiv:2410.05258"
-        parts = [f"## {self.title}", f"*{source}*", self.text]
+        parts = [f"{heading} {self.title}", f"*{source}*", self.text]
         parts += [f"**{table.caption}**\n\n{table.markdown()}" for table in self.tables]
         parts += [f"![{figure.caption}]({figures}/{figure.name}.png)\n\n{figure.caption}" for figure in self.figures]
         parts += ["\n".join(f"- {note}" for note in self.notes)] if self.notes else []

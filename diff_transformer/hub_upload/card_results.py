@@ -19,13 +19,13 @@ from ..evaluation.models import fingerprint
 from ..evaluation.results import Measure, Results, load_results
 from .checks import Problem, hub_id, without_folders
 
-Sections = Sequence[tuple[Any, list[Results]]]  # the report's sections, each with the results that it shows
+Sections = Sequence[Any]  # of evaluation.render, which needs matplotlib and is imported only to draw something
 
 
 def render_sections(own: dict[str, list[Results]]) -> Sections:
     if not own:
         return []
-    from ..evaluation.report import sections  # it needs matplotlib
+    from ..evaluation.render import sections
 
     return sections(own)
 
@@ -34,16 +34,13 @@ def evaluation_markdown(found: Sections) -> list[str]:
     """The paragraphs under "Evaluation"; figures are linked as figures/NAME.png."""
     if not found:
         return []
-    from ..evaluation.report.pages import markdown_table, models_table, provenance
+    from ..evaluation.render import models_table, provenance
 
-    parts = ["## Evaluation", markdown_table(models_table(found))]
-    for section, results in found:
-        parts += [f"### {section.title}", f"*{section.source}*", section.text]
-        parts += [f"**{table.caption}**\n\n{markdown_table(table)}" for table in section.tables]
-        parts += [f"![{x.caption}](figures/{x.name}.png)\n\n{x.caption}" for x in section.figures]
-        parts += ["\n".join(f"- {note}" for note in section.notes)] if section.notes else []
-        files = ", ".join(f"[results/{r.path.as_posix()}](results/{r.path.as_posix()})" for r in results)
-        parts.append(f"Every number is from {files}:\n\n```\n" + "\n".join(provenance(results)) + "\n```")
+    parts = ["## Evaluation", models_table(found).markdown()]
+    for section in found:
+        parts.append(replace(section, results=()).markdown(heading="###"))
+        files = ", ".join(f"[results/{r.path.as_posix()}](results/{r.path.as_posix()})" for r in section.results)
+        parts.append(f"Every number is from {files}:\n\n```\n" + "\n".join(provenance(section.results)) + "\n```")
     return parts
 
 
@@ -96,8 +93,8 @@ def published(results: Results, repo_id: str) -> Results:
 
 def card_files(found: Sections, repo_id: str) -> dict[str, str | bytes]:
     """Path in the repository -> content of the figures, results and leaderboard entries of a card."""
-    files: dict[str, str | bytes] = {f"figures/{x.name}.png": x.png() for s, _ in found for x in s.figures}
-    for results in (results for _, group in found for results in group):
+    files: dict[str, str | bytes] = {f"figures/{x.name}.png": x.png() for s in found for x in s.figures}
+    for results in (results for section in found for results in section.results):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "results.json"
             copy = Results(path, results.protocol, results.model, results.settings, results.seed)
@@ -113,7 +110,8 @@ def model_index(found: Sections, repo_id: str) -> list[EvalResult]:
     The metadata tells the metrics of a dataset apart by their names alone.
     """
     numbers = []
-    for section, (results, *_) in found:
+    for section in found:
+        (results, *_) = section.results
         for table in section.tables:
             if results.label not in table.columns:
                 continue
@@ -143,7 +141,7 @@ def model_index(found: Sections, repo_id: str) -> list[EvalResult]:
 def leaderboard_files(found: Sections, repo_id: str) -> dict[str, str]:
     """`.eval_results/PROTOCOL.yaml`: the accuracy on whole datasets of the Hub that were measured once."""
     files = {}
-    for _, (results, *_) in found:
+    for results in (section.results[0] for section in found):
         if results.settings.get("limit") is not None:
             continue  # a leaderboard ranks whole datasets
         scored = [cell for cell in results.cells if "accuracy" in cell.measures]

@@ -14,10 +14,10 @@ from transformers import Trainer, TrainingArguments
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.evaluation.__main__ import main as evaluate
-from diff_transformer.evaluation.math_benchmarks import BENCHMARKS
-from diff_transformer.evaluation.models import load_subject
-from diff_transformer.evaluation.nll_by_position import mean_curve
-from diff_transformer.evaluation.report.math import _SHARES as SHARES
+from diff_transformer.evaluation.models import load_model
+from diff_transformer.evaluation.protocols.math import _SHARES as SHARES
+from diff_transformer.evaluation.protocols.math.benchmarks import BENCHMARKS
+from diff_transformer.evaluation.protocols.nll_by_position import condense
 from diff_transformer.evaluation.results import Cell, Measure, Results
 from diff_transformer.hub_upload import card, card_results
 from diff_transformer.hub_upload.card import gather, write_card
@@ -58,7 +58,7 @@ def results(pristine, tmp_path_factory) -> Path:
     command = ["evaluate", "nll_by_position", "--model", f"here={pristine}", "--dataset", str(text), "--length", "64"]
     assert evaluate([*command, "--documents", "1", "--points", "8", "--out", str(folder), "--device", "cpu"]) == 0
     math = {"prompt": "cot", "data_dir": None, "dataset": [], "max_new_tokens": None, "chat": False, "limit": None}
-    identity = load_subject(f"here={pristine}", device="cpu").identity
+    identity = load_model(f"here={pristine}", device="cpu").identity
     of_math = Results.open(folder, "math", identity, math, 0)
     for name, dataset, share in (("gsm8k", "openai/gsm8k", 3 / 7), ("svamp", "/data/me/svamp.jsonl", 1 / 7)):
         measures = {name: Measure(share, 7, 0.1) for name in ("accuracy", *SHARES)}
@@ -142,7 +142,7 @@ def test_every_number_is_that_of_its_file(pristine, results):
     (other,) = [problem.message for problem in problems if problem.check == "results"]
     assert other == "math/other.json belongs to another model and is left out"
     nll = Results.load(results / "nll_by_position" / "here.json")
-    curve = {f"{position + 1:,}": measure.value for position, measure in mean_curve(nll)}
+    curve = {f"{cell.key['position'] + 1:,}": cell["nll"] for cell in condense(nll)}
     differs = r"models of \d\.\d million parameters; text: private.txt, 1 documents"
     rows = re.findall(rf"^\| (\d+) \| (\d\.\d{{3}}) \| {differs} \|$", text, re.MULTILINE)
     assert len(rows) == 4 and all(f"{curve[position]:.3f}" == value for position, value in rows)
@@ -220,7 +220,7 @@ def test_commands_name_the_repository(command, public):
 
 def test_results_of_other_weights_are_rejected(folder, results, tmp_path):
     assert fatal_messages(folder, results=results) == [], "a copy has the same weights"
-    identity = {**load_subject(str(folder), device="cpu").identity, "revision": "sha256:other"}
+    identity = {**load_model(str(folder), device="cpu").identity, "revision": "sha256:other"}
     stale = tmp_path / "stale"
     Results.open(stale, "math", identity, {"prompt": "cot"}, 0).save()
     other, none = fatal_messages(folder, results=stale)

@@ -195,8 +195,9 @@ def headline(results: ResultSet) -> list[Headline]:
 def _table(caption: str, metric: str, paper: dict[int, tuple[float, float]], results: ResultSet) -> Table:
     rows: list[list] = []
     for (depth,) in results.keys("depth"):
-        samples = min(cell.measures[metric].n for cell in results.cells if cell.matches(depth=depth))
         measures = model_columns(results, metric, depth=depth)
+        cells = [cell for cell in results.cells if cell.matches(depth=depth) and metric in cell.measures]
+        samples = min((cell.measures[metric].n for cell in cells), default=0)
         rows.append([depth, *paper.get(depth, (None, None)), *measures, _differs(results, samples)])
     return Table(caption, ["depth (%)", PAPER_TRANSFORMER, PAPER_DIFF, *results.labels, DIFFERS], rows)
 
