@@ -408,7 +408,7 @@ def test_a_text_file_that_is_no_utf8_is_skipped(tmp_path, tokenizer, monkeypatch
     (tmp_path / "b.txt").write_bytes("\ufeffcafé".encode())
     train, _, skipped = load_rows(arguments(tmp_path), tokenizer)
     assert listed(train) == [line_of(["café"], tokenizer)] and skipped["invalid Unicode"] == 1
-    assert messages == [f"Of {tmp_path}: 1 documents used, 1 skipped (1 invalid Unicode)."]
+    assert messages == [f"{tmp_path}: 1 documents used, 1 skipped (1 invalid Unicode)."]
 
 
 def surrogates():

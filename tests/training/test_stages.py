@@ -293,7 +293,7 @@ def assert_falls(output_dir: Path, by: float) -> None:
 def test_the_readmes_smoke_commands_lead_from_scratch_to_a_pipeline(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     outputs = []
-    for words in readme_commands("A try in two minutes"):
+    for words in readme_commands("Try it in two minutes"):
         run_command(words)
         outputs.append(capsys.readouterr().out)
     assert len(outputs) == 4
