@@ -243,7 +243,7 @@ def test_the_report_counts_lengths_and_sources(upsample):
         ({"shares": {"a": 1, "b": 1}, "sequence_length": 30}, "'a' has 0 rows to give|'b' has 0 rows to give"),
     ],
 )
-def test_wrong_numbers_are_refused(upsample, options, message):
+def test_wrong_numbers_are_rejected(upsample, options, message):
     with pytest.raises(ValueError, match=message):
         upsample(corpus(HAND), **{"token_budget": 200, **options})
 
