@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""The model and tokenizer a stage trains: DIFF, or the Transformer that it is compared with."""
+"""The model and tokenizer that a stage trains: DIFF, or the Transformer that it is compared with."""
 
 import json
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ ARCHITECTURES = ("diff", "transformer")
 
 @dataclass
 class NewModelArguments:
-    """A model from nothing. Its twin is the same command with `--architecture transformer`."""
+    """A new model. Its twin is the same command with `--architecture transformer`."""
 
     architecture: str = field(
         default="diff",
@@ -36,14 +36,14 @@ class NewModelArguments:
             "choices": ARCHITECTURES,
         },
     )
-    size: str = field(default="3B", metadata={"help": "One of the paper's: 830M, 1.4B, 2.8B, 3B, 6.8B, 13.1B."})
+    size: str = field(default="3B", metadata={"help": "A size of the paper: 830M, 1.4B, 2.8B, 3B, 6.8B, 13.1B."})
     config_overrides: dict | str | None = field(
         default=None,
         metadata={"help": 'Fields of DiffTransformerConfig to change, as JSON: {"num_hidden_layers": 4}.'},
     )
     tokenizer_ranks: int | None = field(
         default=None,
-        metadata={"help": "Keep this many merge ranks of cl100k_base (small models); all 100,256 by default."},
+        metadata={"help": "Merge ranks of cl100k_base to keep (for small models); all 100,256 by default."},
     )
 
     def __post_init__(self):
@@ -54,7 +54,7 @@ class NewModelArguments:
 def transformer_twin(config: DiffTransformerConfig) -> LlamaConfig:
     """The paper's Transformer of equal size: 2h heads of d (and 2 hk key/value heads), full rotation.
 
-    It lacks the lambda vectors and head norms, L (4d + 2d) numbers.
+    It lacks the L (4d + 2d) parameters of the lambda vectors and head norms.
     """
     rope_parameters = {key: value for key, value in config.rope_parameters.items() if key != "partial_rotary_factor"}
     same = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings"]
@@ -76,7 +76,7 @@ def new_tokenizer(arguments: NewModelArguments, sequence_length: int) -> PreTrai
 def new_config(
     arguments: NewModelArguments, tokenizer: PreTrainedTokenizerBase, sequence_length: int
 ) -> PreTrainedConfig:
-    """The configuration of a paper's size for the tokenizer's words, their number rounded up to a multiple of 64.
+    """The configuration of a size of the paper; the tokenizer's vocabulary is rounded up to a multiple of 64.
 
     Raises ValueError for an unknown size or field.
     """
@@ -98,15 +98,15 @@ def new_config(
 
 
 def load_config(path: str | None, **kwargs: Any) -> PreTrainedConfig:
-    """The configuration of a checkpoint of either architecture; others are refused."""
+    """The configuration of a checkpoint of either architecture. Raises ValueError for any other."""
     if path is None:
         raise ValueError("This stage starts from a checkpoint: name one with --model_name_or_path.")
     try:
         config = AutoConfig.from_pretrained(path, **kwargs)
     except OSError as error:
         raise ValueError(
-            f"{path} is neither a folder with a model nor one on the Hub that can be reached. Name another with "
-            "--model_name_or_path; a stage leaves its model in OUTPUT_DIR/model."
+            f"{path} is neither a folder with a model nor a model on the Hub that can be reached. Name another with "
+            "--model_name_or_path; a stage saves its model in OUTPUT_DIR/model."
         ) from error
     if config.model_type not in (DiffTransformerConfig.model_type, LlamaConfig.model_type):
         raise ValueError(
@@ -118,8 +118,8 @@ def load_config(path: str | None, **kwargs: Any) -> PreTrainedConfig:
 
 @contextmanager
 def whole_models() -> Iterator[None]:
-    """In here one process loads a model alone and whole. DeepSpeed's ZeRO-3 splits every model that is loaded, which
-    all processes must do together."""
+    """Within this context one process can load a whole model. DeepSpeed's ZeRO-3 would shard every model that is
+    loaded, which all processes must do together."""
     split = deepspeed._hf_deepspeed_config_weak_ref
     deepspeed.unset_hf_deepspeed_config()
     try:
@@ -129,6 +129,6 @@ def whole_models() -> Iterator[None]:
 
 
 def load(path: str, config: PreTrainedConfig, **kwargs: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model and tokenizer of a checkpoint, the model with `config` in the place of its own."""
+    """Model and tokenizer of a checkpoint; the model has `config` instead of its own."""
     tokenizer = AutoTokenizer.from_pretrained(path, revision=kwargs.get("revision", "main"))
     return AutoModelForCausalLM.from_pretrained(path, config=config, **kwargs), tokenizer

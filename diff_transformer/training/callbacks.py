@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Callbacks of the stages: the progress bar, a warning when loss or gradients spike, and an orderly stop."""
+"""Callbacks of the stages: the progress bar, a warning when loss or gradients spike, and a clean stop on a signal."""
 
 import signal
 import statistics
@@ -16,7 +16,7 @@ logger = logging.get_logger(__name__)
 
 
 class Bar(ProgressCallback):
-    """Trainer's progress bar with the last log on it, in the place of a line for every entry."""
+    """Trainer's progress bar with the last log entry on it, instead of one line per entry."""
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if self.training_bar is None or "loss" not in logs:
@@ -30,9 +30,10 @@ class Bar(ProgressCallback):
 
 
 class SpikeWarning(TrainerCallback):
-    """Warns when loss or gradient norm leaps out of the last entries of the log.
+    """Warns when the loss or the gradient norm spikes.
 
-    A leap is more than `threshold` times the spread (the median distance to the median) above the median.
+    A spike is more than `threshold` times the median distance to the median above the median of the last `window`
+    entries of the log.
     """
 
     def __init__(self, threshold: float = 10.0, window: int = 50):
@@ -61,11 +62,11 @@ class StopOnSignal(TrainerCallback):
     A second Ctrl-C interrupts at once, without saving.
     """
 
-    # A launcher passes on a Ctrl-C that the terminal has already sent to every process
+    # A launcher forwards a Ctrl-C that the terminal has already sent to every process
     SAME_SIGNAL_SECONDS = 2.0
 
     def __init__(self):
-        self.stopped_by = 0  # the signal, once all processes know of it; one that comes after the last step is late
+        self.stopped_by = 0  # the signal, once all processes know of it; after the last step it is too late
         self._received = 0
         self._when = 0.0
 
@@ -88,9 +89,9 @@ class StopOnSignal(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step >= state.max_steps:
-            return  # all that is left is to save the model
+            return  # only the model remains to be saved
         self.stopped_by = self._received
-        if args.world_size > 1:  # the signal may have reached the others a step later, or not at all
+        if args.world_size > 1:  # the signal may reach the other processes a step later, or not at all
             received = torch.tensor(self._received, device=args.device)
             dist.all_reduce(received, op=dist.ReduceOp.MAX)
             self.stopped_by = int(received)

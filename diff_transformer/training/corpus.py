@@ -20,46 +20,53 @@ class CorpusArguments:
             "input_ids, and optionally labels, count as packed already."
         },
     )
-    dataset_config: str | None = field(default=None, metadata={"help": "Its configuration, if it has several."})
+    dataset_config: str | None = field(
+        default=None, metadata={"help": "The configuration of the dataset, if it has several."}
+    )
     dataset_split: str = field(
-        default="train", metadata={"help": "Its split; a slice such as train[:1%%] where nothing is streamed."}
+        default="train",
+        metadata={"help": "The split of the dataset; without streaming also a slice such as train[:1%%]."},
     )
     text_column: str = field(default="text", metadata={"help": "The column of the text."})
     source_column: str | None = field(
         default=None,
-        metadata={"help": "The column that names a document's source; dots go inside, as in meta.redpajama_set_name."},
+        metadata={"help": "The column of a document's source; dots lead inside, as in meta.redpajama_set_name."},
     )
     streaming: bool = field(
         default=False,
         metadata={
-            "help": "Read while training instead of tokenizing first: no disk, no wait, and max_steps is needed. "
-            "Resuming then reads everything up to the step again."
+            "help": "Tokenize while training instead of before: no disk and no waiting, but max_steps or total_tokens "
+            "is needed. Resuming reads everything up to the step again."
         },
     )
-    sequence_length: int = field(default=4096, metadata={"help": "Tokens of a row, the context that is trained."})
+    sequence_length: int = field(
+        default=4096, metadata={"help": "Tokens per row: the context length of the training."}
+    )
     max_document_characters: int | None = field(
         default=10_000_000,
-        metadata={"help": "Longer documents are skipped and counted (a book has about a million characters)."},
+        metadata={"help": "Skip and count longer documents (a book has about a million characters)."},
     )
     num_proc: int | None = field(
-        default=None, metadata={"help": "Processes that tokenize and pack; the rows do not depend on their number."}
+        default=None, metadata={"help": "Processes that tokenize and pack; the rows do not depend on it."}
     )
     validation_rows: int = field(
         default=0,
         metadata={
-            "help": "Rows held out for the validation loss: spread evenly over the corpus, or the first of each shard "
-            "of a stream."
+            "help": "Rows to hold out for the validation loss: spread evenly over the corpus, or the first of each "
+            "shard of a stream."
         },
     )
     validation_dataset: str | None = field(
         default=None,
-        metadata={"help": "Instead of that: a corpus of its own, of the same kinds and columns as the dataset."},
+        metadata={
+            "help": "Another corpus for the validation loss, with the same columns, instead of validation_rows."
+        },
     )
     shuffle_buffer: int = field(
         default=1000,
         metadata={
-            "help": "Streaming: rows held in memory (4 bytes a token, in every worker), of which a random one comes "
-            "next; 0 leaves the order as it is. Without streaming Trainer shuffles all rows."
+            "help": "With streaming: rows in memory (4 bytes per token, in every worker) from which the next one is "
+            "drawn; 0 keeps the order. Without streaming Trainer shuffles all rows."
         },
     )
 

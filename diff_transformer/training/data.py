@@ -34,8 +34,8 @@ logger = logging.get_logger(__name__)
 _CACHE_VERSION = 1  # raise it when the same documents give other tokens or rows: the cache does not see our code
 _DOCUMENTS_AT_ONCE = 256
 _TOKENS_AT_ONCE = 2**22
-_HOPELESS = 10_000  # a stream that begins with so many documents, none of them usable, is the wrong column
-# What a broken file raises while it is read; a broken network is none of it
+_HOPELESS = 10_000  # documents: a stream that begins with so many unusable ones has the wrong column
+# Errors of a broken file; a lost connection is not among them
 _UNREADABLE = (pa.ArrowInvalid, UnicodeDecodeError, EOFError, zlib.error, lzma.LZMAError)
 
 
@@ -49,17 +49,17 @@ class Rows(NamedTuple):
 
 
 class Skipped:
-    """How many documents were used, and how many were not and why. DataLoader workers count into the same memory."""
+    """Counts of the documents that were used, and by reason of those that were not. DataLoader workers share them."""
 
     REASONS = ("empty", "no text", "too long", "invalid Unicode", "unreadable")
     _NAMES = ("used", *REASONS, "shards ended")
-    _SLOTS = 256  # a slot for each worker: two that add to the same number lose counts
+    _SLOTS = 256  # one per worker: two workers that add to the same number would lose counts
 
     def __init__(self) -> None:
         self._counts = torch.zeros(self._SLOTS, len(self._NAMES), dtype=torch.int64).share_memory_()
 
     def __deepcopy__(self, memo: dict) -> "Skipped":
-        return self  # a copy would count apart
+        return self  # a copy would count separately
 
     def add(self, name: str, count: int = 1) -> None:
         worker = get_worker_info()
@@ -86,7 +86,7 @@ class Skipped:
 
 
 class ReportSkipped(TrainerCallback):
-    """Says at every checkpoint and at the end how many documents of a stream were skipped, if more than before."""
+    """Logs at every checkpoint and at the end how many documents of a stream were skipped, if more than before."""
 
     def __init__(self, skipped: Skipped):
         self.skipped, self._reported = skipped, 0
@@ -110,18 +110,18 @@ def tokenize(
     num_proc: int | None = None,
     cache_dir: str | Path | None = None,
 ) -> Dataset | IterableDataset:
-    """Documents as tokens, with an end-of-text at the end of each.
+    """Tokenizes documents and puts an end-of-text token at the end of each.
 
     Special tokens that are written in a text become the tokens of their characters: a corpus cannot end a document.
 
     Args:
-        documents: Rows of `text`; other columns stay, but for `text`.
+        documents: Rows of `text`; other columns are kept.
         num_proc: Processes for a map-style dataset. The result does not depend on it.
-        cache_dir: Where a map-style dataset is written, the datasets cache by default. The same documents and
-            tokenizer are read from there the next time.
+        cache_dir: Folder for a map-style dataset, by default in the datasets cache. The next call with the same
+            documents and tokenizer reads the result from there.
 
     Returns:
-        Rows of `input_ids`, int32, and `fault`, the reason why `input_ids` is empty, or None. A stream stays a stream.
+        Rows of `input_ids`, int32, and `fault`, the reason why `input_ids` is empty, or None. A stream gives a stream.
     """
     _check_end_of_text(tokenizer)
     options = {"tokenizer": tokenizer, "max_characters": max_document_characters}
@@ -155,7 +155,7 @@ def _encode(batch: dict[str, list], tokenizer: PreTrainedTokenizerBase, max_char
     usable = [text for text, fault in zip(texts, faults, strict=True) if fault is None]
     encoded = iter(())
     if usable:
-        # verbose: a document longer than the model's context is no mistake here
+        # verbose: a document longer than the model's context is not an error here
         options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
         encoded = iter(tokenizer(usable, return_attention_mask=False, **options)["input_ids"])
     eos = tokenizer.eos_token_id
@@ -191,27 +191,27 @@ def pack(
     """Documents one after another, an end-of-text after each, cut into rows of `sequence_length` tokens.
 
     No token is lost or repeated. A map-style dataset is one line of tokens, and only its last row may be shorter; a
-    stream is one line a shard, the last row of each may be shorter. `CausalCollator` pads these.
+    stream is one line per shard, and the last row of each may be shorter. `CausalCollator` pads these.
 
     Args:
-        documents: Rows of `text`, as `load_documents` returns them.
+        documents: Rows of `text`, as `text_data.load_documents` returns them.
         max_document_characters, num_proc, cache_dir: As in `tokenize`.
-        validation_rows: Rows to hold out, the same ones at every call: evenly spread over a map-style dataset, the
-            first of each shard of a stream.
-        validation: Return the rows that are held out, not the others.
-        skipped: Where to count documents: at once for a map-style dataset, of a stream as it is read.
+        validation_rows: Rows to hold out, the same at every call: evenly spread over a map-style dataset, the first
+            of each shard of a stream.
+        validation: Return the rows that are held out instead of the rest.
+        skipped: Counts the documents, immediately for a map-style dataset, while it is read for a stream.
 
     Returns:
         Rows of `input_ids`, int32; map-style ones have `row`, their position in the corpus.
 
     Raises:
-        ValueError: No document is usable (of a stream: when 10,000 or all of its documents were not), or fewer rows
-            than are to be held out.
+        ValueError: No document is usable (in a stream: none of the first 10,000, or of all), or there are too few
+            rows to hold some out.
     """
     if sequence_length < 1 or validation_rows < 0:
         raise ValueError(
-            f"Got sequence_length={sequence_length} and validation_rows={validation_rows}; a row needs at least one "
-            "token, and the rows held out are none or more."
+            f"Got sequence_length={sequence_length} and validation_rows={validation_rows}; the first must be at least "
+            "1, the second at least 0."
         )
     skipped = Skipped() if skipped is None else skipped
     if isinstance(documents, IterableDataset):
@@ -248,7 +248,7 @@ def pack(
 
 
 def _part(rows: Dataset, validation_rows: int, validation: bool) -> Dataset:
-    """The rows that are held out, evenly spread, or all others."""
+    """The rows that are held out, evenly spread, or the rest."""
     if validation_rows == 0 and not validation:
         return rows
     if validation_rows >= len(rows):
@@ -261,7 +261,7 @@ def _part(rows: Dataset, validation_rows: int, validation: bool) -> Dataset:
 
 
 def _cut(tokens: Dataset, sequence_length: int, num_proc: int | None, folder: Path) -> Dataset:
-    """The tokens of all documents as one line, cut. Rows are made from the line, so `num_proc` cannot change them."""
+    """Cuts the line of all documents' tokens. Rows are made from the line, so `num_proc` cannot change them."""
     ends = np.cumsum(pc.list_value_length(tokens.data.column("input_ids")).to_numpy(), dtype=np.int64)
     rows = Dataset.from_dict({"row": np.arange(-(-int(ends[-1]) // sequence_length))})
     key = Hasher.hash((tokens._fingerprint, sequence_length, _CACHE_VERSION))
@@ -281,7 +281,7 @@ def _cut(tokens: Dataset, sequence_length: int, num_proc: int | None, folder: Pa
 
 
 def _slice(batch: dict[str, list[int]], tokens: Dataset, ends: np.ndarray, sequence_length: int) -> dict[str, list]:
-    """Neighbouring rows out of the line of tokens. ends: where each document ends in it."""
+    """Consecutive rows of the line of tokens. ends: where each document ends in it."""
     begin = batch["row"][0] * sequence_length
     end = min((batch["row"][-1] + 1) * sequence_length, int(ends[-1]))
     first, last = np.searchsorted(ends, [begin, end - 1], side="right")  # the documents of its first and last token
@@ -317,7 +317,7 @@ def _rows_of_shard(
     sequence_length: int,
 ) -> Iterator[dict[str, np.ndarray]]:
     line = np.empty(0, np.int32)
-    # `iter(batch_size)` and not `for`: inside a DataLoader worker the latter would share out the shard once more
+    # `iter(batch_size)` and not `for`: inside a DataLoader worker the latter would split the shard once more
     batches = documents.iter(batch_size=_DOCUMENTS_AT_ONCE)
     while True:
         try:
@@ -347,10 +347,10 @@ def load_rows(
     seed: int = 0,
     cache_dir: str | Path | None = None,
 ) -> Rows:
-    """From arguments to rows for `Trainer`: those to train on, those held out, and what was skipped.
+    """Rows for `Trainer`: those to train on, those held out, and what was skipped.
 
     Args:
-        seed: Of a stream's order; `Trainer` shuffles map-style rows by its own (`data_seed`).
+        seed: For the order of a stream; `Trainer` shuffles map-style rows by its own seed (`data_seed`).
 
     Returns:
         train: A Dataset (`input_ids`, `row`), or with `streaming` an IterableDataset (`input_ids`).
@@ -373,19 +373,19 @@ def load_rows(
     train = pack(documents, tokenizer, args.sequence_length, **options, skipped=skipped)
     validation = None
     if args.validation_rows:
-        counted = Skipped()  # apart: the training stream reads the same documents again
+        counted = Skipped()  # separate: the training stream reads the same documents again
         validation = pack(documents, tokenizer, args.sequence_length, **options, validation=True, skipped=counted)
     if isinstance(train, Dataset):
         if skipped.total:
-            logger.warning(f"Of {args.dataset}: {skipped}.")
+            logger.warning(f"{args.dataset}: {skipped}.")
         return Rows(train, validation, skipped)
     if validation is not None:
         validation = Dataset.from_list(list(validation))
         counted.raise_if_nothing_used()
         if len(validation) < args.validation_rows:
             raise ValueError(
-                f"Got validation_rows={args.validation_rows}; the stream gives {len(validation)}, the first ones of "
-                f"each of its {documents.num_shards} shards. Hold out fewer, or use a larger corpus."
+                f"Got validation_rows={args.validation_rows}; the stream gives {len(validation)}, the first rows "
+                f"of each of its {documents.num_shards} shards. Hold out fewer, or use a larger corpus."
             )
     if args.shuffle_buffer:
         train = train.shuffle(seed=seed, buffer_size=args.shuffle_buffer)
@@ -399,7 +399,7 @@ def _with_validation_dataset(
     if args.validation_rows:
         raise ValueError(
             f"Got validation_rows={args.validation_rows} and validation_dataset={args.validation_dataset}: the rows "
-            "held out are either some of the corpus or another one. Give one of the two."
+            "held out come either from the corpus or from another. Give one of the two."
         )
     train = load_rows(replace(args, validation_dataset=None), tokenizer, seed=seed, cache_dir=cache_dir)
     other = replace(args, dataset=args.validation_dataset, validation_dataset=None, streaming=False)
@@ -423,21 +423,21 @@ def _already_packed(
 
 @dataclass
 class CausalCollator:
-    """Packed rows into a batch: `input_ids` and `labels`, (rows, tokens), and `row`, (rows,), if the rows have it.
+    """Collates packed rows: `input_ids` and `labels`, (rows, tokens), and `row`, (rows,), if the rows have it.
 
     The labels are the tokens themselves, unless the rows have `labels` of their own (-100: nothing is learnt there).
     Rows that are shorter than the longest are padded on the right, with labels of -100, which the loss leaves out.
-    There is no attention mask: with causal attention no token sees what is to its right, and what padding computes is
-    in no label. So the kernels take their path without a mask.
+    There is no attention mask, so the kernels take their faster path: with causal attention no token sees what is to
+    its right, and padding has no labels.
 
     Args:
         pad_token_id: Any id of the vocabulary; nothing is learnt from it.
         pad_to_multiple_of: The length is rounded up to a multiple of this. A stream on several processes needs the
-            sequence length here, since accelerate joins batches that must be equally long.
-        sequence_parallel: For batches that are cut along their tokens: add `position_ids`, (rows, tokens), and leave
+            sequence length here, since accelerate concatenates batches, which must be equally long.
+        sequence_parallel: For batches that are split along their tokens: add `position_ids`, (rows, tokens), and leave
             out `row`, which has no tokens.
 
-    Raises ValueError for a row that has not as many labels as tokens.
+    Raises ValueError for a row whose labels differ in number from its tokens.
     """
 
     pad_token_id: int

@@ -3,8 +3,8 @@
 
     accelerate launch -m diff_transformer.training.extend_64k --config recipes/extend_64k/config.yaml
 
-Checkpoint -> rope_theta and max_position_embeddings raised -> corpus with long documents up-sampled -> budget ->
-Trainer -> model/, with the loss by position before and after.
+Raises rope_theta and max_position_embeddings, up-samples the long documents of a corpus, prints the budget, trains,
+saves model/, and prints the loss by position before and after.
 """
 
 import gc
@@ -67,27 +67,28 @@ SMOKE = {
 
 @dataclass
 class ExtensionArguments:
-    """How positions are encoded after the extension, and which documents it learns from."""
+    """How positions are encoded after the extension, and which documents are trained on."""
 
     rope_type: str = field(
         default="default",
         metadata={
-            "help": "default: raise rope_theta, as the paper; linear, dynamic, yarn: keep it and stretch positions.",
+            "help": "default: raise rope_theta, as in the paper; linear, dynamic, yarn: keep it and scale positions.",
             "choices": ["default", "linear", "dynamic", "yarn"],
         },
     )
     rope_theta: float | None = field(
         default=None,
-        metadata={"help": "640000 in the paper (from 10000); by default that of the checkpoint."},
+        metadata={"help": "640000 in the paper (from 10000); by default the value of the checkpoint."},
     )
-    long_from: int = field(default=4096, metadata={"help": "Documents of at least so many tokens are all kept."})
+    long_from: int = field(default=4096, metadata={"help": "Keep all documents of at least this many tokens."})
     shares: dict | str | None = field(
         default="corpus",
         metadata={
-            "help": "Tokens of each source, as JSON or slimpajama; corpus: as in it, which a stream cannot tell."
+            "help": "Tokens of each source, as JSON or slimpajama; corpus keeps the shares of the corpus, which are "
+            "unknown for a stream."
         },
     )
-    keep_short: float = field(default=0.1, metadata={"help": "The probability with which shorter ones are kept."})
+    keep_short: float = field(default=0.1, metadata={"help": "The probability with which shorter documents are kept."})
 
     def __post_init__(self):
         if isinstance(self.shares, str) and self.shares not in ("corpus", "slimpajama"):  # from the command line
@@ -104,10 +105,10 @@ ARGUMENTS = (ExtensionArguments, CorpusArguments, ModelConfig, RunArguments, Tra
 def extended_config(
     config: PreTrainedConfig, sequence_length: int, rope_type: str = "default", rope_theta: float | None = None
 ) -> PreTrainedConfig:
-    """The configuration of a checkpoint with room for `sequence_length` tokens.
+    """The configuration of a checkpoint, extended to `sequence_length` tokens.
 
     Raises ValueError for a contradiction: a length that is not longer, a lower theta, no change of the rotary
-    embedding at all, a checkpoint already stretched by another rope type.
+    embedding, a checkpoint that another rope type has already extended.
     """
     old_length, rope = config.max_position_embeddings, dict(config.rope_parameters)
     old_theta = rope["rope_theta"]
@@ -119,13 +120,13 @@ def extended_config(
         )
     if rope["rope_type"] != "default":
         raise ValueError(
-            f"The checkpoint's rope_type is {rope['rope_type']!r}: it was extended already, from "
+            f"The checkpoint's rope_type is {rope['rope_type']!r}: it was already extended, from "
             f"{rope.get('original_max_position_embeddings', 'an unknown number of')} tokens. Extend the original."
         )
     if theta < old_theta:
         raise ValueError(
-            f"rope_theta={theta:g} was given, less than the checkpoint's {old_theta:g}: positions would turn faster, "
-            "and distances beyond those of the training would come up. Give a larger one (640000 in the paper)."
+            f"rope_theta={theta:g} was given, less than the checkpoint's {old_theta:g}: positions would rotate faster "
+            "than in training. Give a larger one (640000 in the paper)."
         )
     if rope_type == "default":
         if theta == old_theta:
@@ -151,11 +152,13 @@ def long_rows(
     seed: int,
     folder: Path,
 ) -> Dataset:
-    """The corpus with long documents up-sampled, written to `folder`, or read from there if it exists."""
+    """The corpus with long documents up-sampled; written to `folder`, or read from it if it exists."""
     if folder.exists():
         return load_from_disk(str(folder))
     if corpus.source_column is None:
-        raise ValueError("source_column is needed: long documents are up-sampled within each source.")
+        raise ValueError(
+            "source_column is missing: long documents are up-sampled within each source. Name it with --source_column."
+        )
     documents = tokenize(
         corpus.load_documents(),
         tokenizer,
@@ -204,7 +207,7 @@ def main(argv: list[str] | None = None) -> None:
     revision = chosen_model.model_revision
     old_config = load_config(chosen_model.model_name_or_path, revision=revision)
     config = extended_config(old_config, corpus.sequence_length, extension.rope_type, extension.rope_theta)
-    # float32 by default, also if the checkpoint has 16 bits: an update would be lost in their rounding
+    # float32 by default, even if the checkpoint has 16 bits: rounding to these would lose the updates
     how = {"dtype": chosen_model.dtype, "attn_implementation": chosen_model.attn_implementation, "revision": revision}
     model, tokenizer = load(chosen_model.model_name_or_path, config, **how)
     tokenizer.model_max_length = corpus.sequence_length
@@ -214,19 +217,21 @@ def main(argv: list[str] | None = None) -> None:
 
     # 2. Data
     if run.total_tokens is None:
-        raise ValueError("total_tokens is needed: the up-sampled corpus is drawn for it (1.5e9 in the paper).")
+        raise ValueError("total_tokens is missing: it is the size of the up-sampled corpus (1.5e9 in the paper).")
     if corpus.validation_dataset is not None:
-        raise ValueError("validation_dataset was given, but this stage holds out rows of its corpus: validation_rows.")
+        raise ValueError(
+            "validation_dataset was given, but this stage holds out rows of its corpus: --validation_rows."
+        )
     if corpus.validation_rows < 1:
         raise ValueError("validation_rows=0 was given; the loss by position is measured on at least 1 (8 is enough).")
-    # Into the output folder, which all machines share: one process writes for all of them
+    # All machines share the output folder: one process writes for all of them
     with training.main_process_first(local=False, desc="up-sampling long documents"):
         rows = long_rows(corpus, extension, tokenizer, int(run.total_tokens), training.seed, output_dir / "corpus")
     split = rows.train_test_split(corpus.validation_rows, seed=training.seed)
     train, validation = split["train"], split["test"]
     probe = torch.tensor(validation[:8]["input_ids"])
 
-    # 3. Budget, and the loss of the checkpoint as it is
+    # 3. Budget, and the loss of the checkpoint before training
     set_batch(training, run, corpus.sequence_length)
     print_budget(config, training, run, corpus.sequence_length)
     before = _measure(chosen_model.model_name_or_path, probe, training, "before", revision)
@@ -244,7 +249,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     fit(trainer, resume)
 
-    # 5. What it brought, measured on what was saved
+    # 5. The effect, measured on the model that was saved
     del trainer, model
     gc.collect()
     torch.cuda.empty_cache()

@@ -1,9 +1,9 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""The loss of a causal language model without its logits: those of 65,536 tokens and 100,288 words would be 26 GB.
+"""The loss of a causal language model without its logits, which would be 26 GB for 65,536 tokens and 100,288 entries.
 
-`linear_cross_entropy` is the LM head and the cross entropy behind it as one function. It computes the logits of some
-tokens, their part of the loss and of the gradients, and only then the logits of the next. What it keeps for the
-backward are the gradients, not the logits. `use_linear_cross_entropy` gives it to a model.
+`linear_cross_entropy` is the LM head and the cross entropy as one function. It computes the logits of a chunk of
+tokens, their part of the loss and of the gradients, and only then the logits of the next chunk. It keeps the gradients
+for the backward pass, not the logits. `use_linear_cross_entropy` installs it in a model.
 """
 
 import functools
@@ -24,11 +24,11 @@ from transformers.utils.generic import can_return_tuple
 
 from ..configuration_diff import DiffTransformerConfig
 
-# Of a chunk's logits in float32: 334 tokens of 100,288 words. Enough work for a matrix product, little beside a model.
+# A chunk's logits in float32: 334 tokens of 100,288 entries. Enough work for a matrix product, little beside a model.
 CHUNK_BYTES = 128 * 2**20
 
 
-@torch.compiler.disable  # how many chunks there are depends on the labels
+@torch.compiler.disable  # the number of chunks depends on the labels
 def linear_cross_entropy(
     hidden_states: torch.Tensor,
     weight: torch.Tensor,
@@ -40,31 +40,31 @@ def linear_cross_entropy(
 ) -> torch.Tensor:
     """`cross_entropy(linear(hidden_states, weight, bias).float(), labels)` without the logits of all tokens at once.
 
-    The logits of ignored tokens are not computed. Under autocast the products are in its type, the softmax never in
-    less than float32. On CUDA the work is Liger's, if `liger_kernel` is installed.
+    The logits of ignored tokens are not computed. Under autocast the products are in its type; the softmax is always
+    in float32 or better. On CUDA, Liger's kernel does the work if `liger_kernel` is installed.
 
-    Memory beside the inputs: the logits of a chunk in float32, and half as much again in 16 bits; the gradient of
-    `hidden_states`; the gradient of `weight`, `4 * weight.numel()` bytes, as it is added up in float32 also where
-    `weight` has 16 bits (then a chunk's part and the result have the size of `weight` each). The backward multiplies
-    the gradients by that of the loss: once more their size, when the logits are gone. Without gradients, the logits of
-    a chunk are all.
+    Memory in addition to the inputs: the logits of a chunk in float32, and half as much again in 16 bits; the gradient
+    of `hidden_states`; the gradient of `weight`, `4 * weight.numel()` bytes, since it is summed in float32 even if
+    `weight` has 16 bits (a chunk's part and the result then have the size of `weight` each). The backward pass
+    multiplies the gradients by that of the loss, which takes their size once more after the logits are freed. Without
+    gradients, only the logits of a chunk are needed.
 
     Args:
         hidden_states: (..., hidden).
         weight: (vocab, hidden), of the type of `hidden_states` unless autocast is on.
-        labels: (...) integers, the word that each position predicts: already shifted.
+        labels: (...) integers, the token that each position predicts: already shifted.
         bias: (vocab,) or None.
         ignore_index: The label of positions without loss.
         reduction: "sum", or "mean" over the labels that are not ignored: 0 if all of them are, not NaN.
-        chunk_tokens: Tokens whose logits exist at once; as many as fill 128 MiB in float32 by default. Liger takes its
-            own.
+        chunk_tokens: Tokens whose logits exist at once; by default as many as fill 128 MiB in float32. Liger uses its
+            own number.
 
     Returns:
         A scalar in float32, or in float64 for inputs of float64.
 
     Raises:
-        ValueError: Shapes or types do not fit, or a label is not in the vocabulary. Labels are looked at on the CPU
-            only: elsewhere that would wait for the device, and the device itself fails.
+        ValueError: Shapes or types do not match, or a label is not in the vocabulary. Labels are only checked on the
+            CPU: elsewhere the check would wait for the device, which fails itself.
     """
     if reduction not in ("sum", "mean"):
         raise ValueError(f'reduction is {reduction!r}; it must be "sum" or "mean".')
@@ -92,12 +92,12 @@ class _Inputs:
             raise ValueError(f"chunk_tokens is {chunk_tokens}; at least 1 is needed. Leave it out for the default.")
         self.hidden_states, self.weight, self.bias = hidden_states.flatten(0, -2), weight, bias
         self.chunk_tokens = chunk_tokens
-        # The only step that waits for an accelerator: how many labels are kept decides what is to be computed
+        # The only step that waits for an accelerator: the number of labels decides what is computed
         self.kept = (labels.flatten() != ignore_index).nonzero().squeeze(-1)
         self.labels = labels.flatten()[self.kept].long()
         self.num_labels = len(self.labels)
         _check_labels(self.labels, weight.shape[0], ignore_index)
-        # The types in which `F.linear` would compute here, and in which sums are added up
+        # The types in which `F.linear` would compute here, and of sums
         self.dtype, device = hidden_states.dtype, hidden_states.device.type
         if torch.is_autocast_enabled(device) and self.dtype != torch.float64:
             self.dtype = torch.get_autocast_dtype(device)
@@ -109,7 +109,7 @@ class _Inputs:
         grad_weight: torch.Tensor | None = None,
         grad_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """(kept tokens,). The gradients of their sum are added to those of the buffers that came."""
+        """(kept tokens,). Adds the gradients of their sum to the buffers that were given."""
         weight = self.weight.to(self.dtype)  # once, not in every chunk
         bias = None if self.bias is None else self.bias.to(self.dtype)
         nll = [
@@ -121,10 +121,10 @@ class _Inputs:
         return torch.cat(nll) if nll else self.hidden_states.new_zeros(0, dtype=self.sum_dtype)
 
     def _nll_of_chunk(self, rows, labels, weight, bias, grad_hidden, grad_weight, grad_bias) -> torch.Tensor:
-        # A function of its own: its logits are gone when the next chunk's come
+        # A separate function: its logits are freed before those of the next chunk
         hidden, labels = self.hidden_states[rows].to(self.dtype), labels.unsqueeze(-1)
         logits = F.linear(hidden, weight, bias).to(self.sum_dtype)  # (chunk, vocab)
-        # In place, where logsumexp and softmax would each allocate as much again
+        # In place: logsumexp and softmax would each allocate as much again
         logits -= logits.amax(-1, keepdim=True)
         label_logits = logits.gather(-1, labels)
         sums = logits.exp_().sum(-1, keepdim=True)
@@ -148,7 +148,7 @@ class _Inputs:
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """The sum of the losses. Its gradients are computed in the forward, while the logits are there."""
+    """The sum of the losses. Its gradients are computed in the forward pass, while the logits exist."""
 
     @staticmethod
     def forward(ctx, hidden_states, weight, bias, inputs: _Inputs) -> torch.Tensor:
@@ -187,7 +187,7 @@ def _check_shapes_and_types(hidden_states, weight, labels, bias) -> None:
         or (bias is not None and bias.shape != weight.shape[:1])
     ):
         raise ValueError(
-            f"The shapes do not fit: {shapes}. They must be hidden_states (..., hidden), weight (vocab, hidden), "
+            f"The shapes do not match: {shapes}. They must be hidden_states (..., hidden), weight (vocab, hidden), "
             "labels (...), one for each position, and bias (vocab,)."
         )
     if labels.dtype.is_floating_point or labels.dtype.is_complex or labels.dtype == torch.bool:
@@ -207,8 +207,8 @@ def _check_labels(labels: torch.Tensor, vocab_size: int, ignore_index: int) -> N
     lowest, highest = torch.aminmax(labels)
     if lowest < 0 or highest >= vocab_size:
         raise ValueError(
-            f"labels has values from {lowest} to {highest}, but the head has the words 0 to {vocab_size - 1}. Use the "
-            f"tokenizer saved with the model; positions without loss have the label {ignore_index}."
+            f"labels has values from {lowest} to {highest}, but the head's vocabulary is 0 to {vocab_size - 1}. Use "
+            f"the tokenizer saved with the model; positions without loss have the label {ignore_index}."
         )
 
 
@@ -225,7 +225,7 @@ def _liger() -> Any | None:
 
 
 def _liger_cross_entropy(inputs: _Inputs) -> torch.Tensor:
-    """Liger has no gradient of the weight without that of the hidden states, and allows one backward."""
+    """Liger has no gradient of the weight without that of the hidden states, and supports one backward pass."""
     hidden_states = inputs.hidden_states
     if inputs.num_labels < len(hidden_states):
         hidden_states = hidden_states[inputs.kept]
@@ -234,43 +234,43 @@ def _liger_cross_entropy(inputs: _Inputs) -> torch.Tensor:
         inputs.weight,
         inputs.labels,
         inputs.bias,
-        None,  # no weights of the words
-        -100,  # the ignored labels are out already
+        None,  # no weights of the classes
+        -100,  # the ignored labels are already removed
         0.0,  # no z-loss
         0.0,  # no label smoothing
         "sum",
         None,  # no soft cap
         False,  # no z-loss in the result
-        torch.float32,  # in which the gradient of the weight is added up
+        torch.float32,  # the type in which the gradient of the weight is summed
     )[0]
 
 
 # ---------------------------------------------------------------------------------------------------------- for models
 
-# Whose logits are the LM head's output as it is: others cap or scale them, or add to the loss
+# Their logits are the plain output of the LM head: other models cap or scale them, or add to the loss
 _MODEL_TYPES = (DiffTransformerConfig.model_type, LlamaConfig.model_type)
 _patches: "weakref.WeakSet[FunctionType]" = weakref.WeakSet()
 
 
 def use_linear_cross_entropy(model: nn.Module, evaluation: bool = True) -> None:
-    """Lets `model(..., labels=...)` compute its loss without logits, in place; a second call does nothing more.
+    """Lets `model(..., labels=...)` compute its loss without logits, in place; a second call has no effect.
 
     The output then has `logits=None`. The loss is transformers' `ForCausalLMLoss`: the sum over the labels, divided by
     `num_items_in_batch` or else by their number; also for `shift_labels` without `labels`. One difference: if all
-    labels are ignored, the loss is 0, not NaN. In every other call (no labels, `logits_to_keep`, generation) the
-    model's own forward runs.
+    labels are ignored, the loss is 0, not NaN. Every other call (no labels, `logits_to_keep`, generation) runs the
+    model's own forward.
 
     The patch belongs to the object: a deep copy has it too, but neither `save_pretrained` nor pickle keeps it.
 
     Args:
-        model: A DiffTransformerForCausalLM or LlamaForCausalLM, or a PEFT model around one; before `Trainer`,
-            accelerate or torch.compile take it.
+        model: A DiffTransformerForCausalLM or LlamaForCausalLM, or a PEFT model around one, before it is passed to
+            `Trainer`, accelerate or torch.compile.
         evaluation: Without logits in `model.eval()` as well. `Trainer` needs `False` if it has `compute_metrics`,
-            which would be given no predictions.
+            which would otherwise receive no predictions.
 
     Raises:
-        ValueError: The model is another one, its forward was already replaced, it has another loss, or its LM head is
-            more than a linear layer (LoRA on `lm_head`, a quantised head).
+        ValueError: The architecture is not supported, the forward was already replaced, the model has another loss, or
+            its LM head is more than a linear layer (LoRA on `lm_head`, a quantised head).
     """
     base: Any = getattr(model, "get_base_model", lambda: model)()  # PEFT's wrapper has it
     if not isinstance(base, PreTrainedModel) or base.config.model_type not in _MODEL_TYPES:
@@ -292,7 +292,7 @@ def use_linear_cross_entropy(model: nn.Module, evaluation: bool = True) -> None:
     if base.loss_function is not ForCausalLMLoss:
         raise ValueError(
             f"The loss_function of this {type(base).__name__} is {base.loss_function}; only transformers' own, "
-            "ForCausalLMLoss, can be computed without logits. Train with the logits, or take your loss out."
+            "ForCausalLMLoss, can be computed without logits. Train with the logits, or remove your loss."
         )
     _linear_head(base)
     base.forward = MethodType(_new_forward(type(base).forward, evaluation), base)
@@ -328,7 +328,7 @@ def _new_forward(original: Callable, evaluation: bool) -> FunctionType:
         # Looked up now: a copy of the model, or one that FSDP2 gave another class, has its own
         return type(self).forward(self, labels=labels, logits_to_keep=logits_to_keep, **kwargs)
 
-    # accelerate would follow it back to the original; the signature, at which `Trainer` looks, is the same without
+    # accelerate would follow it back to the original; `Trainer` reads the same signature without it
     del forward.__wrapped__  # type: ignore[attr-defined]
     _patches.add(forward)  # type: ignore[arg-type]
     return forward  # type: ignore[return-value]
@@ -362,8 +362,8 @@ def _forward_without_logits(
 
 @torch.compiler.disable
 def _loss_in_head(model: PreTrainedModel, hidden_states: torch.Tensor, labels: torch.Tensor, **kwargs) -> torch.Tensor:
-    """A call of the LM head with the loss in the place of its forward: the hooks by which FSDP2 and DeepSpeed gather
-    its weight, and let it go, run as ever."""
+    """A call of the LM head with the loss instead of its forward: the hooks with which FSDP2 and DeepSpeed gather and
+    release its weight still run."""
     head = _linear_head(model)
 
     def forward(hidden_states: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Rows of the mathematical datasets as token ids and completion masks, which TRL's `SFTTrainer` takes as they are.
 
-Tokenized here rather than by the trainer because only here an over-long row can be left out: cut off, a reasoning
-trace would teach to think without an end. Every row left out is counted under its reason.
+They are tokenized here and not by the trainer so that over-long rows can be left out: a truncated reasoning trace
+would teach the model to think without an end. Rows that are left out are counted by reason.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 Messages = list[dict[str, str]]
 
-# The marks of OpenThoughts' traces, in their order
+# The marks of OpenThoughts' traces, in order
 TRACE_MARKS = ("<|begin_of_thought|>", "<|end_of_thought|>", "<|begin_of_solution|>", "<|end_of_solution|>")
 _ENCODED = Features(
     {"input_ids": List(Value("int32")), "completion_mask": List(Value("int8")), "fault": Value("string")}
@@ -25,17 +25,19 @@ _ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "ass
 
 @dataclass
 class MathArguments:
-    """The rows to learn."""
+    """The rows to train on."""
 
     dataset: str = field(default="", metadata={"help": "Hub id, or a local folder or file."})
-    dataset_config: str | None = field(default=None, metadata={"help": "Its configuration, if it has several."})
-    dataset_split: str = field(default="train", metadata={"help": "Its split."})
+    dataset_config: str | None = field(
+        default=None, metadata={"help": "The dataset's configuration, if it has several."}
+    )
+    dataset_split: str = field(default="train", metadata={"help": "The split of the dataset."})
     prompt_column: str = field(default="problem", metadata={"help": "Stage 1: the column of the questions."})
     completion_column: str = field(default="solution", metadata={"help": "Stage 1: the column of the answers."})
     only_correct: bool = field(
         default=False, metadata={"help": "Stage 2: leave out traces whose column `correct` is not true."}
     )
-    validation_rows: int = field(default=0, metadata={"help": "Rows held out for the validation loss."})
+    validation_rows: int = field(default=0, metadata={"help": "Rows to hold out for the validation loss."})
 
 
 def question_and_answer(row: dict[str, Any], prompt_column: str, completion_column: str) -> Messages | str:
@@ -49,7 +51,7 @@ def question_and_answer(row: dict[str, Any], prompt_column: str, completion_colu
 def reasoning_trace(row: dict[str, Any], only_correct: bool = False) -> Messages | str:
     """The messages of a row of OpenThoughts-114k-math, or why it is left out.
 
-    The long reasoning is in `conversations`; `messages` holds a short solution of another origin and is not looked at.
+    The long reasoning is in `conversations`; `messages` holds a short solution of another origin and is not used.
     """
     if only_correct and row.get("correct") is not True:
         return "an answer that was not verified"
@@ -81,8 +83,8 @@ def tokenize_messages(
 
     Returns:
         A dataset of `input_ids` and `completion_mask` (1 for the answer and its end mark), both lists of `int` of at
-        most `max_length`, and how many rows were left out for which reason. Texts with a special token of the
-        tokenizer in them are left out: it would be read as one, and end or begin a turn.
+        most `max_length`, and the number of rows that were left out by reason. Texts that contain a special token of
+        the tokenizer are left out: it would end or begin a turn.
 
     Raises:
         ValueError: every row was left out.
@@ -103,8 +105,8 @@ def tokenize_messages(
         whole = _ids(tokenizer, messages)
         if whole[: len(prompt)] != prompt:
             raise ValueError(
-                "The chat template of the tokenizer does not begin a conversation with the tokens of its prompt, so "
-                "the completion cannot be told from it. Give the tokenizer a template that only appends."
+                "With the chat template of this tokenizer a conversation does not begin with the tokens of its "
+                "prompt, so the completion cannot be separated. Give the tokenizer a template that only appends."
             )
         if len(whole) > max_length:
             return left_out(f"more than {max_length:,} tokens")
@@ -121,7 +123,7 @@ def tokenize_messages(
     kept = [i for i, fault in enumerate(encoded["fault"]) if not fault]
     faults.pop("", None)
     if not kept:
-        raise ValueError(f"All {len(rows):,} rows were left out: {dict(faults)}. Look at the dataset and its columns.")
+        raise ValueError(f"All {len(rows):,} rows were left out: {dict(faults)}. Check the dataset and its columns.")
     return encoded.select(kept).remove_columns("fault"), dict(faults)
 
 

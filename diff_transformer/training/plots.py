@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""A picture of a run: loss, gradient norm, and lambda of every layer, against the step."""
+"""The plot of a run: loss, gradient norm, and lambda of every layer, by step."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from ..folders import whole_file
 
 
 def plot_run(log_history: list[dict[str, float]], file: Path) -> None:
-    """Draws what transformers' Trainer has logged (`trainer.state.log_history`) as a PNG."""
+    """Plots the log of transformers' Trainer (`trainer.state.log_history`) as a PNG."""
 
     def curve(name: str) -> tuple[list[float], list[float]]:
         entries = [entry for entry in log_history if name in entry]

@@ -1,9 +1,9 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Pretrains DIFF, or its Transformer twin, from nothing on a corpus of text (Tables 9 and 10, arXiv:2410.05258).
+"""Pretrains DIFF, or its Transformer twin, from scratch on a corpus of text (Tables 9 and 10, arXiv:2410.05258).
 
     accelerate launch -m diff_transformer.training.pretrain --config recipes/pretrain/config.yaml
 
-Corpus -> tokens packed to length -> budget -> model -> Trainer -> model/, training.png.
+Packs the tokens of a corpus, prints the budget, trains, and saves model/ and training.png.
 """
 
 from pathlib import Path
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> None:
     with training.main_process_first(desc="packing the corpus"):
         train, validation, skipped = load_rows(corpus, tokenizer, seed=training.seed)
 
-    # 2. Model, the same numbers on every process
+    # 2. Model, the same weights on every process
     config = new_config(new_model, tokenizer, corpus.sequence_length)
     model = AutoModelForCausalLM.from_config(
         config, dtype=chosen_model.dtype, attn_implementation=chosen_model.attn_implementation

@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""What a stage does around its trainer: arguments, tokens into steps, resuming, training, the model and a picture."""
+"""What a stage does around its trainer: arguments, batch and steps from tokens, budget, resuming, training, saving."""
 
 import math
 import os
@@ -31,25 +31,25 @@ if _CHECKPOINTING not in {f.name for f in fields(TrainingArguments)}:
 
 @dataclass
 class RunArguments:
-    """What all stages have in common, beside transformers' TrainingArguments."""
+    """Arguments of all stages, in addition to transformers' TrainingArguments."""
 
     total_tokens: float | None = field(
-        default=None, metadata={"help": "Train on this many tokens (1e12); sets max_steps, unless that is given."}
+        default=None, metadata={"help": "Train on this many tokens (1e12): sets max_steps, unless that is given."}
     )
     tokens_per_step: float | None = field(
         default=None,
         metadata={
-            "help": "The batch of an optimizer step in tokens (4194304 is 4M); sets gradient_accumulation_steps from "
-            "the number of processes, so that a recipe is the same on any number of GPUs."
+            "help": "Tokens per optimizer step (4194304 is 4M): sets gradient_accumulation_steps from the number of "
+            "processes, so that a recipe is the same on any number of GPUs."
         },
     )
     checkpoint_activations: bool = field(
         default=False,
-        metadata={"help": f"Recompute activations in the backward ({_CHECKPOINTING} of TrainingArguments)."},
+        metadata={"help": f"Recompute activations in the backward pass ({_CHECKPOINTING} of TrainingArguments)."},
     )
     peak_tflops: float | None = field(
         default=None,
-        metadata={"help": "Peak TFLOP/s of a device, for MFU and the budget; known for NVIDIA's data-centre GPUs."},
+        metadata={"help": "Peak TFLOP/s per device, for MFU and budget; NVIDIA's data-centre GPUs are known."},
     )
     expected_mfu: float | None = field(
         default=None,
@@ -61,12 +61,12 @@ class RunArguments:
     record_batches: bool = field(
         default=False,
         metadata={
-            "help": "Leave batches.txt, a digest of every step's tokens: shows that two runs had the same data."
+            "help": "Write batches.txt, a digest of every step's tokens: it shows whether two runs had the same data."
         },
     )
     smoke: bool = field(
         default=False,
-        metadata={"help": "The same path in under two minutes on a CPU: a tiny model and data of this machine."},
+        metadata={"help": "The same code in under two minutes on a CPU: a tiny model and data of this machine."},
     )
 
     @property
@@ -75,18 +75,18 @@ class RunArguments:
 
 
 def parse(dataclass_types: Iterable[type], smoke: Mapping[str, object], argv: list[str] | None = None) -> tuple:
-    """Reads `--config FILE.yaml` and the command line, which wins.
+    """Parses `--config FILE.yaml` and the command line, which overrides the file.
 
-    `--smoke` stands for the arguments `smoke`, stronger than the file and weaker than the command line.
+    `--smoke` stands for the arguments `smoke`, which override the file and are overridden by the command line.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     if "--smoke" in argv:
         argv = [*(word for name, value in smoke.items() for word in (f"--{name}", str(value))), *argv]
     parser = TrlParser(dataclass_types)
     parser.set_defaults_with_config(
-        **{_CHECKPOINTING: False},  # not None, for which SFTConfig has its deprecated name stand in
+        **{_CHECKPOINTING: False},  # for None, SFTConfig would set its deprecated name
         report_to="tensorboard" if is_tensorboard_available() else "none",
-        logging_nan_inf_filter=False,  # RunTrainer stops at such a loss instead of leaving it out of the mean
+        logging_nan_inf_filter=False,  # RunTrainer stops at such a loss
         logging_first_step=True,
         ddp_find_unused_parameters=False,  # every parameter takes part in every step
         remove_unused_columns=False,
@@ -95,16 +95,16 @@ def parse(dataclass_types: Iterable[type], smoke: Mapping[str, object], argv: li
 
 
 def check_all_is_trained(chosen_model: ModelConfig) -> None:
-    """Raises ValueError for arguments of TRL's ModelConfig that a stage which trains all weights cannot heed."""
+    """Raises ValueError for arguments of TRL's ModelConfig that a stage cannot support if it trains all weights."""
     names = [name for name in ("use_peft", "load_in_4bit", "load_in_8bit") if getattr(chosen_model, name)]
     if names:
         raise ValueError(f"{', '.join(names)} was given, but this stage trains all weights. Leave it out.")
 
 
 def set_batch(training: TrainingArguments, run: RunArguments, sequence_length: int) -> None:
-    """Turns tokens into accumulation and steps, for rows of `sequence_length` tokens on all processes.
+    """Sets accumulation and steps from tokens, for rows of `sequence_length` tokens on all processes.
 
-    Raises ValueError if `tokens_per_step` is not a multiple of what the processes take at a time.
+    Raises ValueError if `tokens_per_step` is not a multiple of the tokens that the processes take at a time.
     """
     setattr(training, _CHECKPOINTING, run.checkpoint_activations)
     if hasattr(training, "gradient_checkpointing"):  # the old name mirrors the new one
@@ -116,7 +116,7 @@ def set_batch(training: TrainingArguments, run: RunArguments, sequence_length: i
             raise ValueError(
                 f"tokens_per_step={run.tokens_per_step:,.0f} was given, but {replicas} replicas with "
                 f"{training.per_device_train_batch_size} rows of {sequence_length:,} tokens each take {at_a_time:,} "
-                "tokens at a time. Choose a multiple of it, or another per_device_train_batch_size."
+                "tokens at a time. Choose a multiple of that, or another per_device_train_batch_size."
             )
         training.gradient_accumulation_steps = int(run.tokens_per_step) // at_a_time
     if run.total_tokens is not None and training.max_steps <= 0:
@@ -131,7 +131,7 @@ def print_budget(
     num_rows: int | None = None,
     trainable_parameters: int | None = None,
 ) -> None:
-    """Prints what the run costs, on the first process. num_rows: of an epoch, where no `max_steps` is set."""
+    """Prints the budget, on the first process. num_rows: rows per epoch, needed if `max_steps` is not set."""
     if training.process_index != 0:
         return
     sharded = is_deepspeed_zero3_enabled() or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("true", "1")
@@ -168,22 +168,22 @@ def print_budget(
 
 
 def sequence_parallel_size() -> int:
-    """How many processes share a sequence, as `accelerate launch` was told."""
+    """The number of processes that share a sequence, as `accelerate launch` sets it."""
     return int(os.environ.get("PARALLELISM_CONFIG_SP_SIZE", "1"))
 
 
 def checkpoint_to_resume(training: TrainingArguments) -> str | None:
-    """The checkpoint that `--resume_from_checkpoint` means, None for a run from the start.
+    """The checkpoint that `--resume_from_checkpoint` names, None for a new run.
 
-    `last` is the last whole one; a faulty one after it is renamed, not deleted. A folder with checkpoints in it is
-    refused without the argument, so that no run overwrites another.
+    `last` is the last whole checkpoint; a faulty one after it is renamed, not deleted. Without the argument a folder
+    that has checkpoints is rejected, so that no run overwrites another.
     """
     wanted, output_dir = training.resume_from_checkpoint, Path(training.output_dir)
     found = get_last_checkpoint(output_dir) if output_dir.is_dir() else None
     if wanted is None:
         if found is not None:
             raise FileExistsError(
-                f"{output_dir} has the checkpoints of a run, the last is {Path(found).name}. Continue it with "
+                f"{output_dir} has the checkpoints of a run up to {Path(found).name}. Resume it with "
                 "--resume_from_checkpoint last, or name another --output_dir."
             )
         return None
@@ -191,25 +191,25 @@ def checkpoint_to_resume(training: TrainingArguments) -> str | None:
         reason = fault(Path(wanted)) if (Path(wanted) / FILES).exists() else None
         if reason is not None or not Path(wanted).is_dir():
             raise ValueError(
-                f"{wanted} cannot be resumed: {reason or 'there is no such folder'}. Name another, or last."
+                f"{wanted} cannot be resumed: {reason or 'there is no such folder'}. Name another checkpoint, or last."
             )
         return wanted
     with training.main_process_first(local=False, desc="looking for the last checkpoint"):
         whole, faulty = last_whole_checkpoint(output_dir) if output_dir.is_dir() else (None, {})
         for checkpoint, reason in faulty.items():
-            logger.warning(f"{checkpoint} does not count, {reason}. Kept as {set_aside(checkpoint).name}.")
+            logger.warning(f"{checkpoint} is skipped: {reason}. It is kept as {set_aside(checkpoint).name}.")
     if whole is None:
         raise FileNotFoundError(
             f"--resume_from_checkpoint last was given, but {output_dir} has no whole checkpoint. Start without it."
         )
-    logger.warning(f"Continuing from {whole}.")
+    logger.warning(f"Resuming from {whole}.")
     return str(whole)
 
 
 def fit(trainer: RunTrainer, resume_from_checkpoint: str | None, name: str = "model") -> None:
-    """Trains, then leaves `model/` (or another `name`; with the tokenizer) and `training.png` in the output folder.
+    """Trains, then saves `model/` (or another `name`; with the tokenizer) and `training.png` in the output folder.
 
-    SIGTERM or Ctrl-C ends the process with 128 + its number, after a checkpoint and with the words to go on.
+    On SIGTERM or Ctrl-C it saves a checkpoint, prints how to resume, and exits with 128 + the number of the signal.
     """
     output_dir, stop = Path(trainer.args.output_dir), StopOnSignal()
     if trainer.pop_callback(ProgressCallback) is not None:
@@ -221,14 +221,14 @@ def fit(trainer: RunTrainer, resume_from_checkpoint: str | None, name: str = "mo
         if trainer.is_world_process_zero():
             trainer.save_state()
             plot_run(trainer.state.log_history, output_dir / "training.png")
-        if not stop.stopped_by:  # a signal from here on would take the model with it
+        if not stop.stopped_by:  # still within `listening`: a signal must not interrupt the save
             trainer.save_whole_model(output_dir / name)
     if stop.stopped_by:
         if trainer.is_world_process_zero():
             print(
                 f"Stopped after step {trainer.state.global_step:,} of {trainer.state.max_steps:,} with a checkpoint. "
-                "Continue with the same command and --resume_from_checkpoint last"
+                "Resume with the same command and --resume_from_checkpoint last"
             )
         sys.exit(128 + stop.stopped_by)
     if trainer.is_world_process_zero():
-        print(f"{name.capitalize():<9}{output_dir / name}\nPicture  {output_dir / 'training.png'}")
+        print(f"{name.capitalize():<9}{output_dir / name}\nPlot     {output_dir / 'training.png'}")

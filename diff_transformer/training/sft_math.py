@@ -1,8 +1,8 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Fine-tuning on mathematics, the part that both stages share: rows -> tokens -> budget -> TRL's SFTTrainer -> model/.
+"""Fine-tuning on mathematics, shared by both stages: rows -> tokens -> budget -> TRL's SFTTrainer -> model/.
 
-The loss is that of the answers alone, rows are packed without seeing one another, and with `--use_peft` a LoRA adapter
-is trained, saved, and merged into the model.
+The loss is computed on the answers alone, packed rows do not see one another, and with `--use_peft` a LoRA adapter is
+trained, saved, and merged into the model.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ SMOKE = {
 
 
 class MathTrainer(RunTrainer, SFTTrainer):
-    """TRL's `SFTTrainer` with what every stage adds."""
+    """TRL's `SFTTrainer` with the additions of `RunTrainer`."""
 
 
 def run_stage(
@@ -52,11 +52,11 @@ def run_stage(
     smoke_arguments: Mapping[str, object],
     argv: list[str] | None,
 ) -> None:
-    """From the arguments, `columns` are those that a row needs, and `to_messages` the function that reads them."""
+    """`columns` gives the columns that the rows need, `to_messages` the function that reads a row."""
     data, chosen_model, run, training = parse(ARGUMENTS, smoke_arguments, argv)
     if sequence_parallel_size() > 1:
         raise ValueError(
-            f"{sequence_parallel_size()} processes were to share a sequence, which TRL's packed rows do not allow. "
+            f"Got a sequence parallel size of {sequence_parallel_size()}, which TRL's packed rows do not support. "
             "Sequences of 16K fit on one GPU: launch with recipes/accelerate/fsdp2.yaml or zero3.yaml."
         )
     resume = checkpoint_to_resume(training)
@@ -76,7 +76,7 @@ def run_stage(
             f"max_length={training.max_length:,} was given, but {chosen_model.model_name_or_path} was trained for "
             f"{config.max_position_embeddings:,} tokens. Extend its context first (extend_64k), or lower max_length."
         )
-    # float32 by default, also if the checkpoint has 16 bits: an update would be lost in their rounding
+    # float32 by default, even if the checkpoint has 16 bits: rounding to these would lose the updates
     how = {"dtype": chosen_model.dtype, "attn_implementation": chosen_model.attn_implementation, "revision": revision}
     quantization = get_quantization_config(chosen_model)
     if quantization is not None:
@@ -93,7 +93,9 @@ def run_stage(
             training.dataset_num_proc,
         )
     if training.process_index == 0:
-        print(f"Rows     {len(rows):,} to learn" + "".join(f", {n:,} left out: {why}" for why, n in left_out.items()))
+        print(
+            f"Rows     {len(rows):,} to train on" + "".join(f", {n:,} left out: {why}" for why, n in left_out.items())
+        )
     train, validation = rows, None
     if data.validation_rows:
         train, validation = rows.train_test_split(data.validation_rows, seed=training.seed).values()
@@ -121,16 +123,16 @@ def run_stage(
 
 
 def end_marks(row: dict[str, list[int]], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Where generation stops: at the end of text, and at the special token that ends an answer in the template."""
+    """Token ids that end a generation: the end of text, and the special token that ends an answer in the template."""
     marks = [i for i, learnt in zip(row["input_ids"], row["completion_mask"], strict=True) if learnt]
     marks = [i for i in marks if i in tokenizer.all_special_ids][-1:]
     return list(dict.fromkeys([tokenizer.eos_token_id, *marks]))
 
 
 def merge(base: str, revision: str, output_dir: Path, generation_config: GenerationConfig) -> None:
-    """Adds the adapter to the model it was trained on and saves the sum: `adapter/` -> `model/`.
+    """Merges the adapter into the model it was trained on: `adapter/` -> `model/`.
 
-    Both are read from disk, so that it is the same however the training was distributed.
+    Both are read from disk, so that the result does not depend on how the training was distributed.
     """
     with whole_models():
         model, tokenizer = load(base, load_config(base, revision=revision), dtype="auto", revision=revision)

@@ -1,7 +1,7 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Data and a model for `--smoke`: files of this machine, no hub, the same code path as a real run.
+"""Data and a model for `--smoke`, made on this machine without the Hub; the code path is that of a real run.
 
-The corpus is the sources of the Python standard library. The questions are sums, in the columns of the real datasets.
+The corpus is the Python standard library's sources. The questions are sums, in the columns of the real datasets.
 """
 
 import json
@@ -18,8 +18,8 @@ from ..folders import whole_file
 from ..text_data import standard_library_sources
 from .architectures import NewModelArguments, new_config, new_tokenizer, whole_models
 
-DATA = "smoke-data"  # in the place of a dataset
-MODEL = "smoke-model"  # in the place of a checkpoint
+DATA = "smoke-data"  # instead of a dataset
+MODEL = "smoke-model"  # instead of a checkpoint
 LENGTH = 128
 _PACKAGES = re.compile(r"(json|email|http|logging)/[^/]+\.py")
 NEW_MODEL = {
@@ -34,7 +34,7 @@ NEW_MODEL = {
         }
     ),
 }
-# What all stages share: seconds on a CPU
+# For all stages: seconds on a CPU
 TRAINING = {
     "use_cpu": True,
     "bf16": False,
@@ -52,7 +52,7 @@ TRAINING = {
 
 
 def write_corpus(folder: Path, num_files: int = 60) -> Path:
-    """JSON lines of `text` and `meta.source` (packages, modules) of the Python standard library."""
+    """Writes JSON lines of `text` and `meta.source` (packages, modules) from the Python standard library."""
     files = dict(standard_library_sources())
     sources = {"modules": [path for path in files if "/" not in path], "packages": filter(_PACKAGES.fullmatch, files)}
     rows = [
@@ -81,7 +81,7 @@ def write_questions(folder: Path, count: int = 400) -> Path:
 
 
 def write_traces(folder: Path, count: int = 200) -> Path:
-    """The schema of open-r1/OpenThoughts-114k-math, with the short solution in `messages` that must not be learnt."""
+    """The schema of open-r1/OpenThoughts-114k-math; the short solution in `messages` must not be trained on."""
     rows = [
         {
             "source": "smoke",
@@ -106,7 +106,7 @@ def write_traces(folder: Path, count: int = 200) -> Path:
 
 
 def write_model(folder: Path, length: int = LENGTH) -> Path:
-    """A checkpoint that knows nothing, for a stage that starts from one."""
+    """Saves an untrained checkpoint, for a stage that starts from one."""
     arguments = NewModelArguments(**NEW_MODEL)
     tokenizer = new_tokenizer(arguments, length)
     set_seed(0)

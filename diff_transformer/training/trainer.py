@@ -1,8 +1,8 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """What every stage adds to transformers' `Trainer`.
 
-Weight decay spares lambda and the norms; the log has lambda, tokens per second and MFU; a checkpoint is whole or does
-not count; a loss that is not finite stops the run before it reaches the weights.
+Weight decay excludes lambda and the norms; the log has lambda, tokens per second and MFU; checkpoints that are not
+whole are ignored; a loss that is not finite stops the run before it reaches the weights.
 """
 
 import math
@@ -28,7 +28,7 @@ from .whole_checkpoints import seal
 
 logger = logging.get_logger(__name__)
 
-# transformers spares biases and what it recognises as norms by name. Decay would pull the lambda vectors to zero, that
+# transformers excludes biases, and norms that it recognises by name. Decay would pull the lambda vectors to zero, that
 # is lambda to lambda_init, and the head norm's weight, a gain like that of every norm, to zero.
 _NO_DECAY = re.compile(r"(^|\.)(lambda_[qk][12]|subln\.weight)$")
 
@@ -38,7 +38,7 @@ class NonFiniteLossError(RuntimeError):
 
 
 def decay_parameter_names(names: list[str]) -> list[str]:
-    """Of the names that transformers would decay, those that are: neither lambda vectors nor head norms."""
+    """The names that transformers would decay, without the lambda vectors and head norms."""
     return [name for name in names if not _NO_DECAY.search(name)]
 
 
@@ -55,7 +55,7 @@ def layer_lambdas(model: torch.nn.Module) -> list[float]:
 
 
 def _gathered(parameters: list[torch.nn.Parameter]) -> AbstractContextManager:
-    """A context in which DeepSpeed's ZeRO-3 has put the shards of the parameters together."""
+    """A context in which DeepSpeed's ZeRO-3 has gathered the parameters."""
     if not any(hasattr(parameter, "ds_id") for parameter in parameters):
         return nullcontext()
     import deepspeed
@@ -64,12 +64,12 @@ def _gathered(parameters: list[torch.nn.Parameter]) -> AbstractContextManager:
 
 
 class RunTrainer(Trainer):
-    """transformers' `Trainer` with the above. TRL's takes it as well: `class MyTrainer(RunTrainer, SFTTrainer)`.
+    """transformers' `Trainer` with the above. It also mixes into TRL's: `class MyTrainer(RunTrainer, SFTTrainer)`.
 
-    Args, beside the trainer's own:
-        peak_flops_per_device: floating-point operations per second to which MFU relates; looked up for GPUs that
-            `budget` knows, without it no MFU is logged.
-        record_batches: leave a digest of every step's tokens in the output folder (`BatchRecord`).
+    Args, in addition to the trainer's own:
+        peak_flops_per_device: The FLOP/s of which MFU is a share; by default those of a GPU that `budget.peak_flops`
+            knows. Without it no MFU is logged.
+        record_batches: Write a digest of every step's tokens to the output folder (`BatchRecord`).
     """
 
     def __init__(self, *args, peak_flops_per_device: float | None = None, record_batches: bool = False, **kwargs):
@@ -93,7 +93,7 @@ class RunTrainer(Trainer):
     # ------------------------------------------------------------------------------------------------------ the steps
 
     def _prepare_inputs(self, inputs):
-        rows = inputs.pop("row", None)  # which rows of the dataset these are; nothing for the model
+        rows = inputs.pop("row", None)  # the rows' numbers in the dataset, which the model does not take
         self._rows = None if rows is None else torch.as_tensor(rows).tolist()
         return super()._prepare_inputs(inputs)
 
@@ -106,7 +106,7 @@ class RunTrainer(Trainer):
         if not math.isfinite(loss.item()):
             self._raise_non_finite(loss.item(), inputs)
         batch_size, length = inputs["input_ids"].shape
-        # Tensor-parallel processes share a batch; all others have tokens of their own, or their part of a sequence
+        # Tensor-parallel processes share a batch; others have their own tokens, or their part of a sequence
         tokens = batch_size * length * self.accelerator.num_processes // self.get_tp_size()
         self._num_tokens += tokens
         sequence_length = length * self.get_sp_size()
@@ -115,7 +115,7 @@ class RunTrainer(Trainer):
         return loss
 
     def evaluate(self, *args, **kwargs):
-        """The time that it takes is none of the training's."""
+        """Excludes the time of the evaluation from that of the training."""
         begin = time.monotonic()
         measures = super().evaluate(*args, **kwargs)
         if self._since is not None:
@@ -129,16 +129,16 @@ class RunTrainer(Trainer):
         step = self.state.global_step
         file = Path(self.args.output_dir) / f"non_finite_step_{step}_process_{self.args.process_index}.safetensors"
         batch = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-        # Cloned: safetensors takes no two tensors of one memory
+        # Cloned: safetensors rejects tensors that share memory
         save_file({name: value.detach().cpu().clone().contiguous() for name, value in batch.items()}, file)
         lambdas = [entry for entry in self.state.log_history if "lambda/layer_00" in entry][-1:]
         last = [f"{value:.4f}" for name, value in (lambdas or [{}])[0].items() if name.startswith("lambda/")]
         raise NonFiniteLossError(
             f"The loss of a batch in step {step + 1} is {loss}. Rows of the dataset: "
-            f"{'not numbered' if self._rows is None else self._rows}; the batch is kept in {file}. "
-            f"Last lambdas logged, by layer: {', '.join(last) or 'none'}. The weights were not changed by this step. "
-            "Look at the batch and at the gradient norms before it; go on from the last checkpoint with "
-            "--resume_from_checkpoint last and a lower learning rate or max_grad_norm, or without the rows."
+            f"{'not numbered' if self._rows is None else self._rows}; the batch is saved in {file}. "
+            f"Last lambdas in the log, by layer: {', '.join(last) or 'none'}. This step did not change the weights. "
+            "Check the batch and the gradient norms before it; resume from the last checkpoint with "
+            "--resume_from_checkpoint last and a lower learning rate or max_grad_norm, or without these rows."
         )
 
     # -------------------------------------------------------------------------------------------------------- the log
@@ -159,7 +159,7 @@ class RunTrainer(Trainer):
     # ------------------------------------------------------------------------------------------------ the checkpoints
 
     def _save_checkpoint(self, model, trial) -> None:
-        """Seals the checkpoint when it is on disk, and only then deletes older ones."""
+        """Seals the checkpoint once it is on disk, and only then deletes older ones."""
         output_dir = Path(self._get_output_dir(trial=trial))
         checkpoint = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         limit, self.args.save_total_limit = self.args.save_total_limit, None
@@ -169,12 +169,12 @@ class RunTrainer(Trainer):
             if self.args.should_save:
                 seal(checkpoint)
         except BaseException:
-            # A disk that is full stays so with half a checkpoint on it. Other processes may still write theirs.
+            # Half a checkpoint would keep a full disk full. Other processes may still be writing theirs.
             if self.accelerator.num_processes == 1:
                 shutil.rmtree(checkpoint, ignore_errors=True)
             logger.error(
-                f"{checkpoint} could not be saved and does not count; the checkpoints before it are untouched. Make "
-                "room if the disk is full, then go on from the last one with --resume_from_checkpoint last."
+                f"{checkpoint} could not be saved and will be ignored; the checkpoints before it are untouched. Make "
+                "room if the disk is full, then resume from the last one with --resume_from_checkpoint last."
             )
             raise
         finally:

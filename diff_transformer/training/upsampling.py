@@ -1,8 +1,8 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Length up-sampling to extend a context (Fu et al., arXiv:2402.10171): more long documents, the same mix of sources.
 
-Of every source all documents of at least `long_from` tokens are kept and each shorter one with probability
-`keep_short`, until the source has given its share of the tokens. Rows hold documents of one source, and the sources
+From every source all documents of at least `long_from` tokens are kept, and each shorter one with probability
+`keep_short`, until the source has reached its share of the tokens. A row has documents of one source, and the sources
 are interleaved row by row.
 """
 
@@ -44,13 +44,13 @@ _EDGES = 1024 * 2 ** np.arange(len(BUCKETS) - 1)
 
 @dataclass
 class Lengths:
-    """Documents and their tokens, by source and length: arrays of one number a bucket (`BUCKETS`, 1K = 1,024)."""
+    """Documents and their tokens, by source and length: arrays of one number per bucket (`BUCKETS`, 1K = 1,024)."""
 
     documents: dict[str, np.ndarray] = field(default_factory=dict)
     tokens: dict[str, np.ndarray] = field(default_factory=dict)
 
     def add(self, source: str, lengths: Any, tokens: Any = None) -> None:
-        """lengths: of whole documents, which choose the bucket. tokens: how many of each count, all by default."""
+        """lengths: tokens of whole documents, which choose the bucket. tokens: those that count, all by default."""
         lengths = np.atleast_1d(lengths)
         buckets = np.searchsorted(_EDGES, lengths, side="right")
         for table, weights in ((self.documents, None), (self.tokens, lengths if tokens is None else tokens)):
@@ -59,7 +59,7 @@ class Lengths:
 
     @classmethod
     def of(cls, documents: Dataset) -> "Lengths":
-        """Of tokenized documents: columns `input_ids` and `source`."""
+        """The lengths of tokenized documents with the columns `input_ids` and `source`."""
         columns = documents.with_format("arrow")[:]
         lengths = pc.list_value_length(columns["input_ids"]).to_numpy()
         sources = np.array([str(name) for name in columns["source"].to_pylist()])
@@ -70,7 +70,7 @@ class Lengths:
         return measured
 
     def shares(self) -> dict[str, float]:
-        """The part of all tokens that each source has; one of empty documents alone has none and is left out."""
+        """The share of all tokens that each source has; a source of empty documents has none and is left out."""
         totals = {source: int(tokens.sum()) for source, tokens in self.tokens.items() if tokens.any()}
         return {source: tokens / sum(totals.values()) for source, tokens in totals.items()}
 
@@ -80,13 +80,13 @@ class UpsamplingReport:
     """Length distribution and mix of sources before and after; `str` gives two tables.
 
     Attributes:
-        before: All documents of the corpus; of a stream, those that were read until every source had its tokens.
-        after: The documents in the rows. A document that is cut by the end of its source's last row counts once, with
-            the tokens that are in.
-        shares: The mix that was asked for; sums to 1.
+        before: All documents of the corpus; for a stream, those that were read until every source had its tokens.
+        after: The documents in the rows. A document that the end of its source's last row truncates counts once, with
+            the tokens in the row.
+        shares: The requested mix; sums to 1.
         tokens_wanted: The token budget.
-        exhausted: The source that ran out and so made all sources' budgets smaller, or None.
-        skipped: Documents without tokens, by reason, as far as was read.
+        exhausted: The source that ran out and reduced the budgets of all sources, or None.
+        skipped: Documents without tokens that were read, by reason.
     """
 
     before: Lengths
@@ -122,7 +122,7 @@ class UpsamplingReport:
             )
         if self.exhausted is not None:
             total = int(sum(tokens.sum() for tokens in self.after.tokens.values()))
-            lines.append(f"{self.exhausted} ran out: {total:,} of {self.tokens_wanted:,} tokens, in the mix wanted")
+            lines.append(f"{self.exhausted} ran out: {total:,} of {self.tokens_wanted:,} tokens, in the requested mix")
         if self.skipped:
             lines.append("skipped: " + ", ".join(f"{count:,} {reason}" for reason, count in self.skipped.items()))
         return "\n".join(lines)
@@ -138,7 +138,7 @@ class UpsamplingReport:
 
 @dataclass
 class _Source:
-    """What is kept of a source: its tokens in a file, its documents' lengths, its own random numbers."""
+    """What is kept of a source: its tokens in a file, its documents' lengths, its random number generator."""
 
     name: str
     file: Path
@@ -148,16 +148,16 @@ class _Source:
     lengths: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # Of seed and name alone: neither other sources nor their order changes what is drawn
+        # From seed and name alone: neither other sources nor their order change what is drawn
         name = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8], "big")
         self.random = np.random.default_rng([self.seed, name])
         self.opened = open(self.file, "wb")  # noqa: SIM115 (closed by `upsample_lengths`)
 
     def offer(self, ids: np.ndarray, long_from: int, keep_short: float) -> int:
-        """Takes the document or leaves it; returns how much nearer the budget is."""
+        """Keeps or drops the document; returns how many tokens of the budget it fills."""
         if self.tokens >= self.tokens_wanted:
             return 0
-        drawn = self.random.random()  # for long documents too, so that `long_from` changes no other's luck
+        drawn = self.random.random()  # for long documents too, so that `long_from` does not change later draws
         if len(ids) < long_from and drawn >= keep_short:
             return 0
         before = self.tokens
@@ -175,7 +175,7 @@ class _Source:
         return np.memmap(self.file, np.int32, "r", shape=(num_rows, sequence_length))
 
     def count(self, after: Lengths, num_tokens: int) -> None:
-        """Adds the documents in its first `num_tokens` tokens."""
+        """Adds the documents in the first `num_tokens` tokens of the source to `after`."""
         lengths = np.array(self.lengths, np.int64)
         inside = np.clip(num_tokens - (np.cumsum(lengths) - lengths), 0, lengths)
         after.add(self.name, lengths[inside > 0], inside[inside > 0])
@@ -196,24 +196,24 @@ def upsample_lengths(
 ) -> tuple[Dataset, UpsamplingReport]:
     """Writes packed rows with more long documents and the same mix of sources, and a report.
 
-    The corpus is read once, in its order, until every source has its tokens. A source that runs out before makes all
-    budgets smaller by the same factor: the mix stays, no document is used twice, and the report says so.
+    The corpus is read once, in order, until every source has its tokens. A source that runs out earlier reduces all
+    budgets by the same factor: the mix stays, no document is used twice, and the report names it.
 
     Args:
-        documents: Rows of `input_ids` and `source`, as `data.tokenize` gives them; those without tokens are passed
-            over and counted by `fault`, if there is such a column.
+        documents: Rows of `input_ids` and `source`, as `data.tokenize` returns them; rows without tokens are skipped
+            and counted by `fault`, if there is such a column.
         output_dir: Folder for the rows (`datasets.load_from_disk`) and report.json; appears whole or not at all. While
-            it is written, twice its size is needed: 8 bytes a token.
-        token_budget: Tokens in all, rounded down to whole rows.
-        eos_token_id: Put behind a document that does not end with it. It counts as a token of the document.
-        shares: Source -> its part of the tokens, or numbers in that ratio; documents of other sources are left out.
+            it is written, twice its size is needed: 8 bytes per token.
+        token_budget: Tokens in total, rounded down to whole rows.
+        eos_token_id: Appended to a document that does not end with it. It counts as a token of the document.
+        shares: Source -> its share of the tokens, or numbers in that ratio; documents of other sources are left out.
             None: as in `documents`, which must not be a stream.
-        long_from, keep_short: Documents of at least so many tokens are all kept, shorter ones with this probability.
+        long_from, keep_short: All documents of at least this many tokens are kept, shorter ones with this probability.
         seed: Each source draws from (seed, its name).
 
     Returns:
         The rows, each from one source: `input_ids`, int32, of exactly `sequence_length`, `source`, and `row`, the
-        position. The mix is that of `shares` to within a row for each source. The report.
+        position. The mix matches `shares` to within a row per source. And the report.
 
     Raises:
         ValueError: Sources without documents, numbers out of range, a stream without shares.
@@ -222,12 +222,12 @@ def upsample_lengths(
     if sequence_length < 1 or token_budget < sequence_length or not 0 <= keep_short <= 1:
         raise ValueError(
             f"Got token_budget={token_budget}, sequence_length={sequence_length} and keep_short={keep_short}; the "
-            "budget needs to be a row of at least one token or more, and the probability from 0 to 1."
+            "budget must be at least one row of at least one token, and the probability between 0 and 1."
         )
     before = Lengths() if isinstance(documents, IterableDataset) else Lengths.of(documents)
     if shares is None and isinstance(documents, IterableDataset):
         raise ValueError(
-            "The mix of a stream is not known before its end: give shares, such as SLIMPAJAMA_SHARES, or a Dataset."
+            "The mix of a stream is unknown before its end: give shares, such as SLIMPAJAMA_SHARES, or a Dataset."
         )
     shares = _normalized(before.shares() if shares is None else shares)
     rows_wanted = _apportion(token_budget // sequence_length, shares)
@@ -253,8 +253,8 @@ def upsample_lengths(
         if exhausted is not None:
             logger.warning(
                 f"{exhausted!r} ran out: {sum(num_rows.values()):,} of {sum(rows_wanted.values()):,} rows are "
-                "written, in the mix that was asked for. For more, give a larger corpus, a smaller share to this "
-                "source, a lower long_from or a higher keep_short."
+                "written, in the requested mix. For more, give a larger corpus, a smaller share to this source, a "
+                "lower long_from or a higher keep_short."
             )
         order = _interleaved(num_rows)
         _table(kept, order).save_to_disk(str(folder))
@@ -267,14 +267,14 @@ def _normalized(shares: Mapping[str, float]) -> dict[str, float]:
     total = sum(shares.values())
     if not shares or min(shares.values()) <= 0:
         raise ValueError(
-            f"Got shares {dict(shares)}; it needs a source, and every source one above 0. If they were measured, the "
-            "corpus has no document with tokens."
+            f"Got shares {dict(shares)}; there must be a source, and every share must be above 0. If they were "
+            "measured, the corpus has no document with tokens."
         )
     return {name: share / total for name, share in sorted(shares.items())}
 
 
 def _apportion(total: int, shares: Mapping[str, float]) -> dict[str, int]:
-    """`total` rows in whole numbers, each within one of its share: the largest remainders are rounded up."""
+    """`total` rows as whole numbers, each within one of its share: the largest remainders are rounded up."""
     counts = {name: int(total * share) for name, share in shares.items()}
     by_remainder = sorted(shares, key=lambda name: (counts[name] - total * shares[name], name))
     for name in by_remainder[: total - sum(counts.values())]:
@@ -283,7 +283,7 @@ def _apportion(total: int, shares: Mapping[str, float]) -> dict[str, int]:
 
 
 def _ids_and_sources(documents: Dataset | IterableDataset) -> Iterator[tuple[np.ndarray, str, str]]:
-    """Tokens, source, and the reason if there are no tokens."""
+    """Yields tokens, source, and the reason if there are no tokens."""
     if isinstance(documents, IterableDataset):
         for document in documents:
             yield np.array(document["input_ids"], np.int32), str(document["source"]), document.get("fault") or "empty"
@@ -304,7 +304,7 @@ def _read(
     long_from: int,
     keep_short: float,
 ) -> dict[str, int]:
-    """Offers every document to its source, until all have enough; returns how many had no tokens, by reason."""
+    """Offers every document to its source until all have enough; returns how many had no tokens, by reason."""
     skipped: Counter[str] = Counter()
     measure = isinstance(documents, IterableDataset)
     missing = {name for name, source in sources.items() if source.tokens_wanted}
@@ -330,7 +330,7 @@ def _read(
     if empty:
         raise ValueError(
             f"No document was kept of {', '.join(map(repr, empty))}; the corpus has the sources "
-            f"{', '.join(map(repr, sorted(before.tokens))) or 'none'}. Leave it out of shares, or correct its name."
+            f"{', '.join(map(repr, sorted(before.tokens))) or 'none'}. Remove it from shares, or correct its name."
         )
     return dict(skipped)
 
@@ -338,7 +338,7 @@ def _read(
 def _whole_mix(
     wanted: dict[str, int], there: dict[str, int], shares: Mapping[str, float]
 ) -> tuple[dict[str, int], str | None]:
-    """The most rows in the mix of `shares` that are there, and the source that limits them, if any does."""
+    """The most rows in the mix of `shares` that the sources can give, and the source that limits them, if any."""
     total, rows, exhausted = sum(wanted.values()), wanted, None
     while lacking := [name for name in rows if rows[name] > there[name]]:
         exhausted = min(lacking, key=lambda name: there[name] / shares[name])
@@ -346,20 +346,20 @@ def _whole_mix(
         rows = _apportion(total, shares)
     if exhausted is not None and not any(rows.values()):
         raise ValueError(
-            f"{exhausted!r} has {there[exhausted]} rows to give, so that none can be made in the mix that was asked "
-            "for: give a larger corpus, shorter rows, or leave this source out of shares."
+            f"{exhausted!r} has {there[exhausted]} rows to give, so that none can be made in the requested mix: give "
+            "a larger corpus, shorter rows, or remove this source from shares."
         )
     return rows, exhausted
 
 
 def _interleaved(num_rows: dict[str, int]) -> list[tuple[str, int]]:
-    """(source, which of its rows) so that every source is spread evenly over the whole."""
+    """(source, index of its row), so that every source is spread evenly over the whole."""
     places = [((2 * i + 1) / (2 * count), name, i) for name, count in num_rows.items() for i in range(count)]
     return [(name, i) for _, name, i in sorted(places)]
 
 
 def _table(kept: dict[str, np.ndarray], order: list[tuple[str, int]]) -> Dataset:
-    """A chunk a row, each a view of its source's file: nothing is in memory before it is written."""
+    """One chunk per row, each a view of its source's file: nothing is in memory before it is written."""
     offsets = pa.array([0, next(iter(kept.values())).shape[1]], pa.int32())
     chunks = [pa.ListArray.from_arrays(offsets, pa.array(kept[name][i])) for name, i in order]
     columns = {

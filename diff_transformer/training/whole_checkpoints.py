@@ -1,8 +1,8 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Which checkpoint of a run is whole.
+"""Which checkpoints of a run are whole.
 
-A checkpoint ends with a list of its files and their sizes, written when everything else is on disk. A folder without
-the list was cut off while it was written; one that differs from it was damaged later.
+A list of its files and their sizes is written to a checkpoint after everything else. A folder without the list was
+interrupted while it was written; one that differs from its list was damaged later.
 """
 
 import json
@@ -16,7 +16,7 @@ FILES = "files.json"
 
 
 def seal(checkpoint: Path) -> None:
-    """Writes the list of files: from here on the checkpoint counts."""
+    """Writes the list of files, which marks the checkpoint as whole."""
     with whole_file(checkpoint / FILES) as file:
         sizes = {
             path.relative_to(checkpoint).as_posix(): path.stat().st_size
@@ -31,7 +31,7 @@ def fault(checkpoint: Path) -> str | None:
     try:
         sizes = json.loads((checkpoint / FILES).read_text())
     except FileNotFoundError:
-        return f"it has no {FILES}: it was cut off while it was saved"
+        return f"it has no {FILES}: it was interrupted while it was saved"
     except (json.JSONDecodeError, UnicodeDecodeError):
         return f"its {FILES} is damaged"
     for name, size in sizes.items():
@@ -44,7 +44,7 @@ def fault(checkpoint: Path) -> str | None:
 
 
 def last_whole_checkpoint(output_dir: Path) -> tuple[Path | None, dict[Path, str]]:
-    """The checkpoint of most steps that is whole, and the later ones that are not, with their faults."""
+    """The last whole checkpoint, and the later ones that are not whole, with their faults."""
     faulty: dict[Path, str] = {}
     for checkpoint in map(Path, reversed(sort_checkpoints(str(output_dir)))):
         reason = fault(checkpoint)
@@ -55,7 +55,7 @@ def last_whole_checkpoint(output_dir: Path) -> tuple[Path | None, dict[Path, str
 
 
 def set_aside(checkpoint: Path) -> Path:
-    """Renames a faulty checkpoint, so that it neither counts as the latest one nor is lost."""
+    """Renames a faulty checkpoint, so that it is neither taken for the last one nor lost."""
     number = 0
     while (aside := checkpoint.with_name(f"faulty-{checkpoint.name}{f'-{number}' if number else ''}")).exists():
         number += 1

@@ -86,7 +86,7 @@ def test_a_line_is_a_step_not_a_micro_batch(record):
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("stopped_after", [2, 3, STEPS])
 def test_a_resumed_run_leaves_the_file_of_an_uninterrupted_one(record, stopped_after, accumulation):
-    """Also if it had gone on beyond the checkpoint."""
+    """Also if it had run beyond the checkpoint."""
     kwargs = {"per_device_train_batch_size": 4 // accumulation, "gradient_accumulation_steps": accumulation}
     lines = record("whole", **kwargs)
     assert record("stopped", **kwargs, max_steps=stopped_after) == lines[:stopped_after]
@@ -99,7 +99,7 @@ def test_a_run_from_the_start_begins_the_file_anew(record):
 
 
 @pytest.mark.parametrize("kept", [None, 0, 1])
-def test_a_record_that_lacks_steps_cannot_be_gone_on_with(record, tmp_path, kept):
+def test_a_record_that_lacks_steps_cannot_be_resumed(record, tmp_path, kept):
     lines = record("run")
     file = tmp_path / "run" / "batches.txt"
     if kept is None:

@@ -349,7 +349,7 @@ def test_tokenize_keeps_the_source_also_in_a_stream(tokenizer):
         assert [(row["input_ids"], row["source"], row["fault"]) for row in rows] == expected
 
 
-def test_wrong_numbers_and_a_tokenizer_without_end_of_text_are_refused(tokenizer):
+def test_wrong_numbers_and_a_tokenizer_without_end_of_text_are_rejected(tokenizer):
     documents = Dataset.from_dict({"text": TEXTS})
     with pytest.raises(ValueError, match="Got sequence_length=0"):
         pack(documents, tokenizer, 0)
@@ -382,7 +382,7 @@ def test_bad_rows_are_counted_by_reason_and_passed_over(tokenizer, streaming):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_broken_lines_take_no_others_with_them(tmp_path, tokenizer, streaming):
+def test_broken_lines_affect_no_others(tmp_path, tokenizer, streaming):
     """Half a surrogate pair, half a line, a number, a list, bytes that are no UTF-8."""
     lines = [
         {"text": TEXTS[1]},
@@ -408,7 +408,7 @@ def test_a_text_file_that_is_no_utf8_is_skipped(tmp_path, tokenizer, monkeypatch
     (tmp_path / "b.txt").write_bytes("\ufeffcafé".encode())
     train, _, skipped = load_rows(arguments(tmp_path), tokenizer)
     assert listed(train) == [line_of(["café"], tokenizer)] and skipped["invalid Unicode"] == 1
-    assert messages == [f"Of {tmp_path}: 1 documents used, 1 skipped (1 invalid Unicode)."]
+    assert messages == [f"{tmp_path}: 1 documents used, 1 skipped (1 invalid Unicode)."]
 
 
 def surrogates():
@@ -422,7 +422,7 @@ def test_a_stream_of_python_objects_may_hold_what_arrow_cannot(tokenizer):
     assert (skipped["invalid Unicode"], skipped["no text"]) == (1, 1)
 
 
-def test_a_shard_that_breaks_off_takes_no_other_with_it(tokenizer):
+def test_a_shard_that_breaks_off_affects_no_other(tokenizer):
     documents = IterableDataset.from_generator(broken_shards, gen_kwargs={"files": ["bad", "good"]})
     skipped = Skipped()
     rows = pack(documents, tokenizer, LENGTH, skipped=skipped)
@@ -430,7 +430,7 @@ def test_a_shard_that_breaks_off_takes_no_other_with_it(tokenizer):
     assert skipped["unreadable"] == 1
 
 
-def test_a_broken_json_file_of_a_stream_takes_no_other_with_it(tmp_path, tokenizer):
+def test_a_broken_json_file_of_a_stream_affects_no_other(tmp_path, tokenizer):
     """Read by datasets, which knows no way around a line."""
     write_lines(tmp_path / "corpus/a.json", [{"text": TEXTS[1]}])
     write_lines(tmp_path / "corpus/b.json", [{"text": TEXTS[2]}, '{"text": "cut of'])
@@ -580,7 +580,7 @@ def make_trainer(tmp_path, tiny_config):
     [{"dataloader_num_workers": 2}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}],
     ids=["workers", "batch"],
 )
-def test_resumed_trainer_goes_on_with_the_same_rows(tmp_path, tokenizer, make_trainer, changed):
+def test_a_resumed_trainer_takes_the_same_rows(tmp_path, tokenizer, make_trainer, changed):
     """In the middle of the second epoch, of two and a half steps each."""
     rows = pack(Dataset.from_dict({"text": TEXTS}), tokenizer, LENGTH).select(range(10))
     whole = make_trainer(rows)
@@ -594,7 +594,7 @@ def test_resumed_trainer_goes_on_with_the_same_rows(tmp_path, tokenizer, make_tr
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_resumed_trainer_goes_on_with_the_same_stream(tmp_path, tokenizer, make_trainer, monkeypatch, workers):
+def test_a_resumed_trainer_takes_the_same_stream(tmp_path, tokenizer, make_trainer, monkeypatch, workers):
     for i in range(3):
         write_lines(tmp_path / f"corpus/{i}.jsonl", [{"text": text} for text in [*TEXTS[20 * i : 20 * i + 20], ""]])
     args = arguments(tmp_path / "corpus", streaming=True, shuffle_buffer=5, validation_rows=3)
@@ -612,4 +612,4 @@ def test_resumed_trainer_goes_on_with_the_same_stream(tmp_path, tokenizer, make_
     resumed.add_callback(ReportSkipped(rows.skipped))
     resumed.train(resume_from_checkpoint=str(tmp_path / "output/checkpoint-4"))
     assert resumed.steps == {step: whole.steps[step] for step in (4, 5)}
-    assert messages == [f"Step 6: {rows.skipped}."] and rows.skipped["empty"] > 0, "what was skipped was not said"
+    assert messages == [f"Step 6: {rows.skipped}."] and rows.skipped["empty"] > 0, "what was skipped was not logged"

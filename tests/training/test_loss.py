@@ -295,14 +295,14 @@ def test_chunks_have_a_size_in_bytes():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_states": torch.zeros(5, 3)}, r"shapes do not fit: hidden_states \(5, 3\)"),
-        ({"hidden_states": torch.zeros(4)}, "shapes do not fit"),
+        ({"hidden_states": torch.zeros(5, 3)}, r"shapes do not match: hidden_states \(5, 3\)"),
+        ({"hidden_states": torch.zeros(4)}, "shapes do not match"),
         ({"labels": torch.zeros(4, dtype=torch.long)}, r"labels \(4,\)"),
         ({"bias": torch.zeros(5)}, r"bias \(5,\)"),
         ({"labels": torch.zeros(5)}, "labels have the type torch.float32"),
         (
             {"labels": torch.tensor([0, 1, 7, 2, 3])},
-            "labels has values from 0 to 7, but the head has the words 0 to 6",
+            "labels has values from 0 to 7, but the head's vocabulary is 0 to 6",
         ),
         ({"labels": torch.tensor([0, 1, -1, 2, 3])}, "values from -1 to 3"),
         ({"weight": torch.zeros(7, 4, dtype=torch.bfloat16)}, "one type outside of autocast"),
@@ -523,7 +523,7 @@ def test_peft_around_a_patched_model(make_model):
 
 
 @peft_asks_by_the_old_name
-def test_lora_on_the_head_is_refused(make_model):
+def test_lora_on_the_head_is_rejected(make_model):
     model = make_model()
     use_linear_cross_entropy(model)
     model = lora(model, target_modules=["lm_head"]).train()  # its weight alone would be the head without the adapter
@@ -642,7 +642,7 @@ def test_fsdp2(make_model, mesh, parts):
         assert_same(full, expected, 1e-12, "FSDP2")
 
 
-def test_tensor_parallel_weights_are_refused(mesh):
+def test_tensor_parallel_weights_are_rejected(mesh):
     hidden, weight, labels, _ = problem()
     with pytest.raises(ValueError, match="weight is a DTensor"):
         linear_cross_entropy(hidden, DTensor.from_local(weight, mesh), labels)

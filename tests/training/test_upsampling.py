@@ -238,12 +238,12 @@ def test_the_report_counts_lengths_and_sources(upsample):
     [
         ({"token_budget": 3}, "Got token_budget=3, sequence_length=4"),
         ({"keep_short": 1.5}, "keep_short=1.5"),
-        ({"shares": {"a": 1, "b": 0}}, "every source one above 0"),
-        ({"shares": {}}, "it needs a source"),
+        ({"shares": {"a": 1, "b": 0}}, "every share must be above 0"),
+        ({"shares": {}}, "there must be a source"),
         ({"shares": {"a": 1, "b": 1}, "sequence_length": 30}, "'a' has 0 rows to give|'b' has 0 rows to give"),
     ],
 )
-def test_wrong_numbers_are_refused(upsample, options, message):
+def test_wrong_numbers_are_rejected(upsample, options, message):
     with pytest.raises(ValueError, match=message):
         upsample(corpus(HAND), **{"token_budget": 200, **options})
 

@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Which checkpoint counts."""
+"""Which checkpoints are whole."""
 
 import json
 
@@ -20,7 +20,7 @@ def run(tmp_path):
     return tmp_path
 
 
-def test_the_checkpoint_of_most_steps_counts(run):
+def test_the_checkpoint_of_most_steps_is_the_last(run):
     assert last_whole_checkpoint(run) == (run / "checkpoint-100", {})
     assert fault(run / "checkpoint-100") is None
 
@@ -38,13 +38,13 @@ def test_a_damaged_file_is_found_and_the_checkpoint_before_is_taken(run, name, d
     assert list(faulty) == [run / "checkpoint-100"] and name in faulty[run / "checkpoint-100"]
 
 
-def test_a_checkpoint_cut_off_before_its_list_does_not_count(run):
+def test_a_checkpoint_without_its_list_is_not_whole(run):
     (run / "checkpoint-100" / FILES).unlink()
     whole, faulty = last_whole_checkpoint(run)
-    assert whole == run / "checkpoint-10" and "cut off" in faulty[run / "checkpoint-100"]
+    assert whole == run / "checkpoint-10" and "interrupted" in faulty[run / "checkpoint-100"]
 
 
-def test_a_damaged_list_does_not_count(run):
+def test_a_damaged_list_is_found(run):
     text = (run / "checkpoint-100" / FILES).read_text()
     (run / "checkpoint-100" / FILES).write_text(text[: len(text) // 2])
     assert last_whole_checkpoint(run)[0] == run / "checkpoint-10"
