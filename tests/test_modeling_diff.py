@@ -211,7 +211,8 @@ def test_flash_diff_is_the_default(tiny_config, tmp_path):
     """What nobody asked for is decided by the first forward; what was asked for stays."""
     ids = torch.tensor([[1, 2, 3]])
     model = DiffTransformerForCausalLM(tiny_config())
-    assert "flash_diff" in repr(model.config._attn_implementation)
+    assert model.config._attn_implementation == "sdpa", "what transformers expects of a model that has not run"
+    assert "default: flash_diff" in repr(model.config._attn_implementation)
     model(ids)
     assert model.config._attn_implementation == "flash_diff"
     model.save_pretrained(tmp_path)
@@ -353,7 +354,8 @@ def test_unknown_attention_implementation(model, tiny_config):
     # a name with "flash" in it is looked for among flash-attn kernels first
     with pytest.raises((ValueError, ImportError), match="flashy_diff"):
         model.set_attn_implementation("flashy_diff")
-    assert model.config._attn_implementation == "sdpa", "a refused name changes nothing"
+    model(torch.ones(1, 4, dtype=torch.long))
+    assert model.config._attn_implementation == "flash_diff", "a rejected name changes nothing"
 
 
 @pytest.mark.parametrize("version", [2, 3, 4])
