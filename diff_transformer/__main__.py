@@ -27,7 +27,7 @@ COMMANDS = {
 
 # The modules that the extras of setup.py install
 EXTRAS = {
-    "hub": {"huggingface_hub", "yaml"},
+    "hub": {"yaml"},
     "eval": {"accelerate", "datasets", "lm_eval", "math_verify", "matplotlib"},
     "train": {"accelerate", "datasets", "matplotlib", "peft", "tensorboard", "trl", "zstandard"},
     "ulysses": {"deepspeed"},
