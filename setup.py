@@ -21,7 +21,7 @@ EXTRAS = {
     ],
     "ulysses": ["deepspeed>=0.18.2; sys_platform == 'linux'"],  # sequence parallelism, and ZeRO-3
     "eval": ["accelerate>=1.12", "datasets>=4.0", "lm-eval>=0.4.13", "math-verify>=0.8", "matplotlib>=3.8"],
-    "hub": ["huggingface_hub>=1.33", "pyyaml"],
+    "hub": ["pyyaml"],
 }
 EXTRAS["dev"] = [
     *EXTRAS["triton"],
@@ -51,7 +51,7 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["diff_transformer", "diff_transformer.*"]),
     package_data={"diff_transformer": ["cl100k_base.tiktoken", "py.typed", "reproduction/studies/*.yaml"]},
-    install_requires=["torch>=2.6", "transformers>=5.17"],
+    install_requires=["torch>=2.6", "transformers>=5.17", "huggingface_hub>=1.33"],  # the last for the command line
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["diff-transformer = diff_transformer.__main__:main"]},
     classifiers=[

@@ -1,38 +1,83 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""The command line, `diff-transformer ...` or `python -m diff_transformer ...`.
+"""The command line: `diff-transformer COMMAND ...` or `python -m diff_transformer COMMAND ...`.
 
-`convert` and `verify` (`diff_transformer.conversion`), `evaluate` and `report` (`diff_transformer.evaluation`),
-`upload` (`diff_transformer.hub_upload`) and `reproduce` (`diff_transformer.reproduction`) are ours; everything else is
-transformers' own command line with the model registered: `serve FOLDER`, `chat`, ...
+Our commands are registered on the command line of transformers, whose own commands (`serve FOLDER`, `chat`, ...) find
+the model registered.
 """
 
 import sys
+from functools import partial
+from importlib import import_module
 
+import click
+from transformers.cli.transformers import app
 from transformers.cli.transformers import main as transformers_main
 
 import diff_transformer  # noqa: F401  (registers the model)
 
+# Command: the subpackage whose `__main__` runs it, the extras that it needs, its line of help
+COMMANDS = {
+    "convert": ("conversion", "", "Convert a checkpoint from one layout to another."),
+    "verify": ("conversion", "", "Compare the logits of two checkpoints."),
+    "evaluate": ("evaluation", "eval", "Evaluate one or several models with a protocol."),
+    "report": ("evaluation", "eval", "Render the results of evaluations as Markdown and HTML."),
+    "reproduce": ("reproduction", "train,eval", "Train DIFF and its Transformer, and compare them."),
+    "upload": ("hub_upload", "hub", "Upload a model or an adapter to the Hub, with a model card."),
+}
+
+# The modules that the extras of setup.py install
+EXTRAS = {
+    "hub": {"yaml"},
+    "eval": {"accelerate", "datasets", "lm_eval", "math_verify", "matplotlib"},
+    "train": {"accelerate", "datasets", "matplotlib", "peft", "tensorboard", "trl", "zstandard"},
+    "ulysses": {"deepspeed"},
+    "triton": {"triton"},
+    "flash-attn": {"flash_attn"},
+}
+
+
+def run(command: str, arguments: tuple[str, ...]) -> None:
+    """Runs one of our commands and exits with its code.
+
+    A missing optional package becomes a message with the command that installs it; every other ModuleNotFoundError is
+    a mistake in an installation or in the code, and propagates.
+    """
+    module, extras, _ = COMMANDS[command]
+    # The parsers of these two know both of their commands by name
+    prefix = [command] if module in ("conversion", "evaluation") else []
+    try:
+        sys.exit(import_module(f"diff_transformer.{module}.__main__").main([*prefix, *arguments]))
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if not any(package in packages for packages in EXTRAS.values()):
+            raise
+        if not any(package in EXTRAS[extra] for extra in extras.split(",") if extra):
+            extras = next(extra for extra, packages in EXTRAS.items() if package in packages)
+        sys.exit(f"error: {package} is not installed. Install it with: pip install -e '.[{extras}]'")
+
+
+for _command in app.commands.values():
+    _command.topic = "transformers"  # the heading under which the help lists it; ours are the main commands
+for _name, (_, _, _help) in COMMANDS.items():
+    app.add_command(
+        click.Command(
+            _name,
+            callback=partial(run, _name),
+            help=_help,
+            # The command's own parser reads all arguments, --help among them
+            params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
+            add_help_option=False,
+            context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+        )
+    )
+app.help = "Convert, evaluate, reproduce and upload Differential Transformers; serve them and chat with them."
+
 
 def main() -> None:
-    if sys.argv[1:2] in (["convert"], ["verify"]):
-        from diff_transformer.conversion.__main__ import main as conversion_main
-
-        sys.exit(conversion_main())
-    if sys.argv[1:2] in (["evaluate"], ["report"]):
-        from diff_transformer.evaluation.__main__ import main as evaluation_main
-
-        sys.exit(evaluation_main())
-    if sys.argv[1:2] == ["upload"]:
-        from diff_transformer.hub_upload.__main__ import main as upload_main
-
-        sys.exit(upload_main(sys.argv[2:]))
-    if sys.argv[1:2] == ["reproduce"]:
-        try:
-            from diff_transformer.reproduction.__main__ import main as reproduction_main
-        except ModuleNotFoundError as error:
-            sys.exit(f"error: {error.name} is not installed. Two extras are needed: pip install -e '.[train,eval]'")
-        sys.exit(reproduction_main(sys.argv[2:]))
-    transformers_main()
+    if sys.argv[1:2] and sys.argv[1] in COMMANDS:
+        app()
+    else:
+        transformers_main()  # which also looks for a newer transformers
 
 
 if __name__ == "__main__":

@@ -20,7 +20,12 @@ from collections.abc import Callable
 import torch
 from torch import nn
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
+from transformers.masking_utils import (
+    AttentionMaskInterface,
+    causal_mask_function,
+    create_causal_mask,
+    sdpa_mask,
+)
 from transformers.modeling_utils import AttentionInterface
 from transformers.utils import logging
 from transformers.utils.import_utils import is_tracing
@@ -262,9 +267,9 @@ def _refuse_split_sequences(module: nn.Module) -> None:
         and ALL_ATTENTION_FUNCTIONS[FLASH_DIFF] is flash_diff_attention_forward
     ):
         raise ValueError(
-            "DeepSpeed splits the sequences among processes (sp_size > 1), but the attention of this model was not "
-            "told to put them together. Call diff_transformer.training.ulysses.enable_ulysses(model) before the "
-            "training starts; it needs the installed package, not remote code."
+            "DeepSpeed splits the sequences among processes (sp_size > 1), but the attention of this model would not gather "
+            "them. Install the package diff_transformer, load the model with it instead of trust_remote_code=True, and "
+            "call its diff_transformer.training.ulysses.enable_ulysses(model) before the training starts."
         )
 
 
@@ -383,6 +388,41 @@ def flash_diff_padding_spans(
     return None, (starts, ends) if has_padding else None
 
 
+def prepare_attention(
+    config,
+    inputs_embeds: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    past_key_values,
+    packed_position_ids: torch.Tensor | None,
+) -> tuple[torch.Tensor | None, dict]:
+    """Once for all layers: the mask that the attention implementation of `config` takes, and for "flash_diff" the keyword
+    arguments that describe documents and padding.
+
+    inputs_embeds (B, T, hidden_size), attention_mask (B, S) or (B, heads or 1, T, S), packed_position_ids (B, T), which
+    restart at every document, or `None` if no row is packed.
+    """
+    cu_seq_lens, max_length = None, None
+    is_flash_diff = config._attn_implementation == FLASH_DIFF
+    if is_flash_diff:
+        cu_seq_lens, max_length = flash_diff_cu_seq_lens(packed_position_ids)
+    causal_mask = spans = None
+    if cu_seq_lens is None:  # the documents need no mask beside their offsets
+        causal_mask = create_causal_mask(
+            config=config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            # With a cache, even an empty one, transformers does not look for packed documents
+            past_key_values=past_key_values if packed_position_ids is None else None,
+            position_ids=packed_position_ids,
+        )
+    if not is_flash_diff:
+        return causal_mask, {}
+    causal_mask, spans = flash_diff_padding_spans(
+        causal_mask, inputs_embeds.shape[1], config.head_dim, inputs_embeds.dtype
+    )
+    return causal_mask, {"cu_seq_lens_q": cu_seq_lens, "max_length_q": max_length, "padding_spans": spans}
+
+
 __all__ = [
     "ALL_ATTENTION_FUNCTIONS",
     "DIFFERENTIAL_ATTENTION_FUNCTIONS",
@@ -396,6 +436,7 @@ __all__ = [
     "flash_diff_padding_spans",
     "packed_attention",
     "position_ids_from_cu_seq_lens",
+    "prepare_attention",
     "runs_fused",
     "sequence_parallel_group",
 ]

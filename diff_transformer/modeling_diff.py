@@ -16,7 +16,6 @@ from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import GenerationMixin
 from transformers.integrations import use_kernel_forward_from_hub, use_kernelized_func
-from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import (
     GenericForQuestionAnswering,
     GenericForSequenceClassification,
@@ -40,10 +39,9 @@ from .attention_diff import (
     differential_lambda,
     eager_attention_forward,
     flash_diff_attention_forward,
-    flash_diff_cu_seq_lens,
-    flash_diff_padding_spans,
     packed_attention,
     position_ids_from_cu_seq_lens,
+    prepare_attention,
     runs_fused,
 )
 from .configuration_diff import DiffTransformerConfig
@@ -304,12 +302,13 @@ class DiffTransformerDecoderLayer(GradientCheckpointingLayer):
         return residual + hidden_states
 
 
-class _ImplementationByDefault(str):
-    """The attention implementation of a model for which none was asked for: transformers' own default, "sdpa", until
-    the first forward makes it "flash_diff"."""
+class _Default(str):
+    """The attention implementation of a model for which none was requested. It equals "sdpa", which transformers expects
+    there, until the device is known (`_resolve_attn_implementation`). A type of its own, because "sdpa" can also be
+    requested, and the configuration is all that a model and its base model share."""
 
     def __repr__(self) -> str:
-        return f"{super().__repr__()} (by default: {FLASH_DIFF} from the first forward on)"
+        return f"{super().__repr__()} (default: {FLASH_DIFF} from the first forward on)"
 
 
 @auto_docstring
@@ -351,12 +350,17 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
                 init.normal_(vector, mean=0.0, std=self.config.lambda_std_dev)
 
     def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args, **kwargs) -> str:
-        if attn_implementation is None:
-            return _ImplementationByDefault(super()._check_and_adjust_attn_implementation(None, *args, **kwargs))
-        # transformers takes any other name with "flash" in it for a flash-attn kernel
-        if attn_implementation == FLASH_DIFF or isinstance(attn_implementation, _ImplementationByDefault):
+        # transformers takes every other name with "flash" in it for a flash-attn kernel
+        if attn_implementation == FLASH_DIFF or isinstance(attn_implementation, _Default):
             return attn_implementation
-        return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
+        checked = super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
+        return _Default(checked) if attn_implementation is None else checked
+
+    def _resolve_attn_implementation(self, device: torch.device) -> str:
+        """The attention implementation; where none was requested, the default of the device from now on."""
+        if isinstance(self.config._attn_implementation, _Default):
+            self.config._attn_implementation = default_attention(device)
+        return self.config._attn_implementation
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         if requested_attention == FLASH_DIFF:
@@ -371,9 +375,7 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         return super().get_correct_attn_implementation(requested_attention, is_init_check)
 
     def set_attn_implementation(self, attn_implementation: str | dict, *args, **kwargs):
-        if isinstance(self.config._attn_implementation, _ImplementationByDefault):
-            # "sdpa" asked for by name is another thing than "sdpa" because nothing was asked for
-            self.config._attn_implementation = str(self.config._attn_implementation)
+        self._resolve_attn_implementation(self.device)  # "sdpa" differs from the default, which equals it until now
         super().set_attn_implementation(attn_implementation, *args, **kwargs)
 
 
@@ -418,8 +420,8 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         past_seen_tokens = past_key_values.get_seq_length() if past_key_values is not None else 0
         self._check_lengths(inputs_embeds, attention_mask, past_seen_tokens)
 
-        if isinstance(self.config._attn_implementation, _ImplementationByDefault) and kwargs.get("cache") is None:
-            self.config._attn_implementation = default_attention(inputs_embeds.device)
+        if kwargs.get("cache") is None:  # not in continuous batching, which flash_diff cannot run
+            self._resolve_attn_implementation(inputs_embeds.device)
 
         packed_position_ids = self._packed_position_ids(
             inputs_embeds, attention_mask, position_ids, past_key_values, **kwargs
@@ -430,24 +432,10 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + past_seen_tokens
             position_ids = position_ids.unsqueeze(0)
 
-        if self.config._attn_implementation == FLASH_DIFF:
-            kwargs["cu_seq_lens_q"], kwargs["max_length_q"] = flash_diff_cu_seq_lens(packed_position_ids)
-        if self.config._attn_implementation == FLASH_DIFF and kwargs["cu_seq_lens_q"] is not None:
-            causal_mask = None  # the documents say it all
-        else:
-            causal_mask = create_causal_mask(
-                config=self.config,
-                inputs_embeds=inputs_embeds,
-                attention_mask=attention_mask,
-                # a cache, even an empty one, would keep transformers from looking for packed documents
-                past_key_values=past_key_values if packed_position_ids is None else None,
-                position_ids=packed_position_ids,
-            )
-
-        if self.config._attn_implementation == FLASH_DIFF:
-            causal_mask, kwargs["padding_spans"] = flash_diff_padding_spans(
-                causal_mask, inputs_embeds.shape[1], self.config.head_dim, inputs_embeds.dtype
-            )
+        causal_mask, attention_kwargs = prepare_attention(
+            self.config, inputs_embeds, attention_mask, past_key_values, packed_position_ids
+        )
+        kwargs.update(attention_kwargs)
 
         hidden_states = inputs_embeds
         position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)
@@ -612,10 +600,9 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
         )
 
     def init_continuous_batching(self, *args, **kwargs):
-        """As in transformers, but a model on flash_diff steps over to sdpa (or to flash-attn where transformers finds
-        it) until the manager stops: only those can read a paged cache. The tokens are the same."""
-        implementation = self.config._attn_implementation
-        if implementation != FLASH_DIFF and not isinstance(implementation, _ImplementationByDefault):
+        """As in transformers, but a model on flash_diff runs on sdpa (or on flash-attn where transformers finds it) until
+        the manager stops: only those can read a paged cache. The tokens are the same."""
+        if self._resolve_attn_implementation(self.device) != FLASH_DIFF:
             return super().init_continuous_batching(*args, **kwargs)
         logger.warning_once("Continuous batching: attention runs on sdpa instead of flash_diff, with the same result.")
         self.set_attn_implementation("sdpa")
@@ -624,19 +611,18 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
         except BaseException:
             self.set_attn_implementation(FLASH_DIFF)
             raise
-        manager._original_attn_impl = FLASH_DIFF  # what its stop() goes back to
+        manager._original_attn_impl = FLASH_DIFF  # restored by its stop()
         return manager
 
     @contextmanager
     def continuous_batching_context_manager(self, *args, **kwargs):
         """As in transformers, but the attention implementation is restored also if warming up fails."""
-        implementation = self.config._attn_implementation
+        implementation = self._resolve_attn_implementation(self.device)
         try:
             with super().continuous_batching_context_manager(*args, **kwargs) as manager:
                 yield manager
         finally:
-            if implementation == FLASH_DIFF or isinstance(implementation, _ImplementationByDefault):
-                self.set_attn_implementation(FLASH_DIFF)
+            self.set_attn_implementation(implementation)
 
 
 # The three heads are transformers' generic ones, except: they build their base model themselves. The generic __init__

@@ -131,17 +131,16 @@ def test_unwritten_slots_of_a_static_cache_are_not_read(make_model, attn_impleme
     assert_same_tokens(greedy(model, prompt, past_key_values=cache), expected, "an empty slot was read")
 
 
-# flash_diff through the whole compiler; the others, whose attention is transformers' own, without code generation
-@pytest.mark.parametrize(
-    ("attn_implementation", "backend"), [("default", "inductor"), ("eager", "aot_eager"), ("sdpa", "aot_eager")]
-)
-def test_compiled_decoding_with_a_static_cache(make_model, attn_implementation, backend):
+# Without code generation: tracing and recompilation are tested, and our attention is one operator to the compiler
+@pytest.mark.compile
+@pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
+def test_compiled_decoding_with_a_static_cache(make_model, attn_implementation):
     model = make_model(attn_implementation, num_hidden_layers=1)
     prompt = random_ids(1, 7)
     expected = greedy(make_model("eager", num_hidden_layers=1), prompt)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    compile_config = CompileConfig(fullgraph=True, dynamic=False, backend=backend, mode=None)
+    compile_config = CompileConfig(fullgraph=True, dynamic=False, backend="aot_eager", mode=None)
     compile_config._compile_all_devices = True  # transformers compiles by itself on accelerators only
     tokens = greedy(model, prompt, cache_implementation="static", compile_config=compile_config)
     assert_same_tokens(tokens, expected, "compiled decoding")

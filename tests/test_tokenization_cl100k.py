@@ -146,16 +146,19 @@ def test_every_assigned_code_point_alone(tokenizer, oracle):
     assert_same_ids(tokenizer, oracle, assigned + others)
 
 
+@pytest.mark.slow
 def test_every_assigned_code_point_in_context(tokenizer, oracle):
     assigned, others = code_points()
     contexts = [f"a{c}b {c}{c}1'{c}\n{c}2" for c in assigned + others]
     assert_same_ids(tokenizer, oracle, ["".join(contexts[i : i + 256]) for i in range(0, len(contexts), 256)])
 
 
+@pytest.mark.slow
 def test_ten_megabytes_of_local_text(tokenizer, oracle, corpus):
     assert assert_same_ids(tokenizer, oracle, corpus) > 2_000_000
 
 
+@pytest.mark.slow
 @settings(max_examples=800, deadline=None, derandomize=True, database=None)
 @given(text=st.text(max_size=100) | fragments(AWKWARD))
 def test_fuzzed_text(tokenizer, oracle, text):
@@ -219,6 +222,7 @@ def test_decode_of_any_ids(tokenizer, oracle, ids):
 # Prefix vocabularies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", PREFIXES)
 def test_prefix_vocabulary(num_ranks, corpus):
     tokenizer = cl100k_tokenizer(num_ranks)
@@ -413,62 +417,67 @@ def test_chat_template_refuses_other_roles_and_contents(tokenizer):
 LOADER = """
 import json, sys
 from transformers import AutoTokenizer
-folder, texts, chat = json.loads(sys.stdin.read())
-tokenizer = AutoTokenizer.from_pretrained(folder)
-assert not any(name.split(".")[0] == "diff_transformer" for name in sys.modules)
-try:
-    tokenizer("\\ud800")
-    refused = False
-except TypeError:
-    refused = True
-out = tokenizer.apply_chat_template(chat, return_dict=True, return_assistant_tokens_mask=True)
-vocab = tokenizer.get_vocab()
-print(json.dumps({
-    "class": type(tokenizer).__name__, "vocab": vocab, "length": len(tokenizer), "refused": refused,
-    "eos": tokenizer.eos_token, "pad": tokenizer.pad_token, "bos": tokenizer.bos_token,
-    "special": tokenizer.all_special_ids, "inputs": tokenizer.model_input_names, "max": tokenizer.model_max_length,
-    "ids": tokenizer(texts)["input_ids"], "split": tokenizer(texts, split_special_tokens=True)["input_ids"],
-    "decoded": tokenizer.batch_decode(tokenizer(texts)["input_ids"]),
-    "chat": out["input_ids"], "mask": out["assistant_masks"], "added": tokenizer.add_tokens(["<new>"]),
-    "new": tokenizer.convert_tokens_to_ids("<new>"),
-}))
+folders, texts, chat = json.loads(sys.stdin.read())
+loaded = []
+for folder in folders:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert not any(name.split(".")[0] == "diff_transformer" for name in sys.modules)
+    try:
+        tokenizer("\\ud800")
+        rejected = False
+    except TypeError:
+        rejected = True
+    out = tokenizer.apply_chat_template(chat, return_dict=True, return_assistant_tokens_mask=True)
+    vocab = tokenizer.get_vocab()
+    loaded.append({
+        "class": type(tokenizer).__name__, "vocab": vocab, "length": len(tokenizer), "rejected": rejected,
+        "eos": tokenizer.eos_token, "pad": tokenizer.pad_token, "bos": tokenizer.bos_token,
+        "special": tokenizer.all_special_ids, "inputs": tokenizer.model_input_names, "max": tokenizer.model_max_length,
+        "ids": tokenizer(texts)["input_ids"], "split": tokenizer(texts, split_special_tokens=True)["input_ids"],
+        "decoded": tokenizer.batch_decode(tokenizer(texts)["input_ids"]),
+        "chat": out["input_ids"], "mask": out["assistant_masks"], "added": tokenizer.add_tokens(["<new>"]),
+        "new": tokenizer.convert_tokens_to_ids("<new>"),
+    })
+print(json.dumps(loaded))
 """
 
 
-@pytest.mark.parametrize("vocab_size", [None, 1000])
-def test_save_and_load_without_this_package(tmp_path, vocab_size):
-    tokenizer = cl100k_tokenizer(vocab_size, model_max_length=4096)
-    tokenizer.save_pretrained(tmp_path)
-    assert not list(tmp_path.glob("*.py")) and "auto_map" not in (tmp_path / "tokenizer_config.json").read_text()
+@pytest.mark.process
+def test_save_and_load_without_this_package(tmp_path):
+    tokenizers = [cl100k_tokenizer(vocab_size, model_max_length=4096) for vocab_size in (None, 1000)]
+    folders = [tmp_path / "whole", tmp_path / "prefix"]
+    for tokenizer, folder in zip(tokenizers, folders, strict=True):
+        tokenizer.save_pretrained(folder)
+        assert not list(folder.glob("*.py")) and "auto_map" not in (folder / "tokenizer_config.json").read_text()
     texts = [PROSE, CODE, EMOJI, *SPECIAL_TEXTS, *RUNS[::50]]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     result = subprocess.run(
         [sys.executable, "-c", LOADER],
-        input=json.dumps([str(tmp_path), texts, CHAT]),
+        input=json.dumps([[str(folder) for folder in folders], texts, CHAT]),
         capture_output=True,
         text=True,
         cwd=tmp_path,
         env=environment | {"HF_HUB_OFFLINE": "1"},
     )
     assert result.returncode == 0, result.stderr
-    loaded = json.loads(result.stdout)
-    out = tokenizer.apply_chat_template(CHAT, return_dict=True, return_assistant_tokens_mask=True)
-    assert loaded == {
-        "class": PreTrainedTokenizerFast.__name__,
-        "vocab": tokenizer.get_vocab(),
-        "length": len(tokenizer),
-        "refused": True,
-        "eos": "<|endoftext|>",
-        "pad": "<|pad|>",
-        "bos": None,
-        "special": tokenizer.all_special_ids,
-        "inputs": ["input_ids", "attention_mask"],
-        "max": 4096,
-        "ids": tokenizer(texts)["input_ids"],
-        "split": tokenizer(texts, split_special_tokens=True)["input_ids"],
-        "decoded": texts,
-        "chat": out["input_ids"],
-        "mask": out["assistant_masks"],
-        "added": 1,
-        "new": len(tokenizer),
-    }
+    for tokenizer, loaded in zip(tokenizers, json.loads(result.stdout), strict=True):
+        out = tokenizer.apply_chat_template(CHAT, return_dict=True, return_assistant_tokens_mask=True)
+        assert loaded == {
+            "class": PreTrainedTokenizerFast.__name__,
+            "vocab": tokenizer.get_vocab(),
+            "length": len(tokenizer),
+            "rejected": True,
+            "eos": "<|endoftext|>",
+            "pad": "<|pad|>",
+            "bos": None,
+            "special": tokenizer.all_special_ids,
+            "inputs": ["input_ids", "attention_mask"],
+            "max": 4096,
+            "ids": tokenizer(texts)["input_ids"],
+            "split": tokenizer(texts, split_special_tokens=True)["input_ids"],
+            "decoded": texts,
+            "chat": out["input_ids"],
+            "mask": out["assistant_masks"],
+            "added": 1,
+            "new": len(tokenizer),
+        }

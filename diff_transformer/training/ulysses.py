@@ -24,7 +24,6 @@ from ..attention_diff import (
     sequence_parallel_group,
 )
 from ..configuration_diff import DiffTransformerConfig
-from ..modeling_diff import _ImplementationByDefault
 
 
 def enable_ulysses(model: PreTrainedModel) -> None:
@@ -58,8 +57,9 @@ def enable_ulysses(model: PreTrainedModel) -> None:
     ALL_ATTENTION_FUNCTIONS[FLASH_DIFF] = ulysses_attention_forward
     DIFFERENTIAL_ATTENTION_FUNCTIONS.add(ulysses_attention_forward)
     transformers.trainer.skip_first_batches = _skip_first_batches
-    # accelerate admits no name but transformers' own, and DeepSpeed wants the model to have the same
-    config._attn_implementation = _ImplementationByDefault("sdpa")
+    # DeepSpeed compares it with the recipe's, which accelerate allows to be "sdpa" but not "flash_diff". As if none had
+    # been requested, it is "sdpa" until the first forward
+    config._attn_implementation = model._check_and_adjust_attn_implementation(None)
 
 
 def ulysses_attention_forward(

@@ -1,0 +1,140 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""The command line: what its help lists, which function runs a command, its exit code, and missing optional packages."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+import diff_transformer.__main__ as command_line
+
+ROOT = Path(__file__).parents[1]
+OPTION = {
+    "convert": "--max-shard-size",
+    "verify": "--tolerance",
+    "evaluate": "needle",
+    "report": "--title",
+    "reproduce": "--scale",
+    "upload": "--dry-run",
+}
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """What the commands call instead of our modules: their names and arguments, and the outcome that they have."""
+    calls = SimpleNamespace(arguments=[], outcome=0)
+
+    def import_module(name: str):
+        def main(arguments: list[str]) -> int:
+            calls.arguments.append((name, arguments))
+            if isinstance(calls.outcome, Exception):
+                raise calls.outcome
+            return calls.outcome
+
+        return SimpleNamespace(main=main)
+
+    monkeypatch.setattr(command_line, "import_module", import_module)
+    return calls
+
+
+@pytest.mark.oldest
+def test_help_lists_our_commands_before_those_of_transformers():
+    result = CliRunner().invoke(command_line.app, ["--help"])
+    assert result.exit_code == 0
+    assert "Differential Transformers" in result.output and "Transformers CLI" not in result.output
+    ours, theirs = result.output.split("Transformers commands:")
+    for name, (_, _, text) in command_line.COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(text)}$", ours, re.MULTILINE)
+        assert not re.search(rf"^  {name} ", theirs, re.MULTILINE)
+    for name in ("serve", "chat", "env"):
+        assert re.search(rf"^  {name} ", theirs, re.MULTILINE)
+
+
+@pytest.mark.oldest
+@pytest.mark.parametrize("command", command_line.COMMANDS)
+def test_help_of_a_command_is_that_of_its_own_parser(command):
+    result = CliRunner().invoke(command_line.app, [command, "--help"])
+    assert result.exit_code == 0
+    assert f"usage: diff-transformer {command}" in result.output
+    assert OPTION[command] in result.output
+
+
+@pytest.mark.oldest
+@pytest.mark.parametrize("code", [0, 1, 75])
+@pytest.mark.parametrize(
+    ("arguments", "module", "passed"),
+    [
+        ("convert A B --from unilm --rename a b -h", "conversion", "convert A B --from unilm --rename a b -h"),
+        ("verify A B", "conversion", "verify A B"),
+        ("evaluate needle --model A -- --json", "evaluation", "evaluate needle --model A -- --json"),
+        ("report --title T DIR", "evaluation", "report --title T DIR"),
+        ("reproduce --scale cpu -q", "reproduction", "--scale cpu -q"),
+        ("upload A O/N --format x", "hub_upload", "A O/N --format x"),
+        ("upload", "hub_upload", ""),
+    ],
+)
+def test_a_command_gets_its_arguments_and_gives_its_exit_code(called, arguments, module, passed, code):
+    called.outcome = code
+    result = CliRunner().invoke(command_line.app, arguments.split())
+    assert called.arguments == [(f"diff_transformer.{module}.__main__", passed.split())]
+    assert result.exit_code == code
+
+
+def test_missing_packages(called):
+    for command, missing, extras in (
+        ("evaluate", "lm_eval.tasks", "eval"),
+        ("report", "matplotlib", "eval"),
+        ("upload", "yaml", "hub"),
+        ("upload", "matplotlib", "eval"),
+        ("upload", "peft", "train"),
+        ("reproduce", "trl", "train,eval"),
+        ("reproduce", "math_verify", "train,eval"),
+        ("convert", "accelerate", "eval"),
+    ):
+        called.outcome = ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+        result = CliRunner().invoke(command_line.app, [command])
+        package = missing.partition(".")[0]
+        message = f"error: {package} is not installed. Install it with: pip install -e '.[{extras}]'\n"
+        assert (result.exit_code, result.output) == (1, message)
+    for name in ("diff_transformer.evaluation.nothing", "numpy", None):
+        called.outcome = ModuleNotFoundError("not an optional package", name=name)
+        assert CliRunner().invoke(command_line.app, ["evaluate"]).exception is called.outcome
+
+
+def test_the_extras_are_those_of_setup():
+    """By the names of their modules."""
+    assignments = [node for node in ast.parse((ROOT / "setup.py").read_text()).body if isinstance(node, ast.Assign)]
+    (extras,) = (ast.literal_eval(node.value) for node in assignments if ast.unparse(node.targets[0]) == "EXTRAS")
+    modules = {
+        extra: {re.match(r"[\w-]+", package)[0].replace("-", "_").replace("pyyaml", "yaml") for package in packages}
+        for extra, packages in extras.items()
+    }
+    assert modules == command_line.EXTRAS
+
+
+def test_only_commands_of_transformers_look_for_a_newer_transformers(called, monkeypatch):
+    programs = []
+    monkeypatch.setattr(command_line, "transformers_main", lambda: programs.append("transformers"))
+    for arguments in (["serve", "A"], ["--help"], [], ["report", "DIR"]):
+        monkeypatch.setattr(sys, "argv", ["diff-transformer", *arguments])
+        try:
+            command_line.main()
+        except SystemExit as stop:
+            programs.append(stop.code)
+    assert programs == ["transformers"] * 3 + [0]
+
+
+@pytest.mark.process
+def test_a_process_imports_only_what_it_runs():
+    command = [sys.executable, "-X", "importtime", "-m", "diff_transformer", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "reproduce  Train DIFF" in done.stdout
+    imported = set(re.findall(r"\| +([\w.]+)$", done.stderr, re.MULTILINE))
+    assert "diff_transformer.modeling_diff" in imported
+    ours = {f"diff_transformer.{module}" for module, _, _ in command_line.COMMANDS.values()}
+    assert not imported & (ours | {"lm_eval", "math_verify", "matplotlib", "trl"})
