@@ -19,7 +19,9 @@ torch.set_num_threads(1)
 
 def pytest_collection_modifyitems(items):
     """The files with the most long tests come first: short ones fill up the workers at the end."""
-    long = Counter(item.path for item in items for mark in ("process", "compile", "slow") if item.get_closest_marker(mark))
+    long = Counter(
+        item.path for item in items for mark in ("process", "compile", "slow") if item.get_closest_marker(mark)
+    )
     items.sort(key=lambda item: -long[item.path])
 
 
