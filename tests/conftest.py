@@ -30,7 +30,7 @@ def _seed():
     torch.manual_seed(0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny_config():
     """A function that makes configurations small enough for a test and odd enough to find mistakes: grouped queries,
     weights large enough that the maps are peaked."""
