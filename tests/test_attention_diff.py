@@ -221,16 +221,12 @@ def test_flex_attention_agrees(tiny_config, padding):
     model = DiffTransformerModel(config).eval()
     ids = torch.randint(0, config.vocab_size, (2, 128))
     mask, rows = make_mask(padding, 2, 128)
-    outputs = []
-    for implementation, dtype in (
-        ("flex_attention", torch.float32),
-        ("eager", torch.float32),
-        ("eager", torch.float64),
-    ):
-        model.to(dtype).set_attn_implementation(implementation)
+    outputs = {}
+    for implementation in ("eager", "flex_attention"):
+        model.set_attn_implementation(implementation)
         with torch.no_grad():
-            outputs.append(model(ids, attention_mask=mask).last_hidden_state * rows[..., None])
-    assert_same_computation(*outputs)
+            outputs[implementation] = model(ids, attention_mask=mask).last_hidden_state * rows[..., None]
+    assert relative_error(outputs["flex_attention"], outputs["eager"]) <= 1e-5
 
 
 @pytest.mark.parametrize("implementation", ["flash_diff", "sdpa"])
