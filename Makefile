@@ -3,10 +3,12 @@ PYTHON ?= python3
 VENV ?= .venv
 OLDEST_VENV ?= .venv-oldest
 WORKERS ?= 2
-# What pytest is asked to run; `make test TESTS="tests/test_generation.py -k beam"`
+# What pytest runs: `make test TESTS="tests/test_generation.py -k beam"`
 TESTS ?= tests
+# Whole files are distributed, so that their fixtures are built once. tests/conftest.py puts the longest files first.
+PYTEST = -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-kernels test-gpu test-oldest style bench clean
+.PHONY: demo test test-fast test-compile test-kernels test-gpu test-oldest style bench clean
 .DEFAULT_GOAL := test
 
 # glibc would return the large buffers to the system after every step: a quarter of the time
@@ -14,22 +16,27 @@ demo: $(VENV)/.installed
 	MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=4294967296 $(VENV)/bin/python demo/run.py
 
 test: $(VENV)/.installed
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
+	$(VENV)/bin/python $(PYTEST) --durations=20 $(TESTS)
+
+# The inner loop
+test-fast: $(VENV)/.installed
+	$(VENV)/bin/python $(PYTEST) -m "not process and not compile and not slow" $(TESTS)
+
+# Ahead-of-time compilation of the Triton kernels, and the digest of what was compiled (`make test` compares it)
+test-compile: $(VENV)/.installed
+	COMPILE_KERNELS=1 $(VENV)/bin/python -m pytest -n $(WORKERS) tests/test_flash_diff_compile.py
+	$(VENV)/bin/python tests/test_flash_diff_compile.py
 
 # The Triton kernels: in Triton's interpreter on a CPU, and on a GPU
 test-kernels: $(VENV)/.installed
 	TRITON_INTERPRET=1 $(VENV)/bin/python -m pytest -n $(WORKERS) tests/test_flash_diff.py
 
 test-gpu: $(VENV)/.installed
-	$(VENV)/bin/python -m pytest tests/test_flash_diff.py tests/test_flash_diff_compile.py
+	COMPILE_KERNELS=1 $(VENV)/bin/python -m pytest tests/test_flash_diff.py tests/test_flash_diff_compile.py
 
-# On the oldest transformers that setup.py admits, but for the tests that hardly depend on it
+# The smoke set, on the oldest transformers that setup.py admits
 test-oldest: $(OLDEST_VENV)/.installed
-	$(OLDEST_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS) \
-		--ignore tests/test_flash_diff_compile.py --ignore tests/test_benchmarks.py \
-		--ignore tests/training/test_training_distributed.py --ignore tests/training/test_faults.py \
-		--ignore tests/evaluation/test_evaluation_memory.py --ignore-glob "tests/evaluation/test_[!aegp]*.py" \
-		--ignore tests/reproduction/test_reproduce.py
+	$(OLDEST_VENV)/bin/python $(PYTEST) -m oldest $(shell grep -rl --include="test_*.py" mark.oldest tests)
 
 style: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
@@ -46,10 +53,14 @@ $(VENV)/.installed: setup.py constraints.txt
 	$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
-$(OLDEST_VENV)/.installed: setup.py constraints-oldest.txt
-	$(PYTHON) -m venv $(OLDEST_VENV)
-	$(OLDEST_VENV)/bin/pip install -q --disable-pip-version-check -c constraints-oldest.txt torch
-	$(OLDEST_VENV)/bin/pip install -q --disable-pip-version-check -c constraints-oldest.txt -e ".[dev]"
+# The packages of $(VENV), except for those with another version
+$(OLDEST_VENV)/.installed: $(VENV)/.installed constraints-oldest.txt
+	$(VENV)/bin/python -m venv --clear --without-pip $(OLDEST_VENV)
+	$(VENV)/bin/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' \
+		> $$($(OLDEST_VENV)/bin/python -c 'import site; print(site.getsitepackages()[0])')/packages.pth
+	$(OLDEST_VENV)/bin/python -m pip install -q --disable-pip-version-check --no-deps \
+		$$(grep -vxF -f constraints.txt constraints-oldest.txt | grep ==)
+	$(OLDEST_VENV)/bin/python -m pip check
 	touch $@
 
 clean:

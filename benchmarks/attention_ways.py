@@ -97,6 +97,10 @@ class Problem:
         copies = {name: x.requires_grad_(self.q.requires_grad) for name, x in copies.items()}
         return replace(self, **copies, grad_out=self.grad_out.to(dtype))
 
+    def with_lambda_per_head(self) -> "Problem":
+        """For `eager`: the same lambda for every token and head, (B, T, h, 1), each with a gradient of its own."""
+        return replace(self, lambda_full=self.lambda_full.detach().repeat(*self.q.shape[:3], 1).requires_grad_())
+
     @cached_property
     def block_mask(self):
         """flex_attention's causal mask, for packed documents one that keeps them apart; made before the clock runs."""
@@ -244,14 +248,15 @@ def eager(p: Problem) -> torch.Tensor:
     if max(lengths) > LONGEST_EAGER:
         raise MemoryError(f"eager attention holds whole maps; it is run up to {LONGEST_EAGER} tokens")
     k_lengths = p.documents if p.cu_seqlens is not None else [p.k.shape[1]]
-    rows = zip(p.q.split(lengths, 1), p.k.split(k_lengths, 1), p.v.split(k_lengths, 1), strict=True)
+    lambda_full = p.lambda_full.expand(*p.q.shape[:3], 1)
+    rows = [x.split(n, 1) for x, n in ((p.q, lengths), (p.k, k_lengths), (p.v, k_lengths), (lambda_full, lengths))]
     outs = []
-    for q, k, v in rows:
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    for row in zip(*rows, strict=True):
+        q, k, v, lambda_ = (x.transpose(1, 2) for x in row)
         mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
         mask = mask.tril(k.shape[2] - q.shape[2])
         module = torch.nn.Identity().eval()  # no dropout
-        outs.append(eager_attention_forward(module, q, k, v, mask[None, None], p.lambda_full, p.scale)[0])
+        outs.append(eager_attention_forward(module, q, k, v, mask[None, None], lambda_, p.scale)[0])
     return head_norm(p, torch.cat(outs, 1))
 
 

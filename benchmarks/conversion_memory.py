@@ -3,9 +3,9 @@
 
     python -m benchmarks.conversion_memory --out benchmarks/results/conversion_memory_<hardware>_<date>
 
-writes a synthetic checkpoint in the authors' layout (bfloat16, sharded), converts it with the command line in a fresh
-process, with and without the check of the logits, and writes `<out>.csv`. The peak is of the resident memory, as the
-kernel counts it: Python, torch and the mapped pages of files are in it.
+writes a synthetic checkpoint in the authors' layout (bfloat16, sharded), converts it with the command line in a new
+process, with and without the verification of the logits, and writes `<out>.csv`. The peak is that of the resident
+memory as the kernel counts it, which includes Python, torch and the mapped pages of files.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from diff_transformer.conversion.layouts import YOCO, layer_names
 
 
 def write_checkpoint(folder: Path, size: int, hidden_size: int) -> int:
-    """A model of about `size` bytes; returns how many there are."""
+    """Writes a model of about `size` bytes and returns its exact size."""
     sizes = {
         "hidden_size": hidden_size,
         "num_attention_heads": hidden_size // 256 or 1,
@@ -45,7 +45,7 @@ def write_checkpoint(folder: Path, size: int, hidden_size: int) -> int:
     return sum(x.nbytes for x in meta.values())
 
 
-# VmHWM is of this process alone; ru_maxrss would start with what the parent had
+# VmHWM counts this process alone; ru_maxrss would start at the value of the parent
 MEASURED = """
 import re, sys
 from diff_transformer.conversion.__main__ import main
@@ -56,7 +56,7 @@ sys.exit(code)
 
 
 def peak_of(*arguments: str) -> tuple[float, int]:
-    """Seconds and peak bytes of the command line in its own process; without arguments, of its imports."""
+    """Seconds and peak bytes of the command line in a process of its own. Without arguments: of its imports."""
     start = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", MEASURED, *arguments], capture_output=True, text=True)
     if done.returncode != 0:
@@ -64,28 +64,29 @@ def peak_of(*arguments: str) -> tuple[float, int]:
     return time.perf_counter() - start, int(done.stdout.rpartition("peak KiB ")[2]) * 1024
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--gib", type=float, default=2.0, help="size of the checkpoint")
-    parser.add_argument("--hidden-size", type=int, default=2048)
-    parser.add_argument("--folder", type=Path, help="where the checkpoints go for a while; three times their size")
-    options = parser.parse_args()
-    print(f"Budget  {3 * options.gib:g} GiB of disk, a minute for each GiB", flush=True)
+    parser.add_argument("--out", type=Path, help="path of the result file, without its extension")
+    parser.add_argument("--gib", type=float, default=2.0, help="size of the checkpoint in GiB (default: %(default)s)")
+    parser.add_argument("--hidden-size", type=int, default=2048, help="of the model (default: %(default)s)")
+    parser.add_argument("--folder", type=Path, help="for the temporary checkpoints, which need three times their size")
+    options = parser.parse_args(arguments)
+    print(f"Budget  {3 * options.gib:g} GiB of disk, one minute per GiB", flush=True)
     rows = []
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         source = Path(folder) / "source"
         source.mkdir()
         size = write_checkpoint(source, int(options.gib * 2**30), options.hidden_size)
-        for name, arguments in (("convert", ["--no-verify"]), ("convert and verify", [])):
+        imports_alone = peak_of()[1]
+        for name, options_of_task in (("convert", ["--no-verify"]), ("convert and verify", [])):
             places = (str(source), str(Path(folder) / "converted"))
-            seconds, peak = peak_of("convert", *places, "--from", "yoco", "--overwrite", *arguments)
+            seconds, peak = peak_of("convert", *places, "--from", "yoco", "--overwrite", *options_of_task)
             rows.append(
                 {
                     "task": name,
                     "checkpoint_mib": round(size / 2**20),
                     "peak_mib": round(peak / 2**20),
-                    "imports_alone_mib": round(peak_of()[1] / 2**20),
+                    "imports_alone_mib": round(imports_alone / 2**20),
                     "seconds": round(seconds, 1),
                     "hardware": platform.machine(),
                     **versions("torch", "transformers"),

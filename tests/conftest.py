@@ -1,5 +1,6 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 import os
+from collections import Counter
 
 # Before transformers is imported: no test may reach a hub, and a stalled look-up would only hide that it tried
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -16,12 +17,20 @@ from diff_transformer import DiffTransformerConfig  # noqa: E402
 torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items):
+    """The files with the most long tests come first: short ones fill up the workers at the end."""
+    long = Counter(
+        item.path for item in items for mark in ("process", "compile", "slow") if item.get_closest_marker(mark)
+    )
+    items.sort(key=lambda item: -long[item.path])
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny_config():
     """A function that makes configurations small enough for a test and odd enough to find mistakes: grouped queries,
     weights large enough that the maps are peaked."""

@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 from golden import GOLDEN_NAMES, Golden, relative_error, run_attention
+from tolerances import assert_same_computation
 from torch import nn
 
 from diff_transformer import DiffTransformerForCausalLM, DiffTransformerModel, flash_diff
@@ -213,9 +214,12 @@ def test_backends_agree(tiny_config, batch, length, heads, kv_heads, head_dim, p
         for name, gradient in expected_grads.items():
             assert torch.allclose(grads[name], gradient, rtol=1e-9, atol=1e-9), (implementation, name)
     model.float()
-    for implementation in ("flash_diff", "sdpa"):
-        got, _ = run_model(model, ids, mask, rows, implementation, direction.float())
-        assert relative_error(got, expected.float()) <= 2e-5, implementation
+    eager, *others = (
+        run_model(model, ids, mask, rows, implementation, direction.float())[0]
+        for implementation in ("eager", "flash_diff", "sdpa")
+    )
+    for got in others:
+        assert_same_computation(got, eager, expected)
 
 
 # transformers requests a compiled block mask in a way that torch deprecated, and so does what torch traces
@@ -244,19 +248,27 @@ def test_flex_attention_agrees(tiny_config, padding, stance):
 @pytest.mark.parametrize("implementation", ["flash_diff", "sdpa"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision(tiny_config, implementation, dtype):
-    """The error against the float32 oracle is at most twice (gradients: three times) the oracle's own in this type."""
+    """The error against the float32 oracle is at most twice (gradients: three times) the oracle's own in this type.
+
+    Over several losses: the gradients of a layer's lambda vectors follow from one number, whose error for a single
+    loss can be small by chance.
+    """
     config = tiny_config(initializer_range=0.1)
     model = DiffTransformerModel(config).train()
     ids = torch.randint(0, config.vocab_size, (2, 70))
-    rows, direction = torch.ones(2, 70, dtype=torch.bool), torch.randn(2, 70, 64)
-    exact, exact_grads = run_model(model, ids, None, rows, "eager", direction)
-    model.to(dtype)
-    eager, eager_grads = run_model(model, ids, None, rows, "eager", direction)
-    got, grads = run_model(model, ids, None, rows, implementation, direction)
+    rows, directions = torch.ones(2, 70, dtype=torch.bool), torch.randn(16, 2, 70, 64)
+
+    def run(implementation):
+        results = [run_model(model, ids, None, rows, implementation, direction) for direction in directions]
+        return results[0][0], {name: torch.stack([grads[name] for _, grads in results]) for name in results[0][1]}
 
     def error(a, b):
         return (a.float() - b).norm().item()
 
+    exact, exact_grads = run("eager")
+    model.to(dtype)
+    eager, eager_grads = run("eager")
+    got, grads = run(implementation)
     rounding = torch.finfo(dtype).eps
     assert error(got, exact) <= 2 * error(eager, exact) + rounding * exact.norm()
     for name, expected in exact_grads.items():

@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""The GPU benchmarks, end to end on the CPU with tiny sizes, and the check that keeps a wrong way from being timed."""
+"""The benchmarks end to end on the CPU with tiny sizes, and the checks that no wrong implementation is timed."""
 
 import csv
 import importlib
@@ -20,12 +20,6 @@ SIZES = {"--hidden-size": 32, "--head-dims": 16, "--lengths": 16, "--tokens": 32
 TINY = ["--device", "cpu", *(str(word) for option in SIZES.items() for word in option)]
 COLUMNS = {"task", "d", "length", "way", "status", "ms", "tflops", "gb_per_s", "over_best_rival", "over_standard"}
 COLUMNS |= {"peak_mib", "reason", "hardware", "torch", "triton"}
-
-
-def run_module(module: str, *arguments, **environment) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", module, *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8", timeout=300)
 
 
 def read(path: Path) -> list[dict]:
@@ -51,12 +45,16 @@ def case(ways, task: str, length: int = 33, dtype: torch.dtype = torch.float32, 
 # ------------------------------------------------------------------------------------------------------- attention.py
 
 
+@pytest.mark.process
 def test_attention_end_to_end(tmp_path):
+    """In a process, since triton reads TRITON_INTERPRET when it is imported."""
     pytest.importorskip("triton", reason="flash_diff needs triton, whose interpreter runs it on the CPU")
     out = tmp_path / "results" / "attention"
     ways = ["flash_diff", "eager", "packed/sdpa", "two_calls/flash_attn_3", "four_calls/sdpa_flash"]
     arguments = [*TINY, "--dtype", "float32", "--norm", "--out", out, "--ways", *ways, "standard/sdpa_flash"]
-    done = run_module("benchmarks.attention", *arguments, TRITON_INTERPRET="1")
+    command = [sys.executable, "-m", "benchmarks.attention", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8", timeout=300)
     assert done.returncode == 0, f"the benchmark failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     assert done.stdout.startswith("Budget  30 minutes for 5 cells x 6 ways"), "no budget before the run"
 
@@ -190,13 +188,21 @@ def test_attention_keeps_the_rows_of_a_killed_run(attention, monkeypatch, tmp_pa
 # ------------------------------------------------------------------------------------------------------- model_gpu.py
 
 
+@pytest.fixture
+def model_gpu(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    return importlib.import_module("benchmarks.model_gpu")
+
+
+# transformers 5.23 renamed it; the benchmark supports 5.17 too
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
 @pytest.mark.parametrize("less_memory", [[], ["--gradient-checkpointing", "--loss-chunk", "7", "--layers", "1"]])
-def test_model_gpu_end_to_end(tmp_path, less_memory):
+def test_model_gpu_end_to_end(model_gpu, tmp_path, capsys, less_memory):
     out = tmp_path / "model"
-    arguments = ["--tiny", "--device", "cpu", "--lengths", 16, 32, "--tokens", 32, "--rounds", 1, "--out", out]
-    done = run_module("benchmarks.model_gpu", *arguments, *less_memory)
-    assert done.returncode == 0, f"the benchmark failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-    assert done.stdout.startswith("Budget  20 minutes for 4 cells x 4 contestants")
+    arguments = ["--tiny", "--device", "cpu", "--lengths", "16", "32", "--tokens", "32", "--rounds", "1"]
+    assert model_gpu.main([*arguments, "--out", str(out), *less_memory]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("Budget  20 minutes for 4 cells x 4 contestants")
 
     rows = read(out.with_suffix(".csv"))
     assert set(rows[0]) >= {"task", "length", "model", "tokens_per_second", "over_transformer", "peak_gib", "reason"}
@@ -209,13 +215,7 @@ def test_model_gpu_end_to_end(tmp_path, less_memory):
         assert row["layers"] == ("1" if less_memory else "2")
     assert len(rows) == 2 * 2 * 4
     if less_memory:
-        assert "gradient checkpointing" in done.stdout and "loss in chunks of 7 tokens" in done.stdout
-
-
-@pytest.fixture
-def model_gpu(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("benchmarks.model_gpu")
+        assert "gradient checkpointing" in printed and "loss in chunks of 7 tokens" in printed
 
 
 def test_model_gpu_models_are_of_equal_size(model_gpu):
@@ -254,10 +254,11 @@ def test_model_gpu_times_nothing_that_is_wrong(model_gpu, monkeypatch, tmp_path,
 # ---------------------------------------------------------------------------------------------- conversion_memory.py
 
 
-def test_conversion_memory_end_to_end(tmp_path):
-    arguments = ["--gib", 0.02, "--hidden-size", 256, "--out", tmp_path / "memory", "--folder", tmp_path]
-    done = run_module("benchmarks.conversion_memory", *arguments)
-    assert done.returncode == 0, f"the benchmark failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+@pytest.mark.process
+def test_conversion_memory_end_to_end(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT))
+    main = importlib.import_module("benchmarks.conversion_memory").main
+    main(["--gib", "0.02", "--hidden-size", "256", "--out", str(tmp_path / "memory"), "--folder", str(tmp_path)])
     rows = read(tmp_path / "memory.csv")
     assert [row["task"] for row in rows] == ["convert", "convert and verify"]
     for row in rows:

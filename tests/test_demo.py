@@ -1,42 +1,88 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""demo/run.py: the smoke path through real processes, and the parts that a short run does not reach."""
+"""demo/run.py: the smoke run as a process, again in this process, and the parts that a short run does not reach."""
 
+import contextlib
+import io
 import json
 import os
+import runpy
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer
+from transformers.utils import logging
 
 from diff_transformer import DiffTransformerForCausalLM
 
 DEMO = Path(__file__).parents[1] / "demo"
-
-
-def python(*args, cwd) -> subprocess.CompletedProcess:
-    # one thread: the arithmetic is tiny, and threads that wait for one another are slow on a busy machine
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *map(str, args)]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, encoding="utf-8", timeout=900)
+MODULES = ("run", "muon", "pictures")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Two smoke runs into one folder: the folder, their outputs and their logs."""
+def demo():
+    """The scripts as modules of this process."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("accelerate")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # both are set by the import, and taken back here
+        monkeypatch.syspath_prepend(DEMO)
+        for name in MODULES:
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        import run
+
+        yield run
+        for name in MODULES:
+            del sys.modules[name]
+
+
+def complete(model: Path, prompt: str) -> str:
+    """What demo/complete.py prints, without a process."""
+    output = io.StringIO()
+    with pytest.MonkeyPatch.context() as monkeypatch, contextlib.redirect_stdout(output):
+        monkeypatch.setattr(sys, "argv", ["complete.py", str(model), prompt])
+        try:
+            runpy.run_path(str(DEMO / "complete.py"), run_name="__main__")
+        finally:
+            logging.enable_progress_bar()
+    return output.getvalue()
+
+
+@pytest.fixture(scope="module")
+def runs(demo, tmp_path_factory):
+    """Two smoke runs into one folder, in a process and in this one: the folder, their outputs and their logs."""
     folder = tmp_path_factory.mktemp("demo")
-    out, outputs, logs = folder / "out", [], []
-    for _ in range(2):
-        done = python(DEMO / "run.py", "--smoke", "--out", out, cwd=folder)
-        assert done.returncode == 0, f"the smoke run failed:\n{done.stderr[-4000:]}"
-        outputs.append(done.stdout)
-        logs.append(json.loads((out / "log.json").read_text()))
-    return out, outputs, logs
+    out, arguments = folder / "out", ["--smoke", "--out", str(folder / "out")]
+    # one thread, as here: the arithmetic is tiny, and threads that wait for one another are slow on a busy machine
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(DEMO / "run.py"), *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, encoding="utf-8", timeout=900)
+    assert done.returncode == 0, f"the smoke run failed:\n{done.stderr[-4000:]}"
+    logs = [json.loads((out / "log.json").read_text())]
+
+    def without_process(command, **kwargs):
+        return subprocess.CompletedProcess(command, 0, complete(*command[2:]))
+
+    output = io.StringIO()
+    with pytest.MonkeyPatch.context() as monkeypatch, contextlib.redirect_stdout(output), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # in a process they are no errors either
+        monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
+        monkeypatch.setattr(demo.subprocess, "run", without_process)
+        monkeypatch.chdir(folder)
+        try:
+            demo.main()
+        finally:
+            logging.enable_progress_bar()
+    logs.append(json.loads((out / "log.json").read_text()))
+    return out, [done.stdout, output.getvalue()], logs
 
 
+@pytest.mark.process
 def test_run_leaves_nothing_but_its_results(runs):
     out, _, _ = runs
     found = {path.name for path in out.iterdir()}
@@ -44,6 +90,7 @@ def test_run_leaves_nothing_but_its_results(runs):
     assert {path.name for path in out.parent.iterdir()} == {"out"}, "the demo wrote outside its folder"
 
 
+@pytest.mark.process
 def test_run_lowers_the_validation_loss(runs):
     _, _, (log, _) = runs
     losses = [entry["eval_loss"] for entry in log["history"] if "eval_loss" in entry]
@@ -51,18 +98,21 @@ def test_run_lowers_the_validation_loss(runs):
     assert 4.0 < log["unigram_entropy"] < 7.0
 
 
+@pytest.mark.process
 def test_run_decays_the_learning_rate_to_zero(runs):
     _, _, (log, _) = runs
     rates = [entry["learning_rate"] for entry in log["history"] if "learning_rate" in entry]
     assert rates[-1] < 0.05 * max(rates)
 
 
+@pytest.mark.process
 def test_run_twice_gives_the_same_result(runs):
     _, _, (first, second) = runs
     assert first["validation_loss"] == second["validation_loss"]
     assert first["completion"] == second["completion"]
 
 
+@pytest.mark.process
 def test_run_prints_budget_and_summary(runs):
     out, outputs, (log, _) = runs
     for output in outputs:
@@ -84,6 +134,7 @@ def test_run_prints_budget_and_summary(runs):
         assert "lambda = " in output
 
 
+@pytest.mark.process
 def test_run_saves_a_complete_model(runs):
     out, _, _ = runs
     found = {path.name for path in (out / "model").iterdir()}
@@ -96,19 +147,19 @@ def test_run_saves_a_complete_model(runs):
     assert len(tokenizer) <= model.config.vocab_size
 
 
+@pytest.mark.process
 def test_complete_needs_nothing_but_the_folder(runs, tmp_path):
-    out, _, (_, log) = runs
+    out, _, (log, _) = runs
     moved = tmp_path / "moved"
     (out / "model").rename(moved)
     try:
         prompt = "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"
-        done = python(DEMO / "complete.py", moved, prompt, cwd=tmp_path)
+        assert complete(moved, prompt) == log["completion"]
     finally:
         moved.rename(out / "model")
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout == log["completion"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["loss.png", "maps.png"])
 def test_pictures_show_something(runs, name):
     image = pytest.importorskip("matplotlib.image")
@@ -119,22 +170,7 @@ def test_pictures_show_something(runs, name):
     assert len(np.unique((pixels[..., :3] * 255).astype(int).reshape(-1, 3), axis=0)) > 50, "an empty picture"
 
 
-@pytest.fixture
-def demo(monkeypatch):
-    """The scripts as modules of this process."""
-    pytest.importorskip("matplotlib")
-    pytest.importorskip("accelerate")
-    monkeypatch.syspath_prepend(DEMO)
-    for name in ("run", "muon", "pictures"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    import run
-
-    yield run
-    for name in ("run", "muon", "pictures"):
-        del sys.modules[name]
-
-
-def test_run_refuses_a_folder_that_is_not_its_own(demo, monkeypatch, tmp_path):
+def test_run_rejects_a_folder_that_is_not_its_own(demo, monkeypatch, tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
     monkeypatch.setattr(sys, "argv", ["run.py", "--smoke", "--out", str(tmp_path)])
     with pytest.raises(SystemExit, match="was not made by this demo"):
@@ -142,14 +178,14 @@ def test_run_refuses_a_folder_that_is_not_its_own(demo, monkeypatch, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_run_says_which_file_it_cannot_read(demo, monkeypatch, tmp_path):
+def test_run_names_the_file_that_it_cannot_read(demo, monkeypatch, tmp_path):
     (tmp_path / "folder.py").mkdir()  # not readable as a file, even for root
     monkeypatch.setattr(sys, "argv", ["run.py", "--source", str(tmp_path), "--out", str(tmp_path / "out")])
     with pytest.raises(SystemExit, match="folder.py cannot be read .* --source"):
         demo.main()
 
 
-def test_run_says_when_there_are_no_sources(demo, monkeypatch, tmp_path):
+def test_run_rejects_a_source_without_python(demo, monkeypatch, tmp_path):
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_a.py").write_text("pass")
     monkeypatch.setattr(sys, "argv", ["run.py", "--source", str(tmp_path), "--out", str(tmp_path / "out")])

@@ -1,8 +1,8 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Data, sharded-data and tensor parallelism: two real processes on gloo against one process.
 
-The file has two halves. Collected by pytest, a test starts the file itself as a script under torchrun,
-`tests/test_distributed.py SCENARIO FOLDER`, and compares what the two processes wrote into the folder.
+The file has two halves. The tests start the file itself once as a script under torchrun, `tests/test_distributed.py
+FOLDER`, and compare what the two processes wrote into the folder with what one process computes.
 """
 
 import faulthandler
@@ -36,6 +36,7 @@ from transformers.distributed import DistributedConfig
 
 from diff_transformer import DiffTransformerForCausalLM
 
+pytestmark = pytest.mark.process
 WORLD_SIZE = 2
 VOCAB_SIZE = 200
 
@@ -196,10 +197,10 @@ TP_MODELS = {
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(launching.TIMEOUT - 30, exit=True)  # even if nobody waits for it any more
     torch.set_num_threads(1)
-    scenario, folder = sys.argv[1], Path(sys.argv[2])
-    rank = int(os.environ["RANK"])
+    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     dist.init_process_group("gloo")
-    torch.save(globals()[scenario](folder, rank), folder / f"{scenario}-{rank}.pt")
+    for scenario in (ddp, fsdp, tensor_parallel):
+        torch.save(scenario(folder, rank), folder / f"{scenario.__name__}-{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -207,28 +208,28 @@ if __name__ == "__main__":
 # ----------------------------------------------------------------------------------------------------- the one process
 
 
-def launch(scenario: str, folder: Path) -> list[dict]:
-    """Runs a scenario in two processes and returns what each of them wrote."""
-    torchrun = ("torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD_SIZE}")
-    launching.launch(*torchrun, __file__, scenario, str(folder), timeout=launching.TIMEOUT)
-    return [torch.load(folder / f"{scenario}-{rank}.pt", weights_only=True) for rank in range(WORLD_SIZE)]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Tiny products are slower, not faster, on several threads; and the two processes use one each."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    """With documents of many lengths."""
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, tiny_config) -> tuple[Path, dict[str, list[dict]]]:
+    """A folder with documents of many lengths and the models, and what the two processes wrote in each scenario."""
+    folder = tmp_path_factory.mktemp("distributed")
+    torch.manual_seed(0)
     documents = [torch.randint(0, VOCAB_SIZE, (length,)).tolist() for length in (25, 3, 18, 30, 2, 11, 22, 9)]
-    torch.save([{"input_ids": ids} for ids in documents], tmp_path / "documents.pt")
-    return tmp_path
+    torch.save([{"input_ids": ids} for ids in documents], folder / "documents.pt")
+    torch.save(torch.randint(0, VOCAB_SIZE, (2, 32)), folder / "input_ids.pt")
+    models = {"model": {}, **FSDP_MODELS, **{name: kwargs for name, (kwargs, _) in TP_MODELS.items()}}
+    for name, kwargs in models.items():
+        model = DiffTransformerForCausalLM(tiny_config(vocab_size=VOCAB_SIZE, **kwargs))
+        with torch.no_grad():
+            for parameter_name, parameter in model.named_parameters():
+                if parameter_name.endswith("bias"):
+                    parameter.normal_(std=0.2)
+        model.save_pretrained(folder / name)
+
+    launching.launch("torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD_SIZE}", __file__, str(folder))
+    return folder, {
+        scenario: [torch.load(folder / f"{scenario}-{rank}.pt", weights_only=True) for rank in range(WORLD_SIZE)]
+        for scenario in ("ddp", "fsdp", "tensor_parallel")
+    }
 
 
 def assert_all_close(actual: dict, expected: dict, what: str, rtol: float = 1e-3, atol: float = 1e-5) -> None:
@@ -246,66 +247,51 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     return AutoModelForCausalLM.from_pretrained(path).state_dict()
 
 
-def test_ddp_gives_the_gradients_of_the_joint_batch(folder, tiny_config):
-    DiffTransformerForCausalLM(tiny_config(vocab_size=VOCAB_SIZE)).save_pretrained(folder / "model")
+def test_ddp_gives_the_gradients_of_the_joint_batch(run):
+    folder, results = run
     expected = train(folder, "single", per_device_train_batch_size=4)
-    results = launch("ddp", folder)
-    assert results[0]["losses"] == pytest.approx(expected["losses"], rel=1e-5)  # only rank 0 logs
-    for rank, actual in enumerate(results):
+    assert results["ddp"][0]["losses"] == pytest.approx(expected["losses"], rel=1e-5)  # only rank 0 logs
+    for rank, actual in enumerate(results["ddp"]):
         for step in range(2):
             what = f"gradient on rank {rank} in step {step}"
             assert_all_close(actual["gradients"][step], expected["gradients"][step], what)
     assert_all_close(weights(folder / "ddp" / "final"), weights(folder / "single" / "final"), "weight")
 
 
-def test_fsdp2_trains_saves_and_resumes_like_one_process(folder, tiny_config):
+@pytest.mark.parametrize("name", FSDP_MODELS)
+def test_fsdp2_trains_saves_and_resumes_like_one_process(run, name):
+    """The processes themselves compare a resumed training with one that was not interrupted."""
+    folder, results = run
     documents = [row["input_ids"] for row in torch.load(folder / "documents.pt")]
-    expected, final = {}, {}
-    for name, kwargs in FSDP_MODELS.items():
-        model = DiffTransformerForCausalLM(tiny_config(vocab_size=VOCAB_SIZE, **kwargs))
-        model.save_pretrained(folder / name)
-        optimizer = adamw(model)
-        expected[name] = [optimize(model, optimizer, documents) for _ in range(2)]
-        final[name] = model.state_dict()
-
-    results = launch("fsdp", folder)  # the comparison after the resume is in there
-    for name, steps in expected.items():
-        for i, step in enumerate(steps):
-            loss = sum(result[name][i]["loss"] for result in results)
-            assert loss == pytest.approx(step["loss"], rel=1e-5), f"{name}, step {i}"
-            for result in results:
-                assert_all_close(result[name][i]["gradients"], step["gradients"], f"{name}, step {i}: gradient")
-        assert_all_close(weights(folder / f"{name}-saved"), final[name], f"{name}: saved weight")
-        saved = {path.name for path in (folder / f"{name}-saved").glob("*.py")}
-        assert "modeling_diff.py" in saved and not any("fsdp" in file for file in saved), f"saved beside it: {saved}"
-        auto_map = json.loads((folder / f"{name}-saved" / "config.json").read_text())["auto_map"]
-        assert auto_map["AutoModelForCausalLM"] == "modeling_diff.DiffTransformerForCausalLM"
+    model = AutoModelForCausalLM.from_pretrained(folder / name)
+    optimizer = adamw(model)
+    for i in range(2):
+        step = optimize(model, optimizer, documents)
+        loss = sum(result[name][i]["loss"] for result in results["fsdp"])
+        assert loss == pytest.approx(step["loss"], rel=1e-5), f"step {i}"
+        for result in results["fsdp"]:
+            assert_all_close(result[name][i]["gradients"], step["gradients"], f"step {i}: gradient")
+    assert_all_close(weights(folder / f"{name}-saved"), model.state_dict(), "saved weight")
+    saved = {path.name for path in (folder / f"{name}-saved").glob("*.py")}
+    assert "modeling_diff.py" in saved and not any("fsdp" in file for file in saved), f"saved beside it: {saved}"
+    auto_map = json.loads((folder / f"{name}-saved" / "config.json").read_text())["auto_map"]
+    assert auto_map["AutoModelForCausalLM"] == "modeling_diff.DiffTransformerForCausalLM"
 
 
-def test_tensor_parallelism_gives_the_logits_and_gradients_of_one_process(tmp_path, tiny_config):
-    torch.save(torch.randint(0, VOCAB_SIZE, (2, 32)), tmp_path / "input_ids.pt")
-    expected = {}
-    for name, (kwargs, attn_implementation) in TP_MODELS.items():
-        config = tiny_config(vocab_size=VOCAB_SIZE, **kwargs)
-        model = DiffTransformerForCausalLM._from_config(config, attn_implementation=attn_implementation)
-        with torch.no_grad():
-            for parameter_name, parameter in model.named_parameters():
-                if parameter_name.endswith("bias"):
-                    parameter.normal_(std=0.2)
-        model.save_pretrained(tmp_path / name)
-        input_ids = torch.load(tmp_path / "input_ids.pt")
-        expected[name] = loss_and_gradients(model, input_ids)
-        expected[name]["tokens"] = model.eval().generate(input_ids[:, :5], max_new_tokens=8, do_sample=False)
-
-    for rank, results in enumerate(launch("tensor_parallel", tmp_path)):
-        for name, actual in results.items():
-            what = f"{name}, rank {rank}: "
-            assert actual["local_shape"] == (32, 64), f"{what}the heads are not split"
-            assert_all_close({"logits": actual["logits"]}, {"logits": expected[name]["logits"]}, what)
-            assert actual["loss"] == pytest.approx(expected[name]["loss"], rel=1e-5)
-            assert_all_close(actual["gradients"], expected[name]["gradients"], f"{what}gradient")
-            assert torch.equal(actual["tokens"], expected[name]["tokens"]), f"{what}generated tokens"
-    for name in TP_MODELS:
-        saved = weights(tmp_path / f"{name}-saved")
-        for key, tensor in weights(tmp_path / name).items():
-            assert torch.equal(saved[key], tensor), f"{name}: {key} was saved wrongly from its shards"
+@pytest.mark.parametrize("name", TP_MODELS)
+def test_tensor_parallelism_gives_the_logits_and_gradients_of_one_process(run, name):
+    folder, results = run
+    input_ids = torch.load(folder / "input_ids.pt")
+    model = AutoModelForCausalLM.from_pretrained(folder / name, attn_implementation=TP_MODELS[name][1])
+    expected = loss_and_gradients(model, input_ids)
+    tokens = model.generate(input_ids[:, :5], max_new_tokens=8, do_sample=False)
+    for rank, result in enumerate(results["tensor_parallel"]):
+        actual, what = result[name], f"rank {rank}"
+        assert actual["local_shape"] == (32, 64), f"{what}: the heads are not split"
+        assert_all_close({"logits": actual["logits"]}, {"logits": expected["logits"]}, what)
+        assert actual["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+        assert_all_close(actual["gradients"], expected["gradients"], f"{what}: gradient")
+        assert torch.equal(actual["tokens"], tokens), f"{what}: generated tokens"
+    saved = weights(folder / f"{name}-saved")
+    for key, tensor in weights(folder / name).items():
+        assert torch.equal(saved[key], tensor), f"{key} was saved wrongly from its shards"

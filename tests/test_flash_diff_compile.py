@@ -1,6 +1,12 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""The Triton kernels compile for GPUs that are not here, without spilled registers and within their shared memory."""
+"""The Triton kernels compile for GPUs that this machine lacks, without register spills and within their shared memory.
 
+Compilation takes minutes and depends on nothing but the kernels, this file and triton. `make test-compile` compiles
+everything and records the digest of these; the other test runs compile only where the recorded digest differs.
+"""
+
+import hashlib
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -13,9 +19,27 @@ import torch  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from diff_transformer import flash_diff_backward, flash_diff_decode, flash_diff_forward  # noqa: E402
+from diff_transformer import (  # noqa: E402
+    flash_diff_backward,
+    flash_diff_blocks,
+    flash_diff_decode,
+    flash_diff_forward,
+)
 from diff_transformer.flash_diff_blocks import SHARED_MEMORY, blocks  # noqa: E402
 
+RECORD = Path(__file__).parent / "fixtures/flash_diff_compiled.txt"
+
+
+def digest() -> str:
+    """The version of triton, and a hash of the kernels, their blocks and what this file compiles of them."""
+    modules = (flash_diff_blocks, flash_diff_forward, flash_diff_backward, flash_diff_decode)
+    paths = [*(module.__file__ for module in modules), __file__]
+    contents = hashlib.sha256(b"".join(Path(path).read_bytes() for path in paths))
+    return f"triton {triton.__version__}, kernels {contents.hexdigest()}\n"
+
+
+ON_REQUEST = os.environ.get("COMPILE_KERNELS") == "1"
+COMPILED_BEFORE = RECORD.read_text() == digest()
 KERNELS = {
     "forward": flash_diff_forward.forward_kernel,
     "dq": flash_diff_backward.dq_kernel,
@@ -31,7 +55,11 @@ NUMBERS = dict.fromkeys(("scale", "eps", "out_scale"), "fp32") | dict.fromkeys(
 FLOAT32 = ("lambda_full", "lse", "deltas", "parts", "stats")
 ABSENT = ("q_starts", "q_ends", "k_starts", "k_ends", "key_length", "mask", "MASK")
 
+needs_compilation = pytest.mark.skipif(
+    COMPILED_BEFORE and not ON_REQUEST, reason="compiled before: `make test-compile` compiles again"
+)
 pytestmark = [
+    pytest.mark.compile,
     pytest.mark.skipif(
         not isinstance(KERNELS["forward"], triton.JITFunction), reason="the interpreter does not compile"
     ),
@@ -48,9 +76,9 @@ def compile_for(
     pointers: dict[str, str] | None = None,
     **constants,
 ) -> dict[str, int]:
-    """Registers, spilled bytes and shared memory of a kernel, causal, with two heads to a key head.
+    """Registers, spilled bytes and shared memory of a causal kernel with two query heads per key head.
 
-    pointers: types of those that are absent in a dense batch without masks. constants: in place of the usual ones.
+    pointers: types of the arguments that a dense batch without masks leaves out. constants: replace the defaults.
     """
     function, element = (KERNELS | WITHOUT_BLOCKS)[kernel], {torch.bfloat16: "*bf16", torch.float32: "*fp32"}[dtype]
     if kernel in KERNELS:
@@ -81,6 +109,12 @@ def compile_for(
     return {"registers": int(registers), "spilled": int(stack) + int(local), "shared": compiled.metadata.shared}
 
 
+@pytest.mark.skipif(ON_REQUEST, reason="the digest is recorded after this compilation")
+def test_the_last_change_was_compiled():
+    assert COMPILED_BEFORE, "a kernel, its blocks, this file or triton changed: run `make test-compile`"
+
+
+@needs_compilation
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("architecture", [80, 86, 90, 100])
@@ -91,10 +125,11 @@ def test_no_spills_and_enough_shared_memory(architecture, kernel, d, tmp_path):
     assert used["shared"] <= SHARED_MEMORY[architecture]
 
 
+@needs_compilation
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_float32_has_enough_shared_memory(kernel, d, tmp_path):
-    """Where there is least. At d = 128 the backward spills registers, whatever its blocks."""
+    """On the architecture with the least. At d = 128 the backward spills registers, whatever its blocks."""
     used = compile_for(86, kernel, d, tmp_path / "kernel.cubin", torch.float32)
     print(f"sm_86 {kernel} d={d} float32: {used}")
     assert used["shared"] <= SHARED_MEMORY[86]
@@ -115,8 +150,13 @@ VARIANTS = {
 }
 
 
+@needs_compilation
 @pytest.mark.parametrize(("kernel", "variant"), [(kernel, one) for kernel in VARIANTS for one in VARIANTS[kernel]])
 def test_every_kind_of_input_compiles(kernel, variant, tmp_path):
     """With d = 96, which the blocks round up."""
     used = compile_for(90, kernel, 96, tmp_path / "kernel.cubin", **variant)
     assert used["shared"] <= SHARED_MEMORY[90]
+
+
+if __name__ == "__main__":
+    RECORD.write_text(digest())

@@ -28,15 +28,6 @@ if CHECKPOINTING not in {field.name for field in fields(TrainingArguments)}:
     CHECKPOINTING = "gradient_checkpointing"
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Tiny products are slower, not faster, on several threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def rows() -> list[dict]:
     tokenizer = cl100k_tokenizer(vocab_size=VOCAB_SIZE - 8)
@@ -116,6 +107,7 @@ def assert_all_close(actual: dict, expected: dict, rtol: float, what: str, atol_
 # ------------------------------------------------------------------------------------------------------- Trainer
 
 
+@pytest.mark.oldest
 def test_trainer_lowers_the_loss_and_evaluation_does_not_disturb_it(make_model, make_trainer, rows):
     kwargs = {"max_steps": 24, "learning_rate": 1e-2, "per_device_eval_batch_size": 3}
     plain = make_trainer(make_model(initializer_range=0.05), **kwargs)
@@ -160,6 +152,7 @@ def test_bf16_autocast_trains_like_float32(attn_implementation, make_model, make
         assert error < 0.1, f"the gradient of {name} is off by {error:.3f} in relative norm under autocast"
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
 def test_activation_checkpointing_changes_no_bit(
@@ -194,6 +187,7 @@ def test_activation_checkpointing_changes_no_bit(
             assert torch.equal(expected[name], actual[name]), f"step {step}: checkpointing changed {name}'s gradient"
 
 
+@pytest.mark.oldest
 def test_gradient_accumulation_equals_the_large_batch(make_model, make_trainer, rows):
     """Also where the small batches hold different numbers of labels (`num_items_in_batch`)."""
     uneven = []
@@ -221,6 +215,7 @@ def test_gradient_accumulation_equals_the_large_batch(make_model, make_trainer, 
             assert_all_close(other_steps[step], results[0][1][step], rtol=1e-3, what="accumulated gradient")
 
 
+@pytest.mark.oldest
 def test_resume_from_checkpoint_is_bit_equal(make_model, make_trainer, tmp_path):
     """The interrupted run stops after a checkpoint in the middle of an epoch."""
     straight = make_trainer(make_model(), max_steps=5, weight_decay=0.1, lr_scheduler_type="linear")
@@ -247,6 +242,7 @@ def test_resume_from_checkpoint_is_bit_equal(make_model, make_trainer, tmp_path)
         assert torch.equal(tensor, expected[name]), f"{name} differs after the resume"
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("packed_by", [None, "position_ids", "cu_seq_lens"])
 def test_torch_compile_gives_the_eager_losses(packed_by, make_model, make_trainer, monkeypatch):
     # TrainingArguments sets it for good; the end of the test takes it back
@@ -299,6 +295,7 @@ def pack(documents: list[torch.Tensor], announced_by: str, two_rows: bool) -> di
     return batch
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize("two_rows", [False, True], ids=["one_row", "two_rows"])
 @pytest.mark.parametrize("announced_by", ["position_ids", "cu_seq_lens", "both"])

@@ -42,15 +42,6 @@ if CHECKPOINTING not in {field.name for field in fields(TrainingArguments)}:
     CHECKPOINTING = "gradient_checkpointing"
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Tiny products are slower, not faster, on several threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerBase:
     return cl100k_tokenizer(vocab_size=512)
@@ -126,6 +117,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
 def test_sft_loss_is_the_models_own(attn_implementation, layout, make_model, make_sft_trainer):
@@ -171,6 +163,7 @@ def test_sft_lowers_the_loss(layout, make_model, make_sft_trainer):
     assert_falls(losses(trainer, "eval_loss"), by=0.5)
 
 
+@pytest.mark.oldest
 def test_sft_of_a_saved_folder_on_prompt_and_completion(make_model, make_sft_trainer, tokenizer, tmp_path):
     """Model and tokenizer come from a folder; only the completions are learnt, and then generated."""
     folder = str(tmp_path / "model")
@@ -194,6 +187,7 @@ def test_sft_of_a_saved_folder_on_prompt_and_completion(make_model, make_sft_tra
         assert tokenizer.decode(output) == completion + tokenizer.eos_token, "generation after the training"
 
 
+@pytest.mark.oldest
 def test_sft_assistant_only_loss_through_the_chat_template(make_model, make_sft_trainer, tokenizer):
     rows = [
         {
@@ -224,6 +218,7 @@ def test_sft_assistant_only_loss_through_the_chat_template(make_model, make_sft_
     assert_falls(losses(trainer), by=2.0)
 
 
+@pytest.mark.oldest
 @peft_asks_by_the_old_name
 def test_sft_trains_a_lora_adapter(make_model, make_sft_trainer):
     model = make_model()
@@ -303,6 +298,7 @@ def test_lora_on_all_linear_layers_leaves_lambda_and_the_norms(adapted):
             assert parameter.grad is None and not parameter.requires_grad, f"{name} is trained"
 
 
+@pytest.mark.oldest
 @peft_asks_by_the_old_name
 @pytest.mark.parametrize("target_modules", [None, "all-linear"])
 def test_lora_saves_loads_and_merges(target_modules, adapted, tmp_path, tokenizer):

@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""A judge on loopback whose answers are scripted, which counts what it is asked."""
+"""A judge on loopback with scripted answers, which records what it is asked."""
 
 import json
 import threading
@@ -23,13 +23,14 @@ class JudgeServer(ThreadingHTTPServer):
     HTTP status), a tuple (status, headers) or (status, headers, body), a dict (the JSON), or CUT or SLOW."""
 
     CUT, SLOW = object(), object()
+    SLOW_SECONDS = 5.0
     daemon_threads = True
 
     def __init__(self, script):
         super().__init__(("127.0.0.1", 0), Handler)
         self.script, self.lock = script, threading.Lock()
         self.asked = Counter()  # prompt -> times
-        self.requests, self.times = [], []  # headers with the body; when each came
+        self.requests, self.times = [], []  # path, headers and body; the time of arrival
         self.at_once = self.most_at_once = 0
         self.delay = 0.0
 
@@ -38,7 +39,7 @@ class JudgeServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
     def handle_error(self, request, client_address):
-        """A client that went away is part of the script."""
+        """The script makes clients go away."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -49,7 +50,7 @@ class Handler(BaseHTTPRequestHandler):
         with server.lock:
             times = server.asked[prompt]
             server.asked[prompt] += 1
-            server.requests.append((self.path, dict(self.headers), body))
+            server.requests.append((self.path, self.headers, body))
             server.times.append(time.monotonic())
             server.at_once += 1
             server.most_at_once = max(server.most_at_once, server.at_once)
@@ -64,7 +65,7 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, answer):
         status, headers = 200, {}
         if answer is JudgeServer.SLOW:
-            time.sleep(1.0)
+            time.sleep(JudgeServer.SLOW_SECONDS)
             answer = TRUE
         if answer is JudgeServer.CUT:
             whole = json.dumps(completion(TRUE)).encode()

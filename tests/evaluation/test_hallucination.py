@@ -3,6 +3,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,14 +16,22 @@ from pathlib import Path
 import pytest
 from judge_server import FALSE, TRUE, judge_server
 
-from diff_transformer.evaluation import hallucination, hallucination_tasks
 from diff_transformer.evaluation.__main__ import Options, main
-from diff_transformer.evaluation.generation import Generated, prompt_ids
-from diff_transformer.evaluation.hallucination import NO_SETTINGS, Arguments, agreement, ask, usage
-from diff_transformer.evaluation.hallucination_tasks import TASKS, cut_middle, draw, load_rows
-from diff_transformer.evaluation.judge import Judge
-from diff_transformer.evaluation.report.hallucination import section
-from diff_transformer.evaluation.results import Journal, Results
+from diff_transformer.evaluation.generate import Generated
+from diff_transformer.evaluation.protocols import hallucination
+from diff_transformer.evaluation.protocols.hallucination import (
+    NO_SETTINGS,
+    Arguments,
+    agreement,
+    ask,
+    samples,
+    section,
+    usage,
+)
+from diff_transformer.evaluation.protocols.hallucination.judge import Judge
+from diff_transformer.evaluation.protocols.hallucination.samples import TASKS, cut_middle, draw, load_rows
+from diff_transformer.evaluation.results import Cell, Journal, Measure, Results, ResultSet
+from diff_transformer.evaluation.text import prompt_ids
 
 LABELS = ("DIFF", "Transformer")
 KEY = "sk-never-written"
@@ -36,7 +45,7 @@ def environment(monkeypatch):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """xsum: 6 rows and two without a document or reference. hotpotqa: 4 rows, the last far longer than the model."""
+    """xsum: 6 rows, and two without a document or reference. hotpotqa: 4 rows, the last one too long for the model."""
     folder = tmp_path_factory.mktemp("data")
     xsum = [{"document": f"Article {i}: {i} ships left the port.", "summary": f"{i} ships."} for i in range(6)]
     xsum += [{"document": " ", "summary": "nothing"}, {"document": "Article x", "summary": ""}]
@@ -58,7 +67,7 @@ def data(tmp_path_factory):
 
 
 def verdict(prompt, times):
-    """Article and passage 0, 1, 2: True, False, True, and so on; article 5 gets no verdict. Labelled by a table."""
+    """True, False, True, ... for articles and passages 0, 1, 2, ...; none for article 5; a table for labelled rows."""
     kind, number = re.search(r"(Article|Passage|Labelled) (\d)", prompt).groups()
     if kind == "Labelled":
         return {"0": TRUE, "1": TRUE, "2": FALSE, "3": FALSE, "4": TRUE, "5": "perhaps"}[number]
@@ -87,11 +96,12 @@ def without_time(out, label):
 
 @pytest.fixture(scope="module")
 def finished(twin_folders, data, tmp_path_factory):
-    """Both twins, first written, then judged: the folder, and how often the judge was asked what."""
+    """The results of both twins, first written, then judged."""
     out = tmp_path_factory.mktemp("out")
     with pytest.MonkeyPatch.context() as patch, judge_server(verdict) as server:
         patch.setenv("NO_PROXY", "*")
         patch.setenv("OPENAI_API_KEY", KEY)
+        shorten_outputs(patch)
         assert evaluate(twin_folders, data, out) == 0
         assert not list(out.glob("*/*.json")) and len(list(out.glob("*/*.outputs.jsonl"))) == 2
         patch.setattr(hallucination, "iterate_texts", only_nothing)
@@ -100,7 +110,13 @@ def finished(twin_folders, data, tmp_path_factory):
         assert evaluate(twin_folders, data, out, server, *labelled) == 0
         authorizations = {headers["Authorization"] for _, headers, _ in server.requests}
         assert authorizations == {f"Bearer {KEY}"}
-        return out, server.asked
+        return out
+
+
+def shorten_outputs(patch):
+    """8 tokens instead of up to 256: the models are random."""
+    for name, task in TASKS.items():
+        patch.setitem(TASKS, name, replace(task, max_new_tokens=8))
 
 
 def only_nothing(model, tokenizer, prompts, *rest):
@@ -110,10 +126,9 @@ def only_nothing(model, tokenizer, prompts, *rest):
 
 @pytest.mark.parametrize("label", LABELS)
 def test_run_both_twins_end_to_end(finished, label):
-    out, _ = finished
-    results = load(out, label)
+    results = load(finished, label)
     (xsum,), (hotpotqa,) = results.select(dataset="xsum"), results.select(dataset="hotpotqa")
-    lines = (out / "hallucination" / f"{label}.outputs.jsonl").read_text().splitlines()
+    lines = (finished / "hallucination" / f"{label}.outputs.jsonl").read_text().splitlines()
     outputs = [json.loads(line) for line in lines]
     assert len(outputs) == 10, "6 rows of xsum have a document and a reference, 4 of hotpotqa"
     for name, cell, expected in (
@@ -140,26 +155,26 @@ def test_run_both_twins_end_to_end(finished, label):
             "without_usage": 0,
             "cost": pytest.approx(asked * (100 * 2.5 + 10 * 10) / 1e6),
         }
-    assert xsum.data["unparsed"] == 1, "the case is there: a reply without a verdict"
+    assert xsum.data["unparsed"] == 1, "the reply without a verdict is missing"
 
 
 def test_agreement_with_a_labelled_sample(finished):
-    """Labels T T T F F (T), verdicts T T F F T (none): 3 of 5 equal; by chance .6 * .6 + .4 * .4 = .52."""
-    (cell,) = load(finished[0], "DIFF").select(labelled="labelled.jsonl")
+    """Labels T T T F F (T), verdicts T T F F T (none): 3 of 5 are equal; by chance .6 * .6 + .4 * .4 = .52."""
+    (cell,) = load(finished, "DIFF").select(labelled="labelled.jsonl")
     assert cell["accuracy"] == pytest.approx(0.6) and cell.measures["accuracy"].n == 5
     assert cell["kappa"] == pytest.approx((0.6 - 0.52) / 0.48)
     assert cell.data["unparsed"] == 1 and cell.data["prompt_tokens"] == 600
 
 
 def test_key_is_in_no_file(finished):
-    files = [path for path in finished[0].rglob("*") if path.is_file()]
+    files = [path for path in finished.rglob("*") if path.is_file()]
     assert len(files) >= 6
     assert not [path for path in files if KEY in path.read_text()]
-    assert "You sent ***" in (finished[0] / "hallucination" / "DIFF.verdicts.jsonl").read_text()
+    assert "You sent ***" in (finished / "hallucination" / "DIFF.verdicts.jsonl").read_text()
 
 
 def test_report_section(finished):
-    results = [load(finished[0], label) for label in LABELS]
+    results = [load(finished, label) for label in LABELS]
     found = section(ResultSet(results))
     xsum, hotpotqa, agreed, details = found.tables
     (row,) = xsum.rows
@@ -177,12 +192,13 @@ def test_report_section(finished):
 
 
 def test_whole_report(finished, capsys):
-    assert main(["report", str(finished[0])]) == 0
-    assert "Table 4a" in (finished[0] / "report.md").read_text()
+    assert main(["report", str(finished)]) == 0
+    assert "Table 4a" in (finished / "report.md").read_text()
 
 
-def test_interrupted_run_goes_on_and_asks_nothing_twice(finished, twin_folders, data, tmp_path, monkeypatch):
-    """Stopped in the middle of writing, then in the middle of judging, with a line of the journal cut off."""
+def test_interrupted_run_resumes_and_asks_nothing_twice(finished, twin_folders, data, tmp_path, monkeypatch):
+    """Interrupted while writing, then while judging, with an incomplete line in the journal."""
+    shorten_outputs(monkeypatch)
     add, left = Journal.add, [3]
 
     def interrupted(journal, id, **record):
@@ -205,50 +221,49 @@ def test_interrupted_run_goes_on_and_asks_nothing_twice(finished, twin_folders, 
         left[0] = -1
         assert evaluate(*arguments, labels=["DIFF"]) == 0
         twice = [prompt for prompt, times in server.asked.items() if times > 1]
-    assert len(twice) <= 1, "more than the one that was under way was judged twice"
-    whole = [cell for cell in without_time(finished[0], "DIFF") if "dataset" in cell.key]
+    assert len(twice) <= 1, "more than the request under way was repeated"
+    whole = [cell for cell in without_time(finished, "DIFF") if "dataset" in cell.key]
     for cell, expected in zip(without_time(tmp_path, "DIFF"), whole, strict=True):
         expected.data.pop("cost")
-        assert cell == expected, "the interrupted run differs from the other"
+        assert cell == expected, "the interrupted run differs from the uninterrupted one"
 
 
 def test_finished_run_asks_and_writes_nothing(finished, twin_folders, data, monkeypatch, tmp_path):
+    out = shutil.copytree(finished, tmp_path / "out")
+    monkeypatch.setattr(hallucination, "load_rows", None)
     with judge_server(verdict) as server:
-        arguments = (twin_folders, data, tmp_path, server)
-        assert evaluate(*arguments, labels=["Transformer"]) == 0
-        asked, before = sum(server.asked.values()), without_time(tmp_path, "Transformer")
-        monkeypatch.setattr(hallucination, "load_rows", None)
-        assert evaluate(*arguments, labels=["Transformer"]) == 0
-        assert sum(server.asked.values()) == asked and without_time(tmp_path, "Transformer") == before
+        assert evaluate(twin_folders, data, out, server, labels=["Transformer"]) == 0
+        assert not server.requests and load(out, "Transformer").cells == load(finished, "Transformer").cells
 
 
 @pytest.mark.parametrize(("answer", "accuracy"), [(TRUE, 0.5), ("It depends.", 0.0)])
-def test_empty_output_is_inaccurate_without_being_asked_for(subject, data, tmp_path, monkeypatch, answer, accuracy):
+def test_empty_output_is_inaccurate_and_not_judged(loaded, data, tmp_path, monkeypatch, answer, accuracy):
     written = [(0, Generated(" \n", 1, True)), (1, Generated("A summary.", 3, True))]
     monkeypatch.setattr(hallucination, "iterate_texts", lambda *args: iter(written))
-    results = Results.open(tmp_path, "hallucination", subject.identity, {}, 0)
+    results = Results.open(tmp_path, "hallucination", loaded.identity, {}, 0)
     with judge_server(answer) as server:
         arguments = Arguments([f"xsum={data / 'xsum.jsonl'}"], judge_base_url=server.url, judge_model="m")
-        hallucination.run(subject, arguments, Options(limit=2), results)
+        hallucination.run(loaded, arguments, Options(limit=2), results)
         assert len(server.requests) == 1
     (cell,) = results.cells
     assert cell["accuracy"] == accuracy and cell.data["empty"] == 1 and cell["length"] == 2.0
     assert cell.data["unparsed"] + cell.measures["accuracy"].n == 2
 
 
-def test_no_verdict_at_all_is_no_accuracy(subject, data, tmp_path, monkeypatch):
+def test_without_any_verdict_there_is_no_accuracy(loaded, data, tmp_path, monkeypatch):
     monkeypatch.setattr(hallucination, "iterate_texts", lambda *args: iter([(0, Generated("A summary.", 3, True))]))
     settings = {"datasets": ["xsum"], "judge_model": "m"}
-    results = Results.open(tmp_path, "hallucination", subject.identity, settings, 0)
+    results = Results.open(tmp_path, "hallucination", loaded.identity, settings, 0)
     with judge_server("It depends.") as server:
         arguments = Arguments([f"xsum={data / 'xsum.jsonl'}"], judge_base_url=server.url, judge_model="m")
-        hallucination.run(subject, arguments, Options(limit=1), results)
+        hallucination.run(loaded, arguments, Options(limit=1), results)
     assert results.cells[0].data["unparsed"] == 1 and "accuracy" not in results.cells[0].measures
     table = section([results]).tables[0]
     assert table.text(table.rows[0][3]) == "–"
 
 
-def test_judge_that_fails_keeps_everything(twin_folders, data, tmp_path, capsys):
+def test_judge_that_fails_keeps_everything(twin_folders, data, tmp_path, capsys, monkeypatch):
+    shorten_outputs(monkeypatch)
     first = []
 
     def script(prompt, times):
@@ -263,15 +278,16 @@ def test_judge_that_fails_keeps_everything(twin_folders, data, tmp_path, capsys)
     assert kept["outputs"].count("\n") == 10 and kept["verdicts"].count("\n") == 2
 
 
-def test_killed_process_goes_on(tmp_path):
-    """A process that is killed while it asks: what its journal has is not asked again."""
+@pytest.mark.process
+def test_killed_process_resumes(tmp_path):
+    """The journal of a process that was killed while it asked: the judge is not asked again for what it holds."""
     questions = {str(i): (f"Article {i}", "r", "o") for i in range(10)}
     journal = tmp_path / "verdicts.jsonl"
     with judge_server(verdict) as server:
         server.delay = 0.15
         code = (
-            "from pathlib import Path; from diff_transformer.evaluation.judge import Judge;"
-            "from diff_transformer.evaluation.hallucination import ask;"
+            "from pathlib import Path; from diff_transformer.evaluation.protocols.hallucination.judge import Judge;"
+            "from diff_transformer.evaluation.protocols.hallucination import ask;"
             "from diff_transformer.evaluation.results import Journal;"
             f"ask(Judge({server.url!r}, 'm'), {questions!r}, 2, Journal(Path({str(journal)!r})), '')"
         )
@@ -279,8 +295,8 @@ def test_killed_process_goes_on(tmp_path):
         while process.poll() is None and not (journal.exists() and journal.read_text().count("\n") >= 3):
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL, "it ended before it was killed"
-        time.sleep(0.4)  # what it had asked is answered, to nobody
+        assert process.wait() == -signal.SIGKILL, "the process ended before it was killed"
+        time.sleep(0.4)  # the server answers the requests of the killed process
         kept = {line.split("/")[0] for line in re.findall(r'"id": "(.+?)"', journal.read_text())}
         server.asked.clear()
         replies = ask(Judge(server.url, "m"), questions, 2, Journal(journal), "")
@@ -298,24 +314,24 @@ def test_another_judge_or_output_is_another_question(tmp_path):
         assert len(server.requests) == 3
 
 
-def test_draw_is_the_same_for_any_number(subject, data):
+def test_draw_is_the_same_for_any_number(loaded, data):
     rows = load_rows(TASKS["xsum"], str(data / "xsum.jsonl"))
-    all_of_them = draw(subject, "xsum", rows, 100, seed=0)
-    assert sorted(sample.id for sample in all_of_them) == [f"xsum/{i}" for i in range(6)]
-    assert draw(subject, "xsum", rows, 2, seed=0) == all_of_them[:2]
-    assert any(draw(subject, "xsum", rows, 100, seed=seed) != all_of_them for seed in range(1, 4))
+    everything = draw(loaded, "xsum", rows, 100, seed=0)
+    assert sorted(sample.id for sample in everything) == [f"xsum/{i}" for i in range(6)]
+    assert draw(loaded, "xsum", rows, 2, seed=0) == everything[:2]
+    assert any(draw(loaded, "xsum", rows, 100, seed=seed) != everything for seed in range(1, 4))
 
 
-def test_draw_cuts_the_middle_of_the_document(subject, data):
+def test_draw_cuts_the_middle_of_the_document(loaded, data):
     rows = load_rows(TASKS["hotpotqa"], str(data / "hotpotqa.jsonl"))
-    samples = {sample.id: sample for sample in draw(subject, "hotpotqa", rows, 4, seed=0)}
+    samples = {sample.id: sample for sample in draw(loaded, "hotpotqa", rows, 4, seed=0)}
     cut, task = samples["hotpotqa/3"], TASKS["hotpotqa"]
     assert [id for id, sample in samples.items() if sample.cut] == ["hotpotqa/3"]
-    whole = prompt_ids(subject.tokenizer, task.prompt.format(document=rows[3]["context"], question=rows[3]["input"]))
+    whole = prompt_ids(loaded.tokenizer, task.prompt.format(document=rows[3]["context"], question=rows[3]["input"]))
     half = (2048 - 32) // 2
     assert cut.prompt == whole[:half] + whole[-half:]
-    assert subject.tokenizer.decode(cut.prompt).endswith("Question: Which? 3\nAnswer:")
-    assert cut.document == rows[3]["context"] + "\n\nQuestion: Which? 3", "the judge reads the whole document"
+    assert loaded.tokenizer.decode(cut.prompt).endswith("Question: Which? 3\nAnswer:")
+    assert cut.document == rows[3]["context"] + "\n\nQuestion: Which? 3", "the judge does not read the whole document"
     assert cut.reference == '["3", "it"]'
 
 
@@ -327,7 +343,7 @@ def test_cut_middle():
 
 
 def test_agreement():
-    """Both say yes to 40 of 100, no to 30, and differ on 30: by chance .6 * .5 + .4 * .5."""
+    """Both are true for 40 of 100 and false for 30, and they differ for 30; by chance .6 * .5 + .4 * .5 are equal."""
     verdicts = [True] * 60 + [False] * 40
     labels = [True] * 40 + [False] * 20 + [True] * 10 + [False] * 30
     accuracy, kappa = agreement(verdicts, labels)
@@ -358,8 +374,8 @@ def test_prompts_are_longbenchs(name):
 
 
 def test_load_rows_of_longbench(tmp_path, monkeypatch):
-    """A file of lines in the archive of a fixed revision; offline without it, the error says what to do."""
-    with pytest.raises(ValueError, match="--datasets NAME=PATH.*context, answers, input"):
+    """A file in the archive of a fixed revision; offline without it, the error names the remedy."""
+    with pytest.raises(ValueError, match="context, answers, input: --datasets NAME=PATH"):
         load_rows(TASKS["2wikimqa"])
     with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
         archive.writestr("data/2wikimqa.jsonl", '{"context": "c", "input": "q", "answers": ["a"]}\n')
@@ -368,45 +384,70 @@ def test_load_rows_of_longbench(tmp_path, monkeypatch):
         assert (repo_id, repo_type, filename) == ("zai-org/LongBench", "dataset", "data.zip") and len(revision) == 40
         return str(tmp_path / filename)
 
-    monkeypatch.setattr(hallucination_tasks, "hf_hub_download", download)
+    monkeypatch.setattr(samples, "hf_hub_download", download)
     assert list(load_rows(TASKS["2wikimqa"])) == [{"context": "c", "input": "q", "answers": ["a"]}]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"datasets": ["xsum", "nothing"]}, "got xsum nothing"),
-        ({"datasets": ["xsum", "xsum=a.jsonl"]}, "once"),
-        ({"datasets": []}, "once"),
-        ({"judge_model": "m"}, "both"),
-        ({"judge_base_url": "http://localhost"}, "both"),
-        ({"labelled": "rows.jsonl"}, "--labelled"),
-        ({"samples": 0}, "at least 1"),
-        ({"judge_concurrency": 0}, "at least 1"),
-        ({"price_per_million_tokens": [1.0, 2.0, 3.0]}, "one price"),
-    ],
-)
-def test_bad_arguments(changes, message):
-    with pytest.raises(ValueError, match=message):
-        Arguments(**changes)
+BAD_ARGUMENTS = [
+    ({"datasets": ["xsum", "nothing"]}, "Got --datasets xsum nothing; .*xsum, cnn_dailymail"),
+    ({"datasets": ["xsum", "xsum=a.jsonl"]}, "at most once"),
+    ({"datasets": []}, "at least one of xsum"),
+    ({"judge_model": "m"}, "needs both"),
+    ({"judge_base_url": "http://localhost"}, "needs both"),
+    ({"labelled": "rows.jsonl"}, "Got --labelled without a judge"),
+    ({"samples": 0}, "Got --samples 0, .* at least 1"),
+    ({"judge_concurrency": 0}, "--judge_concurrency 0 .* at least 1"),
+    ({"judge_retries": -1}, "--judge_retries -1; .* at least 0"),
+    ({"price_per_million_tokens": [1.0, 2.0, 3.0]}, "Got 3 values for --price_per_million_tokens; .* one price"),
+]
 
 
-def test_bad_input(twin_folders, data, tmp_path, capsys):
+def test_bad_arguments():
+    for changes, message in BAD_ARGUMENTS:
+        with pytest.raises(ValueError, match=message):
+            Arguments(**changes)
+
+
+def test_bad_input(twin_folders, data, tmp_path, capsys, monkeypatch):
     (tmp_path / "rows.jsonl").write_text('{"document": "d", "ground_truth": "g", "output": "o", "label": "maybe"}\n')
+    (tmp_path / "empty.jsonl").write_text('{"document": " ", "summary": "s"}\n')
+    judge = ("--judge_base_url", "http://host/v1", "--judge_model", "m")
     cases = {
         ("--datasets", f"xsum={tmp_path / 'rows.jsonl'}"): "summary is needed",
-        ("--datasets", f"qasper={data / 'hotpotqa.jsonl'}", "--max_length", "300"): "--max_length",
+        (
+            "--datasets",
+            f"xsum={tmp_path / 'empty.jsonl'}",
+        ): "no row with both a document and a reference. Name another",
+        ("--datasets", f"qasper={data / 'hotpotqa.jsonl'}", "--max_length", "300"): "Choose a larger --max_length",
         ("--max_length", "4096"): "2,048",
-        ("--judge_base_url", "http://user:password@host", "--judge_model", "m"): "may not have a user",
+        ("--judge_base_url", "http://user:hunter2@host", "--judge_model", "m"): "must not contain a user",
+        (*judge, "--judge_key_variable", "BROKEN_KEY"): "printable ASCII",
     }
+    monkeypatch.setenv("BROKEN_KEY", "sk-\nhunter2")
     for more, message in cases.items():
         assert evaluate(twin_folders, data, tmp_path / "out", None, *more, labels=["DIFF"]) == 1
-        assert message in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert message in error and "hunter2" not in error
     with judge_server(TRUE) as server:
         labelled = ("--labelled", str(tmp_path / "rows.jsonl"), "--limit", "1")
         assert evaluate(twin_folders, data, tmp_path / "out", server, *labelled, labels=["DIFF"]) == 1
         assert "'maybe'" in capsys.readouterr().err and not server.requests
-    assert not [path for path in (tmp_path / "out").rglob("*.json*") if "password" in path.read_text()]
+    assert not [path for path in (tmp_path / "out").rglob("*.json*") if "hunter2" in path.read_text()]
+
+
+def test_section_of_several_seeds():
+    """The mean of the seeds with its standard error: 0.5 and 0.7 give 0.6 and 0.1."""
+    results = []
+    for seed, accuracy in enumerate((0.5, 0.7)):
+        r = Results(None, "hallucination", {"label": "A"}, {"datasets": ["xsum"], "judge_model": "gpt-4o"}, seed)
+        data = dict.fromkeys(("samples", "unparsed", "empty", "cut", "unfinished"), 0)
+        data |= {"samples": 100, "judge": [], "prompt_tokens": 1, "completion_tokens": 1, "without_usage": 0}
+        r.cells = [Cell({"dataset": "xsum"}, {"accuracy": Measure(accuracy, 100), "length": Measure(9, 100)}, data)]
+        results.append(r)
+    summaries, details = section(ResultSet(results)).tables
+    assert summaries.columns[3:4] == ["A"] and summaries.rows[0][4] == "prompts"
+    assert summaries.rows[0][3].value == pytest.approx(0.6) and summaries.rows[0][3].stderr == pytest.approx(0.1)
+    assert [row[1] for row in details.rows] == ["A, seed 0", "A, seed 1"]
 
 
 def test_settings_that_change_no_result_are_named():

@@ -8,20 +8,26 @@ from email.utils import formatdate
 import pytest
 from judge_server import FALSE, TRUE, JudgeServer, completion, judge_server
 
-from diff_transformer.evaluation.judge import PROMPT, Judge, JudgeError, Reply, ask_all
+from diff_transformer.evaluation.protocols.hallucination.judge import PROMPT, Judge, JudgeError, Reply, ask_all
 
 
 @pytest.fixture(autouse=True)
-def no_proxy(monkeypatch):
+def no_proxy_and_short_waits(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
 
 
 def judge(server, **changes):
-    return Judge(server.url, "gpt-4o", **{"backoff": 0.01, "retries": 3, "timeout": 5.0, **changes})
+    return Judge(server.url, "gpt-4o", **{"retries": 3, "timeout": 5.0, **changes})
+
+
+def ask(judge, prompt="Is it?"):
+    ((_, reply),) = ask_all(judge, {"id": prompt}, concurrency=1)
+    return reply
 
 
 def in_turn(*answers):
-    """The first answer to the first request, and so on; the last for ever."""
+    """The first answer to the first request, and so on; then always the last."""
     return lambda prompt, times: answers[min(times, len(answers) - 1)]
 
 
@@ -29,19 +35,10 @@ def reply(text, cut=False):
     return Reply(text, None, None, None, cut)
 
 
-@pytest.mark.parametrize("text", [TRUE, "Conclusion: True", "x\nConclusion: True.\n\n", "x\n `Conclusion: True` "])
-def test_verdict_true(text):
-    assert reply(text).verdict is True
-
-
-@pytest.mark.parametrize("text", [FALSE, "x\n**Conclusion:** False", "Conclusion: True\nNo, wait.\nConclusion: False"])
-def test_verdict_false(text):
-    assert reply(text).verdict is False
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+VERDICTS = {
+    True: [TRUE, "Conclusion: True", "x\nConclusion: True.\n\n", "x\n `Conclusion: True` "],
+    False: [FALSE, "x\n**Conclusion:** False", "Conclusion: True\nNo, wait.\nConclusion: False"],
+    None: [
         "",
         "True",
         "conclusion: true",
@@ -51,13 +48,17 @@ def test_verdict_false(text):
         "Conclusion: True\nThat is all.",
         "Conclusion: Partially True",
     ],
-)
-def test_verdict_of_another_form_is_none(text):
-    assert reply(text).verdict is None
+}
+
+
+@pytest.mark.parametrize("verdict", VERDICTS)
+def test_verdict(verdict):
+    for text in VERDICTS[verdict]:
+        assert reply(text).verdict is verdict, text
 
 
 def test_verdict_of_a_reply_that_was_cut_is_none():
-    """It may have been a quotation of what was to come."""
+    """The line may quote the prompt, before the verdict."""
     assert reply("Conclusion: True", cut=True).verdict is None
 
 
@@ -71,7 +72,7 @@ def test_prompt_asks_for_the_explanation_first_and_the_verdict_last():
 
 def test_ask_good():
     with judge_server(TRUE) as server:
-        found = judge(server, api_key="sk-secret", max_tokens=77).ask("Is it?")
+        found = ask(judge(server, api_key="sk-secret", max_tokens=77))
         assert found == Reply(TRUE, "judge-2026-01-01", 100, 10, False)
         path, headers, body = server.requests[0]
     assert path == "/v1/chat/completions"
@@ -84,23 +85,40 @@ def test_ask_good():
     }
 
 
-def test_ask_without_a_key_sends_none():
+@pytest.mark.parametrize("key", [None, "sk-own"])
+def test_ask_sends_its_own_key_or_none(key, monkeypatch):
+    """It sends neither the Hub's token nor what openai reads from the environment. All tests set HF_HUB_OFFLINE."""
+    for name in ("HF_TOKEN", "OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
+        monkeypatch.setenv(name, "sk-ambient")
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "Authorization: Bearer sk-ambient")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:1/sk-ambient")
     with judge_server(TRUE) as server:
-        judge(server).ask("Is it?")
-        assert "Authorization" not in server.requests[0][1]
+        ask(judge(server, api_key=key))
+        ((path, headers, _),) = server.requests
+    assert headers.get("Authorization") == (key and f"Bearer {key}")
+    assert "sk-ambient" not in path + str(headers)
+
+
+def test_ask_through_a_proxy_of_the_environment(monkeypatch):
+    monkeypatch.delenv("NO_PROXY")
+    monkeypatch.delenv("no_proxy", raising=False)
+    with judge_server(TRUE) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url.removesuffix("/v1"))
+        assert ask(Judge("http://judge.invalid/v1", "m")).verdict is True
+        assert proxy.requests[0][0] == "http://judge.invalid/v1/chat/completions"
 
 
 def test_ask_cut_by_its_limit_and_without_usage():
     cut = completion("Conclusion: True", usage=None)
     cut["choices"][0]["finish_reason"] = "length"
     with judge_server(cut) as server:
-        found = judge(server).ask("Is it?")
+        found = ask(judge(server))
     assert found.cut and found.verdict is None and found.prompt_tokens is None
 
 
-def test_ask_refused_content_is_an_empty_text():
+def test_ask_with_rejected_content_gets_an_empty_text():
     with judge_server(completion(None)) as server:
-        assert judge(server).ask("Is it?").text == ""
+        assert ask(judge(server)).text == ""
 
 
 @pytest.mark.parametrize(
@@ -114,87 +132,101 @@ def test_ask_refused_content_is_an_empty_text():
 )
 def test_ask_again_until_it_succeeds(script):
     with judge_server(script) as server:
-        assert judge(server).ask("Is it?").verdict is True
+        assert ask(judge(server)).verdict is True
         assert 2 <= server.asked["Is it?"] <= 3
 
 
-def test_ask_honours_retry_after():
+def test_ask_honors_retry_after():
     with judge_server(in_turn((429, {"Retry-After": "1"}), TRUE)) as server:
-        judge(server).ask("Is it?")
+        ask(judge(server))
         assert server.times[1] - server.times[0] >= 1.0
 
 
-def test_ask_honours_retry_after_a_date():
+def test_ask_honors_retry_after_a_date():
     in_two_seconds = formatdate(time.time() + 2, usegmt=True)  # whole seconds, so at least one
     with judge_server(in_turn((503, {"Retry-After": in_two_seconds}), TRUE)) as server:
-        judge(server).ask("Is it?")
+        ask(judge(server))
         assert server.times[1] - server.times[0] >= 0.9
 
 
 def test_ask_does_not_wait_for_hours():
     with judge_server((429, {"Retry-After": "7200"})) as server:
-        with pytest.raises(JudgeError, match="failed 1 times.*429"):
-            judge(server).ask("Is it?")
+        with pytest.raises(JudgeError, match="answered 429 .*--judge_concurrency"):
+            ask(judge(server))
         assert len(server.requests) == 1
 
 
-def test_ask_backs_off_longer_and_longer():
+def test_ask_gives_up_after_its_retries():
     with judge_server(500) as server:
-        with pytest.raises(JudgeError, match="failed 4 times.*500.*--judge_concurrency"):
-            judge(server, backoff=0.1).ask("Is it?")
-        waits = [b - a for a, b in zip(server.times, server.times[1:], strict=False)]
-    for n, wait in enumerate(waits):
-        assert 0.05 * 2**n <= wait <= 0.1 * 2**n + 0.1, f"wait {n} is {wait:.3f} s"
+        with pytest.raises(JudgeError, match="answered 500 .*--judge_concurrency"):
+            ask(judge(server))
+        assert len(server.requests) == 4
+    with judge_server((200, {}, "<html>")) as server:
+        with pytest.raises(
+            JudgeError, match="did not answer.*no chat completion: '<html>'.*run the same command again"
+        ):
+            ask(judge(server, retries=1))
+        assert len(server.requests) == 2
 
 
 def test_ask_slow_runs_into_the_timeout():
     with judge_server(in_turn(JudgeServer.SLOW, TRUE)) as server:
         begin = time.monotonic()
-        assert judge(server, timeout=0.2).ask("Is it?").verdict is True
-        assert time.monotonic() - begin < 0.9 and server.asked["Is it?"] == 2
+        assert ask(judge(server, timeout=0.2)).verdict is True
+        assert time.monotonic() - begin < JudgeServer.SLOW_SECONDS and server.asked["Is it?"] == 2
 
 
 @pytest.mark.parametrize(
-    ("status", "advice"), [(401, "--judge_key_variable"), (404, "--judge_base_url"), (400, "too long"), (302, "302")]
+    ("status", "remedy"), [(401, "--judge_key_variable"), (404, "--judge_base_url"), (400, "too long.*Change what")]
 )
-def test_ask_fails_at_once_where_a_retry_is_of_no_use(status, advice):
-    script = (status, {"Location": "http://127.0.0.1:1/"}, "too long for sk-secret")
-    with judge_server(script) as server:
-        with pytest.raises(JudgeError, match=advice) as failed:
-            judge(server, api_key="sk-secret").ask("Is it?")
+def test_ask_fails_at_once_where_a_retry_cannot_help(status, remedy):
+    with judge_server((status, {}, "too long for sk-secret")) as server:
+        with pytest.raises(JudgeError, match=remedy) as failed:
+            ask(judge(server, api_key="sk-secret"))
         assert len(server.requests) == 1
     assert str(status) in str(failed.value) and "sk-secret" not in str(failed.value)
+
+
+@pytest.mark.parametrize("status", [302, 307])
+def test_ask_follows_no_redirect(status):
+    with judge_server(TRUE) as elsewhere, judge_server((status, {"Location": elsewhere.url})) as server:
+        with pytest.raises(JudgeError, match=f"answered {status} "):
+            ask(judge(server, api_key="sk-secret"))
+        assert len(server.requests) == 1 and not elsewhere.requests
 
 
 def test_ask_unreachable():
     with judge_server(TRUE) as server:
         gone = judge(server, retries=1)
-    with pytest.raises(JudgeError, match="refused.*start again"):
-        gone.ask("Is it?")
+    with pytest.raises(JudgeError, match="refused.*run the same command again"):
+        ask(gone)
 
 
-def test_key_is_in_no_text():
-    echo = judge_server(in_turn("You sent sk-secret.\nConclusion: True"))
-    with echo as server:
+def test_key_is_in_no_text(caplog):
+    caplog.set_level("DEBUG")
+    with judge_server(in_turn(500, "You sent sk-secret.\nConclusion: True")) as server:
         client = judge(server, api_key="sk-secret")
         assert "sk-secret" not in repr(client)
-        assert client.ask("Is it?").text == "You sent ***.\nConclusion: True"
+        assert ask(client).text == "You sent ***.\nConclusion: True"
+    assert "Retrying request" in caplog.text and "sk-secret" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("url", "model", "message"),
-    [
-        ("localhost:8000", "m", "must be like"),
-        ("file:///etc/passwd", "m", "must be like"),
-        ("http://user:secret@host/v1", "m", "environment variable"),
-        ("http://host/v1?key=secret", "m", "environment variable"),
-        ("http://host/v1", "", "no model"),
-    ],
-)
-def test_bad_address(url, model, message):
-    with pytest.raises(ValueError, match=message) as failed:
-        Judge(url, model)
-    assert "secret" not in str(failed.value)
+BAD_JUDGES = [
+    ("localhost:8000", "m", None, "must be like"),
+    ("file:///etc/passwd", "m", None, "must be like"),
+    ("http://user:secret@host/v1", "m", None, "environment variable"),
+    ("http://host/v1?key=secret", "m", None, "environment variable"),
+    ("http://host/v1", "", None, "--judge_model"),
+    ("http://host/v1", "m", "secret\n", "printable ASCII"),
+    ("http://host/v1", "m", "sécret", "printable ASCII"),
+]
+
+
+def test_bad_judges():
+    for url, model, key, message in BAD_JUDGES:
+        with pytest.raises(ValueError, match=message) as failed:
+            Judge(url, model, key)
+        assert "secret" not in str(failed.value)
 
 
 def test_ask_all_is_bounded_and_complete():
@@ -206,8 +238,8 @@ def test_ask_all_is_bounded_and_complete():
         assert set(server.asked.values()) == {1}
 
 
-def test_ask_all_gives_what_is_there_then_fails():
-    """Of three at once one is refused: the two others are given, the rest is never asked."""
+def test_ask_all_yields_what_is_under_way_then_fails():
+    """One of three requests at once is rejected: the other two replies are yielded, and nothing more is asked."""
     ready = threading.Barrier(3)
 
     def script(prompt, times):
@@ -226,12 +258,16 @@ def test_ask_all_gives_what_is_there_then_fails():
         assert set(found) == {"1", "2"} and len(server.requests) == 3
 
 
-def test_ask_all_failure_ends_the_waiting_of_the_others():
+def test_ask_all_failure_ends_the_retries_of_the_others():
+    """openai's wait before a retry cannot be interrupted, but no request follows it."""
+
     def script(prompt, times):
-        return 401 if prompt == "bad" else (429, {"Retry-After": "60"})
+        if prompt == "bad":
+            time.sleep(0.3)  # until the other waits
+            return 401
+        return (429, {"Retry-After": "1"})
 
     with judge_server(script) as server:
-        begin = time.monotonic()
         with pytest.raises(JudgeError, match="401"):
             list(ask_all(judge(server), {"a": "waits", "b": "bad"}, concurrency=2))
-        assert time.monotonic() - begin < 5
+        assert server.asked == {"waits": 1, "bad": 1}

@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Choosing among labels: against `generate` with the same constraint, full forwards, and logits written by hand."""
+"""Choosing among labels, compared with constrained `generate`, full forward passes, and logits set by hand."""
 
 import math
 from types import SimpleNamespace
@@ -10,22 +10,22 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import DynamicCache, PreTrainedTokenizerFast
 
 from diff_transformer import cl100k_tokenizer
-from diff_transformer.evaluation.label_trie import (
+from diff_transformer.evaluation.generate import prefill
+from diff_transformer.evaluation.protocols.many_shot.label_trie import (
     LabelTrie,
     choose_labels,
+    continuation_ids,
     greedy_labels,
     label_ids,
     label_log_probs,
-    piece_ids,
 )
-from diff_transformer.evaluation.prefill import prefill
 
 LABELS = [" transfer", " transfer timing", " refund", " refund not showing up", " card arrival", " cash"]
 PROMPTS = ["query: hello\nintent:", "query: where is my card?\nintent:", "query: now!!\nintent:", "query: a\nintent:"]
 
 
 class Bigrams:
-    """A model whose next token depends on the last one only, with the probabilities of a table."""
+    """A model whose next token depends only on the last one, with the probabilities of a table."""
 
     def __init__(self, table: dict[int, dict[int, float]], vocab_size: int = 10):
         self.config, self.device = SimpleNamespace(), torch.device("cpu")
@@ -53,7 +53,7 @@ def test_what_a_trie_allows():
 
 
 def test_greedy_and_likelihood_disagree():
-    # 1 is likeliest, but its labels share what comes after it: 0.6 * 0.5 < 0.4
+    # 1 is likeliest, but its labels share its probability: 0.6 * 0.5 < 0.4
     model = Bigrams({0: {1: 0.6, 2: 0.4}, 1: {3: 0.5, 4: 0.5}, 2: {9: 1.0}, 3: {9: 1.0}, 4: {9: 1.0}})
     sequences = [(1, 3, 9), (1, 4, 9), (2, 9)]
     assert choose(model, [[0]], sequences, scoring="trie") == [0]
@@ -63,7 +63,7 @@ def test_greedy_and_likelihood_disagree():
 
 
 def test_normalized_likelihood():
-    # 0.2 over three tokens are more a token than 0.25 over two: cube root 0.58, square root 0.5
+    # Per token, 0.2 over three tokens is more than 0.25 over two: cube root 0.58, square root 0.5
     model = Bigrams({0: {1: 0.2, 2: 0.25}, 1: {3: 1.0}, 2: {9: 1.0}, 3: {9: 1.0}})
     sequences = [(1, 3, 9), (2, 9)]
     assert choose(model, [[0]], sequences, scoring="likelihood") == [1]
@@ -71,10 +71,10 @@ def test_normalized_likelihood():
 
 
 @pytest.mark.parametrize("scoring", ["trie", "likelihood"])
-@pytest.mark.parametrize(("end", "goes_on", "expected"), [(0.3, 0.7, 1), (0.7, 0.3, 0)])
-def test_a_label_that_begins_another(scoring, end, goes_on, expected):
-    # 5 9 is "transfer", 5 6 9 is "transfer timing": without its end, the first were never the less likely one
-    model = Bigrams({0: {5: 1.0}, 5: {9: end, 6: goes_on}, 6: {9: 1.0}})
+@pytest.mark.parametrize(("end", "longer", "expected"), [(0.3, 0.7, 1), (0.7, 0.3, 0)])
+def test_a_label_that_begins_another(scoring, end, longer, expected):
+    # 5 9 is "transfer", 5 6 9 is "transfer timing": without its end, the first would never be less likely
+    model = Bigrams({0: {5: 1.0}, 5: {9: end, 6: longer}, 6: {9: 1.0}})
     assert choose(model, [[0]], [(5, 9), (5, 6, 9)], scoring=scoring) == [expected]
 
 
@@ -84,66 +84,66 @@ def prepared(twin_folders):
     context = torch.tensor(
         [tokenizer("query: hi\nintent: cash\n==\nquery: no\nintent: refund\n==\n" * 3)["input_ids"]]
     )
-    prompts = [piece_ids(tokenizer, text) for text in PROMPTS]
+    prompts = [continuation_ids(tokenizer, text) for text in PROMPTS]
     return context, prompts, LabelTrie(label_ids(tokenizer, LABELS, "\n==\n"))
 
 
-def test_greedy_is_constrained_generate(subject, prepared):
-    """transformers' own constrained decoding, without a cache that is shared, one prompt at a time."""
+def test_greedy_is_constrained_generate(loaded, prepared):
+    """Equal to transformers' constrained decoding without a shared cache, one prompt at a time."""
     _, prompts, trie = prepared
     found = set()
-    for seed in range(4):  # of contexts that bring out more than one label
+    for seed in range(4):  # contexts after which the model chooses different labels
         context = torch.randint(0, 256, (1, 40), generator=torch.Generator().manual_seed(seed))
-        cache, _ = prefill(subject.model, context, size=7)
-        chosen = choose_labels(subject.model, cache, prompts, trie)
+        cache, _ = prefill(loaded.model, context, size=7)
+        chosen = choose_labels(loaded.model, cache, prompts, trie)
         for prompt, label in zip(prompts, chosen, strict=True):
             ids = torch.cat([context, torch.tensor([prompt])], dim=1)
             length = ids.shape[1]
-            sequence = subject.model.generate(
+            sequence = loaded.model.generate(
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
                 prefix_allowed_tokens_fn=lambda _, ids, n=length: (
-                    trie.allowed(ids[n:].tolist()) or [subject.tokenizer.eos_token_id]
+                    trie.allowed(ids[n:].tolist()) or [loaded.tokenizer.eos_token_id]
                 ),
                 max_new_tokens=60,
                 do_sample=False,
             )[0, length:].tolist()
-            if subject.tokenizer.eos_token_id in sequence:
-                sequence = sequence[: sequence.index(subject.tokenizer.eos_token_id)]
+            if loaded.tokenizer.eos_token_id in sequence:
+                sequence = sequence[: sequence.index(loaded.tokenizer.eos_token_id)]
             assert tuple(sequence) == trie.sequences[label], "constrained generate finds another label"
             found.add(label)
-    assert len(found) > 1, "the test sees one label only"
+    assert len(found) > 1, "the test covers only one label"
 
 
-def test_likelihood_is_that_of_the_whole_text(subject, prepared):
-    """The log probability of every label, from one forward over context, prompt and label without any cache."""
+def test_likelihood_is_that_of_the_whole_text(loaded, prepared):
+    """The log probability of every label, from one forward pass over context, prompt and label without a cache."""
     context, prompts, trie = prepared
-    cache, _ = prefill(subject.model, context, size=7)
+    cache, _ = prefill(loaded.model, context, size=7)
     pairs = [(prompt, label) for prompt in prompts for label in trie.sequences]
     expected = []
     for prompt, label in pairs:
         ids = torch.cat([context, torch.tensor([[*prompt, *label]])], dim=1)
         with torch.no_grad():
-            log_probs = subject.model(input_ids=ids).logits.double().log_softmax(-1)[0]
+            log_probs = loaded.model(input_ids=ids).logits.double().log_softmax(-1)[0]
         at = context.shape[1] + len(prompt)
         expected.append(sum(float(log_probs[at + i - 1, token]) for i, token in enumerate(label)))
-    found = [x for prompt in prompts for x in label_log_probs(subject.model, cache, prompt, trie.sequences)]
+    found = [x for prompt in prompts for x in label_log_probs(loaded.model, cache, prompt, trie.sequences)]
     assert torch.tensor(found) == pytest.approx(expected, rel=1e-5, abs=1e-5)
     best = [max(range(len(LABELS)), key=lambda j: expected[i * len(LABELS) + j]) for i in range(len(prompts))]
-    assert choose_labels(subject.model, cache, prompts, trie, "likelihood") == best
+    assert choose_labels(loaded.model, cache, prompts, trie, "likelihood") == best
 
 
 @pytest.mark.parametrize("scoring", ["trie", "likelihood"])
-def test_batches_change_nothing_and_leave_the_cache(subject, prepared, scoring, monkeypatch):
+def test_batches_change_nothing_and_leave_the_cache(loaded, prepared, scoring, monkeypatch):
     context, prompts, trie = prepared
     prompts = [*prompts[:3], prompts[0][:-1] + [40], *prompts[:2]]
-    cache, _ = prefill(subject.model, context)
+    cache, _ = prefill(loaded.model, context)
     before = [layer.keys.clone() for layer in cache.layers]
-    alone = choose_labels(subject.model, cache, prompts, trie, scoring, batch_size=1)
-    assert choose_labels(subject.model, cache, prompts, trie, scoring, batch_size=64) == alone
+    alone = choose_labels(loaded.model, cache, prompts, trie, scoring, batch_size=1)
+    assert choose_labels(loaded.model, cache, prompts, trie, scoring, batch_size=64) == alone
     assert alone[-2:] == alone[:2], "the same prompt got another label"
 
-    sizes, forward = [], subject.model.forward
+    sizes, forward = [], loaded.model.forward
 
     def small(*args, **kwargs):
         sizes.append(kwargs["input_ids"].shape[0])
@@ -151,33 +151,33 @@ def test_batches_change_nothing_and_leave_the_cache(subject, prepared, scoring, 
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return forward(*args, **kwargs)
 
-    monkeypatch.setattr(subject.model, "forward", small)
-    assert choose_labels(subject.model, cache, prompts, trie, scoring) == alone, "smaller batches find other labels"
+    monkeypatch.setattr(loaded.model, "forward", small)
+    assert choose_labels(loaded.model, cache, prompts, trie, scoring) == alone, "smaller batches choose other labels"
     assert max(sizes) > 1 and sizes[-1] == 1
     for layer, keys in zip(cache.layers, before, strict=True):
         assert torch.equal(layer.keys, keys), "the shared cache changed"
 
 
-def test_prompts_of_one_length_share_a_batch(subject, prepared):
+def test_prompts_of_one_length_share_a_batch(loaded, prepared):
     context, prompts, trie = prepared
-    cache, _ = prefill(subject.model, context)
+    cache, _ = prefill(loaded.model, context)
     rows = [prompts[0], prompts[0][:-1] + [40], prompts[0][:-1] + [50]]
-    assert greedy_labels(subject.model, cache, rows, trie) == [
-        greedy_labels(subject.model, cache, [row], trie)[0] for row in rows
+    assert greedy_labels(loaded.model, cache, rows, trie) == [
+        greedy_labels(loaded.model, cache, [row], trie)[0] for row in rows
     ]
 
 
-def test_pieces_are_those_of_the_whole_text():
+def test_parts_have_the_tokens_of_the_whole_text():
     tokenizer = cl100k_tokenizer(vocab_size=5000)
     for text in ("How did serfdom develop in and then leave Russia ?", "12 apples", "“quote” é", "<|endoftext|>"):
-        pieces = [f"Question: {text}\nType:", " size, area and volume", "\n==\n"]
-        whole = tokenizer("".join(pieces), add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        assert [i for piece in pieces for i in piece_ids(tokenizer, piece)] == whole
+        parts = [f"Question: {text}\nType:", " size, area and volume", "\n==\n"]
+        whole = tokenizer("".join(parts), add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        assert [i for part in parts for i in continuation_ids(tokenizer, part)] == whole
 
 
 @pytest.fixture
 def sentencepiece():
-    """Like Llama 2's: a space before the first word, and a token before every text."""
+    """Like Llama 2's tokenizer: a space before the first word, and a token before every text."""
     alphabet = {chr(i) for i in range(97, 123)} | set(":=\n▁")
     vocab = {token: i for i, token in enumerate(["<s>", "<unk>", *sorted(alphabet)])}
     backend = Tokenizer(models.BPE(vocab, [], unk_token="<unk>"))
@@ -187,21 +187,23 @@ def sentencepiece():
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", unk_token="<unk>")
 
 
-def test_pieces_of_a_tokenizer_that_begins_with_a_space(sentencepiece):
+def test_parts_for_a_tokenizer_that_adds_a_space(sentencepiece):
     assert sentencepiece.convert_ids_to_tokens(sentencepiece("ab")["input_ids"]) == ["<s>", "▁", "a", "b"]
-    pieces = [piece_ids(sentencepiece, piece) for piece in ("q: a", " ab", "\n==\n")]
-    assert [sentencepiece.convert_ids_to_tokens(ids) for ids in pieces] == [
+    parts = [continuation_ids(sentencepiece, part) for part in ("q: a", " ab", "\n==\n")]
+    assert [sentencepiece.convert_ids_to_tokens(ids) for ids in parts] == [
         ["q", ":", "▁", "a"],
         ["▁", "a", "b"],
         ["\n", "=", "=", "\n"],
     ]
 
 
-def test_labels_without_tokens_of_their_own(sentencepiece):
+def test_labels_that_cannot_be_used(sentencepiece):
     tokenizer = cl100k_tokenizer(vocab_size=300)
-    with pytest.raises(ValueError, match="no token for the label ''"):
-        label_ids(tokenizer, [" a", ""], "\n")
-    with pytest.raises(ValueError, match="has no tokens; labels need an end"):
-        label_ids(tokenizer, [" a"], "")
-    with pytest.raises(ValueError, match="same tokens for ' A' and ' B'"):  # both unknown
-        label_ids(sentencepiece, [" A", " B"], "\n")
+    cases = [
+        (tokenizer, [" a", ""], "\n", "no token for the label ''. Name it with --label_names"),
+        (tokenizer, [" a"], "", "Got '' after each label, .* need an end, .* --separator"),
+        (sentencepiece, [" A", " B"], "\n", "same tokens for ' A' and ' B'. Rename one"),  # both are unknown
+    ]
+    for tokenizer, labels, follows, message in cases:
+        with pytest.raises(ValueError, match=message):
+            label_ids(tokenizer, labels, follows)

@@ -11,21 +11,26 @@ import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure as Canvas
 from tokenizers import processors
 from transformers import DynamicCache
 
 from diff_transformer import cl100k_tokenizer
-from diff_transformer.evaluation import many_shot
 from diff_transformer.evaluation.__main__ import Options, main
-from diff_transformer.evaluation.classification import SOURCES, Example, Source, find_source, load_task
-from diff_transformer.evaluation.demonstrations import alternating, balanced, randomly
-from diff_transformer.evaluation.many_shot import Arguments, curve_cells, margin, stable_average
-from diff_transformer.evaluation.many_shot_prompts import Prompts
-from diff_transformer.evaluation.models import Subject
-from diff_transformer.evaluation.report.many_shot import section
-from diff_transformer.evaluation.results import Cell, Measure, Results
+from diff_transformer.evaluation.models import LoadedModel
+from diff_transformer.evaluation.protocols import many_shot
+from diff_transformer.evaluation.protocols.many_shot import Arguments, curve_cells, margin, section, stable_average
+from diff_transformer.evaluation.protocols.many_shot.classification import (
+    SOURCES,
+    Example,
+    Source,
+    find_source,
+    load_task,
+)
+from diff_transformer.evaluation.protocols.many_shot.demonstrations import Prompts, alternating, balanced, randomly
+from diff_transformer.evaluation.results import Cell, Measure, Results, ResultSet
 
-COLOURS = {"dark_red": "blood", "green": "grass", "dark": "night"}
+COLORS = {"dark_red": "blood", "green": "grass", "dark": "night"}
 
 
 def write(path, rows):
@@ -34,16 +39,16 @@ def write(path, rows):
 
 
 def write_task(folder, train=12, test=6, text="text", label="label"):
-    """`train` and `test` rows of each of three classes, of which one's name is the beginning of another's."""
+    """`train` and `test` rows for each of three classes; the name of one is the beginning of another's."""
     for split, n in (("train", train), ("test", test)):
-        rows = [{text: f"{word} {split} {i}", label: name} for name, word in COLOURS.items() for i in range(n)]
+        rows = [{text: f"{word} {split} {i}", label: name} for name, word in COLORS.items() for i in range(n)]
         write(folder / f"{split}.jsonl", rows)
     return folder
 
 
 @pytest.fixture
-def colours(tmp_path):
-    return write_task(tmp_path / "colours")
+def colors(tmp_path):
+    return write_task(tmp_path / "colors")
 
 
 # Data
@@ -53,9 +58,9 @@ def load(spec, label_names=None, **overrides):
     return load_task(*find_source(spec, **overrides), label_names)
 
 
-def test_a_local_folder(colours):
-    task = load(str(colours))
-    assert task.name == "colours" and task.labels == ["dark", "dark red", "green"]
+def test_a_local_folder(colors):
+    task = load(str(colors))
+    assert task.name == "colors" and task.labels == ["dark", "dark red", "green"]
     assert (len(task.train), len(task.test)) == (36, 18)
     assert task.test[0] == Example("blood test 0", "dark red")
 
@@ -86,7 +91,7 @@ def test_copies_of_the_known_datasets(tmp_path):
     split = Dataset.from_dict({"text": ["x", "y", "z"], "intent": [0, 1, 2]}, features=features)
     DatasetDict({"train": split, "test": split}).save_to_disk(tmp_path / "clinic")
     task = load(f"clinic150={tmp_path}/clinic")
-    assert task.labels == ["pay bill", "yes"] and len(task.test) == 2, "out-of-scope examples are no class"
+    assert task.labels == ["pay bill", "yes"] and len(task.test) == 2, "out-of-scope examples are not a class"
 
 
 def test_the_known_datasets():
@@ -115,26 +120,24 @@ def test_labels_that_are_numbers(tmp_path):
         load(str(tmp_path), ["no"])
 
 
-def test_data_that_cannot_be_used(colours, tmp_path):
-    with pytest.raises(ValueError, match="text, label; intent is needed|label, text; intent is needed"):
-        load(str(colours), label_column="intent")
-    with pytest.raises(ValueError, match="one split"):
-        load(str(colours / "train.jsonl"))
-    with pytest.raises(ValueError, match="'train' has no example of: blue"):
-        rows = [{"text": "sky", "label": "blue"}]
-        write(colours / "test.jsonl", rows)
-        load(str(colours))
-    with pytest.raises(ValueError, match="needs {text}, and {label} at its end"):
-        load(str(colours), prompt="{label}: {text}")
-    with pytest.raises(ValueError, match="needs a path"):
-        load("trec=")
+def test_data_that_cannot_be_used(colors, tmp_path):
+    blue = write_task(tmp_path / "blue")
+    write(blue / "test.jsonl", [{"text": "sky", "label": "blue"}])
+    cases = [
+        (colors, {"label_column": "intent"}, "text, label; intent is needed|label, text; intent is needed"),
+        (colors / "train.jsonl", {}, "one split, .* Name a folder"),
+        (blue, {}, "the split 'train' has no example of labels of 'test': blue"),
+        (colors, {"prompt": "{label}: {text}"}, "must contain {text} and end with {label}"),
+        ("trec=", {}, "needs a path"),
+    ]
     for nothing in (None, "", "_"):
+        folder = tmp_path / str(nothing)
         for split in ("train", "test"):
-            write(
-                tmp_path / f"{nothing}/{split}.jsonl", [{"text": "a", "label": nothing}, {"text": "b", "label": "x"}]
-            )
-        with pytest.raises(ValueError, match="both are needed"):
-            load(str(tmp_path / str(nothing)))
+            write(folder / f"{split}.jsonl", [{"text": "a", "label": nothing}, {"text": "b", "label": "x"}])
+        cases.append((folder, {}, "both are needed. Drop"))
+    for spec, overrides, message in cases:
+        with pytest.raises(ValueError, match=message):
+            load(str(spec), **overrides)
 
 
 # Demonstrations
@@ -152,7 +155,9 @@ def test_balanced_by_class_for_every_number(pool, seed):
     for n in range(len(found) + 1):
         shown = Counter(example.label for example in found[:n])
         most = max(shown.values(), default=0)
-        assert all(shown[label] >= min(most - 1, available[label]) for label in available), "a class is behind"
+        assert all(shown[label] >= min(most - 1, available[label]) for label in available), (
+            "a class has too few examples"
+        )
 
 
 @given(examples, st.integers(0, 9).map(str))
@@ -162,10 +167,10 @@ def test_orders_are_permutations(pool, seed):
         assert Counter(found) == Counter(pool) and found == order(pool[::-1], seed)
     classes = [example.label for example in alternating(pool, seed)]
     first = classes[: len(set(classes))]
-    assert len(set(first)) == len(first), "a class comes twice in the first round"
+    assert len(set(first)) == len(first), "a class appears twice in the first round"
     left = Counter(classes)
     expected = []
-    while sum(left.values()):  # every class in its turn, until it has none left
+    while sum(left.values()):  # every class in turn, until it has none left
         for label in first:
             if left[label]:
                 expected.append(label)
@@ -173,15 +178,15 @@ def test_orders_are_permutations(pool, seed):
     assert classes == expected
 
 
-def test_seeds_give_other_orders(colours):
-    pool = load(str(colours)).train
+def test_seeds_give_different_orders(colors):
+    pool = load(str(colors)).train
     for order in (balanced, randomly, alternating):
         assert len({tuple(order(pool, str(seed))) for seed in range(5)}) == 5
 
 
 @pytest.fixture
-def prompts(colours):
-    return Prompts(load(str(colours)), cl100k_tokenizer(vocab_size=300), "\n==\n", 10, 0)
+def prompts(colors):
+    return Prompts(load(str(colors)), cl100k_tokenizer(vocab_size=300), "\n==\n", 10, 0)
 
 
 def test_a_prompt_as_text(prompts):
@@ -199,7 +204,7 @@ def test_as_many_as_fit(prompts):
     longest = max(map(len, prompts.queries)) + max(map(len, prompts.trie.sequences))
     for length in range(100, 700, 13):
         count, used = 0, longest
-        for example in prompts.demonstrations:  # the same, one after another
+        for example in prompts.demonstrations:  # the same count, one by one
             used += len(prompts.tokens([example]))
             if used > length:
                 break
@@ -209,8 +214,8 @@ def test_as_many_as_fit(prompts):
     assert Counter(x.label for x in prompts.demonstrations[:6]) == {"dark": 2, "dark red": 2, "green": 2}
 
 
-def test_queries_do_not_depend_on_their_number(colours):
-    task, tokenizer = load(str(colours)), cl100k_tokenizer(vocab_size=300)
+def test_queries_do_not_depend_on_their_number(colors):
+    task, tokenizer = load(str(colors)), cl100k_tokenizer(vocab_size=300)
     few, many = (Prompts(task, tokenizer, "\n", n, 3) for n in (4, 99))
     assert many.queries[:4] == few.queries and len(many.queries) == 18
     assert Prompts(task, tokenizer, "\n", 4, 4).queries != few.queries
@@ -220,7 +225,7 @@ def test_queries_do_not_depend_on_their_number(colours):
 
 
 class Always:
-    """A model that answers with one label, whatever is asked, written as its tokens following each other."""
+    """A model that always answers with one label, by giving each of its tokens after the previous one."""
 
     def __init__(self, label: list[int]):
         self.label = torch.tensor(label)
@@ -240,11 +245,11 @@ class Always:
 
 @pytest.fixture
 def no_cache(monkeypatch):
-    monkeypatch.setattr("diff_transformer.evaluation.prefill.DynamicCache", lambda config: DynamicCache())
+    monkeypatch.setattr("diff_transformer.evaluation.generate.DynamicCache", lambda config: DynamicCache())
 
 
-def test_accuracy_of_a_model_that_says_one_label(tmp_path, no_cache):
-    """Of 5 test rows "green" is right in 2, "red" in 3."""
+def test_accuracy_of_a_model_with_one_label(tmp_path, no_cache):
+    """ "green" is correct for 2 of 5 test rows, "red" for 3."""
     rows = {"green": ["grass", "leaf"], "red": ["blood", "rose", "ruby"]}
     for split in ("train", "test"):
         rows_of_split = [{"text": text, "label": label} for label, texts in rows.items() for text in texts]
@@ -253,17 +258,17 @@ def test_accuracy_of_a_model_that_says_one_label(tmp_path, no_cache):
     arguments = Arguments([str(tmp_path / "data")], lengths=[100], order_seeds=2)
     for label, accuracy in (("green", 0.4), ("red", 0.6)):
         ids = tokenizer(f" {label}\n", add_special_tokens=False)["input_ids"]
-        assert len(set(ids)) == len(ids), "the model tells places in its label apart by their tokens"
+        assert len(set(ids)) == len(ids), "the model needs a label whose tokens all differ"
         for scoring in ("trie", "likelihood"):
             arguments.scoring = scoring
             results = Results(tmp_path / f"{label}.{scoring}.json", "many_shot", {"label": label}, {}, 0)
-            many_shot.run(Subject(label, Always(ids), tokenizer, {}), arguments, Options(), results)
+            many_shot.run(LoadedModel(label, Always(ids), tokenizer, {}), arguments, Options(), results)
             assert [cell["accuracy"] for cell in results.cells] == [pytest.approx(accuracy)] * (2 + 2 * 2)
             assert results.cells[0].measures["accuracy"].n == 5
 
 
-def test_what_the_model_reads(colours, tmp_path, no_cache):
-    """The token that begins every text stands before the demonstrations, once; permuted ones are the same ones."""
+def test_the_tokens_that_the_model_gets(colors, tmp_path, no_cache):
+    """The token that begins every text precedes the demonstrations, once. Permutations show the same ones."""
     tokenizer = cl100k_tokenizer(vocab_size=300)
     tokenizer.add_special_tokens({"bos_token": "<s>"})
     begin = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", tokenizer.bos_token_id)])
@@ -275,12 +280,12 @@ def test_what_the_model_reads(colours, tmp_path, no_cache):
             seen.append(input_ids)
             return super().__call__(input_ids, **kwargs)
 
-    arguments = Arguments([str(colours)], lengths=[300], queries=3, order_seeds=2)
+    arguments = Arguments([str(colors)], lengths=[300], queries=3, order_seeds=2)
     results = Results(tmp_path / "r.json", "many_shot", {"label": "x"}, {}, 0)
-    many_shot.run(Subject("x", Recording([70, 71]), tokenizer, {}), arguments, Options(), results)
+    many_shot.run(LoadedModel("x", Recording([70, 71]), tokenizer, {}), arguments, Options(), results)
     begin = tokenizer.bos_token_id
     prompts = [ids[0].tolist() for ids in seen if begin in ids]
-    assert len(prompts) == 5, "the curve's first prompt, and two permutations for each order"
+    assert len(prompts) == 5, "expected the curve's first prompt and two permutations for each order"
     assert all(prompt[0] == begin and prompt.count(begin) == 1 for prompt in prompts)
     permuted = [tokenizer.decode(prompt[1:]).split("\n==\n") for prompt in prompts[1:]]
     assert len(set(map(tuple, permuted))) == 4 and len(set(map(tuple, map(sorted, permuted)))) == 1
@@ -303,25 +308,27 @@ def cells(out, label):
     return [(cell.key, cell.measures, cell.data) for cell in found.cells]
 
 
-def test_both_twins_resumption_and_report(twin_folders, colours, tmp_path, monkeypatch):
-    assert run_cli(twin_folders, tmp_path / "whole", colours) == 0
+def test_both_twins_resumption_and_report(twin_folders, colors, tmp_path, monkeypatch):
+    assert run_cli(twin_folders, tmp_path / "whole", colors) == 0
     whole = {label: cells(tmp_path / "whole", label) for label in twin_folders}
     assert [key for key, _, _ in whole["DIFF"]] == [
-        {"dataset": "colours", "shots": 1},
-        {"dataset": "colours", "length": 300},
-        {"dataset": "colours", "length": 600},
+        {"dataset": "colors", "shots": 1},
+        {"dataset": "colors", "length": 300},
+        {"dataset": "colors", "length": 600},
         *(
-            {"dataset": "colours", "length": 400, "order": order, "order_seed": seed}
+            {"dataset": "colors", "length": 400, "order": order, "order_seed": seed}
             for order in ("random", "alternating")
             for seed in range(2)
         ),
     ]
-    assert [data for _, _, data in whole["DIFF"]] == [data for _, _, data in whole["Transformer"]], "other prompts"
+    assert [data for _, _, data in whole["DIFF"]] == [data for _, _, data in whole["Transformer"]], (
+        "the twins got different prompts"
+    )
     shown = [data["demonstrations"] for _, _, data in whole["DIFF"]]
     assert shown[0] == 3 and shown[0] < shown[1] < shown[2] and len(set(shown[3:])) == 1
     assert all(data["tokens"] <= key.get("length", 300) for key, _, data in whole["DIFF"])
 
-    # Stopped after 2 cells, gone on with for 3, and finished
+    # Stopped after 2 cells, resumed for 3, and finished
     add = Results.add
     for stop in (2, 3, None):
         left = [math.inf if stop is None else stop]
@@ -333,65 +340,60 @@ def test_both_twins_resumption_and_report(twin_folders, colours, tmp_path, monke
             return add(self, *args)
 
         monkeypatch.setattr(Results, "add", limited)
-        for label, folder in twin_folders.items():
-            left[0] = math.inf if stop is None else stop
-            assert run_cli({label: folder}, tmp_path / "parts", colours) == (0 if stop is None else 1)
-    for label in twin_folders:
-        assert cells(tmp_path / "parts", label) == whole[label], "a resumed run differs from an uninterrupted one"
+        expected = 0 if stop is None else 1
+        assert run_cli({"DIFF": twin_folders["DIFF"]}, tmp_path / "parts", colors) == expected
+    assert cells(tmp_path / "parts", "DIFF") == whole["DIFF"], "a resumed run differs from an uninterrupted one"
 
     assert main(["report", str(tmp_path / "whole")]) == 0
     page = (tmp_path / "whole/report.md").read_text()
-    assert "Many-shot in-context learning" in page and "| colours | at random |" in page
+    assert "Many-shot in-context learning" in page and "| colors | at random |" in page
     assert (tmp_path / "whole/figures/many_shot_alternating.png").exists()
 
 
-def test_the_curve_is_that_of_prompts_of_their_own(subject, colours, tmp_path):
-    """A cache that grows from one length to the next gives what a prefill of each length gives."""
+def test_the_curve_equals_separate_prompts(loaded, colors, tmp_path):
+    """Extending a cache from one length to the next equals a prefill for each length."""
     found = []
     for lengths in ([200, 400, 600], [400], [600]):
-        arguments = Arguments([str(colours)], lengths=lengths, queries=9, order_seeds=0, chunk_size=64)
+        arguments = Arguments([str(colors)], lengths=lengths, queries=9, order_seeds=0, chunk_size=64)
         results = Results(tmp_path / f"{lengths}.json", "many_shot", {"label": "x"}, {}, 0)
-        many_shot.run(subject, arguments, Options(), results)
+        many_shot.run(loaded, arguments, Options(), results)
         found.append({cell.key["length"]: cell for cell in results.cells if "length" in cell.key})
     for alone in found[1:]:
         for length, cell in alone.items():
             assert found[0][length].measures == cell.measures and found[0][length].data == cell.data
 
 
-def run_with(subject, tmp_path, data, **changes):
+def run_with(loaded, tmp_path, data, **changes):
     arguments = Arguments(data, **{"lengths": [300], "queries": 3, "order_seeds": 0, **changes})
     results = Results(tmp_path / "r.json", "many_shot", {"label": "x"}, {}, 0)
-    many_shot.run(subject, arguments, Options(), results)
+    many_shot.run(loaded, arguments, Options(), results)
 
 
-def test_what_cannot_be_measured(subject, colours, tmp_path):
-    data = [str(colours)]
-    with pytest.raises(ValueError, match="needs 4,096 tokens, but the model has max_position_embeddings=2,048"):
-        run_with(subject, tmp_path, data, lengths=[4096])
-    with pytest.raises(ValueError, match="holds no demonstration"):
-        run_with(subject, tmp_path, data, lengths=[40])
-    with pytest.raises(ValueError, match="with all 36 demonstrations has"):
-        run_with(subject, tmp_path, data, lengths=[2048])
-    with pytest.raises(ValueError, match="'dark' has 12 examples, fewer than the 13 of --shots"):
-        run_with(subject, tmp_path, data, shots=[13])
-    with pytest.raises(ValueError, match="Two datasets have the name 'colours'"):
-        run_with(subject, tmp_path, data * 2)
-    with pytest.raises(ValueError, match="--lengths 0"):
-        Arguments(lengths=[0])
-    with pytest.raises(ValueError, match="scoring 'best'"):
-        Arguments(scoring="best")
+def test_what_cannot_be_measured(loaded, colors, tmp_path):
+    cases = {
+        "needs 4,096 tokens, but the model has max_position_embeddings=2,048": {"lengths": [4096]},
+        "holds no demonstration; .* Choose larger --lengths": {"lengths": [40]},
+        "with all 36 demonstrations has .* Choose smaller --lengths": {"lengths": [2048]},
+        "has 12 examples, fewer than 13. Choose fewer --shots": {"shots": [13]},
+        "Two datasets have the name 'colors'": {"data": [str(colors)] * 2},
+        "--lengths 0; it must be 1 or more": {"lengths": [0]},
+        "scoring 'best'": {"scoring": "best"},
+    }
+    for message, changes in cases.items():
+        with pytest.raises(ValueError, match=message):
+            run_with(loaded, tmp_path, **{"data": [str(colors)], **changes})
 
 
-def test_logits_that_are_no_numbers(subject, colours, tmp_path, monkeypatch):
-    forward = subject.model.forward
+def test_logits_that_are_nan(loaded, colors, tmp_path, monkeypatch):
+    forward = loaded.model.forward
 
     def broken(**kwargs):
         outputs = forward(**kwargs)
         return type(outputs)(logits=outputs.logits * math.nan, past_key_values=outputs.past_key_values)
 
-    monkeypatch.setattr(subject.model, "forward", broken)
-    with pytest.raises(ValueError, match="not numbers"):
-        run_with(subject, tmp_path, [str(colours)])
+    monkeypatch.setattr(loaded.model, "forward", broken)
+    with pytest.raises(ValueError, match="are NaN. .*--dtype"):
+        run_with(loaded, tmp_path, [str(colors)])
 
 
 # The report
@@ -419,15 +421,17 @@ def results_of(label, model_type, accuracies, by_seed, **settings):
 def test_averages_and_margins_by_hand():
     results = results_of("x", "llama", {100: 0.9, 40: 0.1, 50: 0.5, 60: 0.7}, {"random": [0.5, 0.75, 0.625]})
     found = curve_cells(results, "trec")
-    assert [c.data["demonstrations"] for c in found] == [40, 50, 60, 100], "without the permuted ones, in order"
-    assert stable_average(found) == pytest.approx(0.7)  # of 0.5, 0.7 and 0.9: half of 100 demonstrations and more
+    assert [c.data["demonstrations"] for c in found] == [40, 50, 60, 100], (
+        "expected the points without permutations, sorted"
+    )
+    assert stable_average(found) == pytest.approx(0.7)  # 0.5, 0.7 and 0.9 have at least half of 100 demonstrations
     assert margin(results.select(order="random")) == 0.25
 
 
 def test_the_section():
     diff = results_of("A", "diff_transformer", {10: 0.2, 100: 0.8}, {"random": [0.8, 0.9], "alternating": [0.7, 0.9]})
     other = results_of("B", "llama", {10: 0.1, 100: 0.5}, {"random": [0.4, 0.8]})
-    found = section([diff, other])
+    found = section(ResultSet([diff, other]))
     averages, margins = found.tables
     assert averages.columns[:-1] == [
         *("dataset", "paper: Transformer", "paper: DIFF", "paper: gain", "A", "B", "gain of A")
@@ -442,6 +446,26 @@ def test_the_section():
     assert margins.rows[0][-1].startswith("2 seeds (paper: 10); data: SetFit/TREC-QC")
     assert [figure.name for figure in found.figures] == ["many_shot", "many_shot_random", "many_shot_alternating"]
 
-    likelihood = section([results_of("A", "x", {1: 0.5}, {}, scoring="likelihood", normalize=True)])
-    assert "likelihood of labels a token, not constrained decoding" in likelihood.tables[0].rows[0][-1]
+    likelihood = section(ResultSet([results_of("A", "x", {1: 0.5}, {}, scoring="likelihood", normalize=True)]))
+    assert "likelihood of labels per token, not constrained decoding" in likelihood.tables[0].rows[0][-1]
     assert len(likelihood.tables) == 1
+
+
+def test_the_section_of_several_seeds():
+    """Averages 0.7 and 0.8 and margins 0.1 and 0.3: means with standard errors, and a band in the figures."""
+    found = []
+    for seed, (accuracy, by_seed) in enumerate([(0.7, [0.8, 0.9]), (0.8, [0.6, 0.9])]):
+        found.append(results_of("A", "x", {10: 0.2, 100 + 20 * seed: accuracy}, {"random": by_seed}))
+        found[-1].seed = seed
+        found[-1].cells[1].key["length"] = 1000  # holds more demonstrations with one seed than with the other
+    shown = section(ResultSet(found))
+    (average, gap), curve = (table.rows[0][4] for table in shown.tables), shown.figures[0]
+    assert average.value == pytest.approx(75) and average.stderr == pytest.approx(5)
+    assert gap.value == pytest.approx(20) and gap.stderr == pytest.approx(10)
+    assert "at most 1,200 tokens" in shown.tables[0].rows[0][-1]
+    canvas = Canvas()
+    curve.draw(canvas)
+    (line,), (band, dashes) = canvas.axes[0].lines, canvas.axes[0].collections
+    assert line.get_xydata().ravel() == pytest.approx([10, 20, 110, 75])
+    assert band.get_paths()[0].get_extents().bounds == pytest.approx((10, 20, 100, 60))
+    assert dashes.get_segments()[0].ravel() == pytest.approx([55, 75, 110, 75])

@@ -1,8 +1,11 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Chunks over a cache are the whole, a fork leaves its original, batches shrink when memory runs out, only then."""
 
+import copy
+
 import pytest
 import torch
+from tolerances import assert_same_computation
 from transformers import MambaForCausalLM, OpenAIGPTLMHeadModel
 
 from diff_transformer.evaluation.generate import chunks, fork, in_batches, prefill, token_log_probs
@@ -11,8 +14,10 @@ OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 20.00 MiB"
 
 
 @torch.no_grad()
-def whole(loaded, input_ids):
-    return loaded.model(input_ids=input_ids).logits
+def assert_logits(logits, loaded, input_ids, positions):
+    """That they are those of `positions` in one forward over the whole input."""
+    models = loaded.model, copy.deepcopy(loaded.model).double()
+    assert_same_computation(logits, *(model(input_ids=input_ids).logits[:, positions] for model in models))
 
 
 @pytest.mark.parametrize("size", [1, 7, 32, 50, 64])
@@ -22,17 +27,17 @@ def test_chunks_are_the_whole(loaded, size):
     parts = list(found.values())
     assert list(found) == list(range(0, 50, size))
     assert all(part.shape[1] <= size for part in parts)
-    torch.testing.assert_close(torch.cat(parts, dim=1), whole(loaded, input_ids), rtol=1e-5, atol=1e-5)
+    assert_logits(torch.cat(parts, dim=1), loaded, input_ids, slice(None))
 
 
 @pytest.mark.parametrize("size", [1, 9, 1024])
 def test_prefill_ends_where_the_whole_ends(loaded, size):
     input_ids = torch.randint(0, 300, (1, 31))
     cache, logits = prefill(loaded.model, input_ids[:, :20], size=size)
-    torch.testing.assert_close(logits, whole(loaded, input_ids[:, :20])[:, -1], rtol=1e-5, atol=1e-5)
+    assert_logits(logits, loaded, input_ids[:, :20], -1)
     same, logits = prefill(loaded.model, input_ids[:, 20:], cache, size=size)
     assert same is cache and cache.get_seq_length() == 31
-    torch.testing.assert_close(logits, whole(loaded, input_ids)[:, -1], rtol=1e-5, atol=1e-5)
+    assert_logits(logits, loaded, input_ids, -1)
 
 
 @pytest.mark.parametrize("architecture", [MambaForCausalLM, OpenAIGPTLMHeadModel])
@@ -59,7 +64,7 @@ def test_a_fork_leaves_its_original(loaded, batch_size):
         forked = fork(cache, batch_size)
         [(_, outputs)] = chunks(loaded.model, rests, forked)
         both = torch.cat([input_ids.expand(batch_size, -1), rests], dim=1)
-        torch.testing.assert_close(outputs.logits, whole(loaded, both)[:, 12:], rtol=1e-5, atol=1e-5)
+        assert_logits(outputs.logits, loaded, both, slice(12, None))
         assert forked.get_seq_length() == 17
     assert cache.get_seq_length() == 12
     for layer, (keys, values) in zip(cache.layers, before, strict=True):

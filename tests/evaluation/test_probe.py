@@ -24,6 +24,9 @@ SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vo
 SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
 
 
+ROUNDING = {"rtol": 1e-10, "atol": 1e-10}  # in float64
+
+
 class Recorder(Probe):
     """Keeps logits, masks, maps and the differences, in order."""
 
@@ -94,7 +97,7 @@ def test_logits_are_those_by_hand(loaded):
 
 @pytest.mark.parametrize("padded", [False, True], ids=["", "left padding"])
 def test_an_idle_probe_changes_nothing(loaded, padded):
-    model, input_ids = loaded.model, torch.randint(0, 300, (3, 21))
+    model, input_ids = copy.deepcopy(loaded.model).double(), torch.randint(0, 300, (3, 21))
     mask = torch.ones_like(input_ids)
     if padded:
         mask[0, :5] = mask[2, :1] = 0
@@ -107,32 +110,32 @@ def test_an_idle_probe_changes_nothing(loaded, padded):
             forward(model, input_ids=ids, attention_mask=mask[:, :end], past_key_values=cache)
             for ids, end in zip(input_ids.split([9, 1, 11], dim=1), (9, 10, 21), strict=True)
         ]
-    torch.testing.assert_close(found[kept], expected[kept], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(torch.cat(parts, dim=1)[kept], expected[kept], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[kept], expected[kept], **ROUNDING)
+    torch.testing.assert_close(torch.cat(parts, dim=1)[kept], expected[kept], **ROUNDING)
 
 
 def test_chunks_under_a_probe_are_the_whole(loaded):
-    input_ids = torch.randint(0, 300, (1, 50))
-    expected = forward(loaded.model, input_ids=input_ids)
-    with attention_probe(loaded.model, Probe()):
-        found = torch.cat([outputs.logits for _, outputs in chunks(loaded.model, input_ids, size=7)], dim=1)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    model, input_ids = copy.deepcopy(loaded.model).double(), torch.randint(0, 300, (1, 50))
+    expected = forward(model, input_ids=input_ids)
+    with attention_probe(model, Probe()):
+        found = torch.cat([outputs.logits for _, outputs in chunks(model, input_ids, size=7)], dim=1)
+    torch.testing.assert_close(found, expected, **ROUNDING)
 
 
 def test_blocks_of_rows_are_the_whole(loaded, monkeypatch):
-    input_ids = torch.randint(0, 300, (1, 20))
-    expected = forward(loaded.model, input_ids=input_ids)
-    heads = 8 if loaded.label == "DIFF" else loaded.model.config.num_attention_heads
+    model, input_ids = copy.deepcopy(loaded.model).double(), torch.randint(0, 300, (1, 20))
+    expected = forward(model, input_ids=input_ids)
+    heads = 8 if loaded.label == "DIFF" else model.config.num_attention_heads
     monkeypatch.setattr(probe_module, "_BLOCK_BYTES", 4 * heads * 20 * 6)  # six rows of logits
     recorder = Recorder()
-    with attention_probe(loaded.model, recorder):
-        found = forward(loaded.model, input_ids=input_ids)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    with attention_probe(model, recorder):
+        found = forward(model, input_ids=input_ids)
+    torch.testing.assert_close(found, expected, **ROUNDING)
     assert [x.shape[2] for x in recorder.logits] == [x.shape[2] for x in recorder.visible] == 2 * [6, 6, 6, 2]
     whole = Recorder()
     monkeypatch.undo()
-    with attention_probe(loaded.model, whole):
-        forward(loaded.model, input_ids=input_ids)
+    with attention_probe(model, whole):
+        forward(model, input_ids=input_ids)
     torch.testing.assert_close(torch.cat(recorder.logits[:4], dim=2), whole.logits[0])
 
 
@@ -174,8 +177,8 @@ def test_precision(loaded, dtype):
     assert found.dtype == dtype
     assert {x.dtype for x in recorder.logits + recorder.maps} == {torch.promote_types(dtype, torch.float32)}
     if dtype == torch.float64:
-        torch.testing.assert_close(found, forward(model, input_ids=input_ids), rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(recorder.logits, logits_by_hand(model, input_ids), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(found, forward(model, input_ids=input_ids), **ROUNDING)
+        torch.testing.assert_close(recorder.logits, logits_by_hand(model, input_ids), **ROUNDING)
 
 
 def test_a_sliding_window_is_seen():

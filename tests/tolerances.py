@@ -1,0 +1,22 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Tolerances that follow from the arithmetic, for tests and benchmarks."""
+
+import torch
+
+
+def allowed_error(exact: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """The largest error that another computation of `exact` may have in the type of `reference`.
+
+    exact is computed in a wider type, reference in the type of the test. Both computations round as often, but in
+    another order of the same sums, which at most doubles the error; the factor of 4 leaves as much again. Half a unit
+    in the last place of the largest entry is the rounding of the result, which can be exact in `reference` by chance.
+    """
+    error = (reference.to(exact.dtype) - exact).abs().max()
+    return 4 * error + torch.finfo(reference.dtype).eps / 2 * exact.abs().max()
+
+
+def assert_same_computation(actual: torch.Tensor, reference: torch.Tensor, exact: torch.Tensor) -> None:
+    """That `actual` is as close to `exact` as `reference`, the same function computed in the same type, implies."""
+    assert actual.shape == exact.shape, f"shape {tuple(actual.shape)} in place of {tuple(exact.shape)}"
+    error, allowed = (actual.to(exact.dtype) - exact).abs().max(), allowed_error(exact, reference)
+    assert error <= allowed, f"off by {error.item():.1e} where {allowed.item():.1e} are allowed"
