@@ -20,7 +20,17 @@ EXTRAS = {
         "zstandard",  # corpora as .jsonl.zst
     ],
     "ulysses": ["deepspeed>=0.18.2; sys_platform == 'linux'"],  # sequence parallelism, and ZeRO-3
-    "eval": ["accelerate>=1.12", "datasets>=4.0", "lm-eval>=0.4.13", "math-verify>=0.8", "matplotlib>=3.8"],
+    "eval": [
+        "accelerate>=1.12",
+        "datasets>=4.0",
+        "lm-eval>=0.4.13",
+        "markdown-it-py",
+        "math-verify>=0.8",
+        "matplotlib>=3.8",
+        "openai",  # the client of the judge of hallucination
+        "pydantic>=2",
+        "scipy",
+    ],
     "hub": ["pyyaml"],
 }
 EXTRAS["dev"] = [
@@ -29,9 +39,7 @@ EXTRAS["dev"] = [
     *EXTRAS["ulysses"],
     *EXTRAS["eval"],
     *EXTRAS["hub"],
-    "fastapi",  # with the next three: `transformers serve`, tried by a test
-    "openai",
-    "pydantic",
+    "fastapi",  # with uvicorn: `transformers serve`, which a test starts
     "uvicorn",
     "hypothesis",
     "mypy",

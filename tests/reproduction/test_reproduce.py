@@ -19,7 +19,7 @@ import yaml
 
 from diff_transformer.evaluation.results import Results
 from diff_transformer.reproduction.__main__ import UNFINISHED, claim_folder, main
-from diff_transformer.reproduction.digest import ParityError, check_parity, write_digest
+from diff_transformer.reproduction.collect import ParityError, check_parity, collect
 from diff_transformer.reproduction.findings import findings
 from diff_transformer.reproduction.jobs import jobs_of, write_configs
 from diff_transformer.reproduction.study import PAIR, STUDIES, load_study
@@ -81,19 +81,19 @@ def test_every_model_had_the_same_batches_although_one_was_stopped(finished):
         assert len(set(files[0])) == len(files[0]), "the same batch twice"
 
 
-def test_the_digest_has_all_results(finished):
-    study, digest = load_study(STUDY), Results.load(finished / "results.json")
+def test_the_results_have_all_results(finished):
+    study, results = load_study(STUDY), Results.load(finished / "results.json")
     for name, experiment in study.experiments.items():
-        assert digest.select(experiment=name, protocol="data")[0].data["sha256"]
+        assert results.select(experiment=name, protocol="data")[0].data["sha256"]
         for label, variant in experiment.variants.items():
-            (run,) = digest.select(experiment=name, protocol="run", model=label)
+            (run,) = results.select(experiment=name, protocol="run", model=label)
             assert run.data["steps"] == experiment.training["max_steps"] and run["tokens_per_second"] > 0
-            lambdas = digest.select(experiment=name, protocol="lambda", model=label)
+            lambdas = results.select(experiment=name, protocol="lambda", model=label)
             assert len(lambdas) == (experiment.config["num_hidden_layers"] if variant.architecture == "diff" else 0)
-            curve = digest.select(experiment=name, protocol="training", model=label)
+            curve = results.select(experiment=name, protocol="training", model=label)
             assert curve[-1].key["tokens"] == 40 * 8 * experiment.sequence_length
             for protocol in experiment.evaluations:
-                measured = bool(digest.select(experiment=name, protocol=protocol, model=label))
+                measured = bool(results.select(experiment=name, protocol=protocol, model=label))
                 assert measured == (label in PAIR or protocol not in experiment.of_pair), f"{label}: {protocol}"
     text = study.experiments["text"]
     for protocol in text.evaluations:
@@ -102,7 +102,7 @@ def test_the_digest_has_all_results(finished):
         assert results.model["max_positions"] == trained["sequence_length"], f"{protocol}: of the other model"
 
 
-def test_the_digest_has_the_parameters_of_the_saved_models(finished):
+def test_the_results_have_the_parameters_of_the_saved_models(finished):
     from transformers import AutoModelForCausalLM
 
     for cell in Results.load(finished / "results.json").select(experiment="text", protocol="run"):
@@ -146,19 +146,19 @@ def test_unequal_batches_or_parameters_are_errors(finished, tmp_path):
     file = folder / "runs/recall/diff/seed0/batches.txt"
     file.write_text(file.read_text().replace("a", "b", 1))
     with pytest.raises(ParityError, match="recall, seed 0: the models were not trained on the same batches"):
-        write_digest(load_study(STUDY), folder)
-    digest = Results.load(finished / "results.json")
-    for cell in digest.select(experiment="needles", protocol="run", model="diff"):
+        collect(load_study(STUDY), folder)
+    results = Results.load(finished / "results.json")
+    for cell in results.select(experiment="needles", protocol="run", model="diff"):
         measure = cell.measures["parameters"]
         cell.measures["parameters"] = type(measure)(measure.value * 1.002, 1)
     with pytest.raises(ParityError, match="needles, seed 0: DIFF has .* more than 0.1% apart"):
-        check_parity(digest)
+        check_parity(results)
 
     file = folder / "runs/text/diff/seed0/extended/batches.txt"
     (folder / "runs/recall/diff/seed0/batches.txt").write_text("\n".join([*steps(finished / RECALL), ""]))
     file.write_text(file.read_text().replace("a", "b", 1))
     with pytest.raises(ParityError, match="text, seed 0: .* Delete runs/text/<the model>/seed0 and results"):
-        write_digest(load_study(STUDY), folder)
+        collect(load_study(STUDY), folder)
 
 
 def test_an_interrupted_entry_of_the_log_does_not_count(finished, tmp_path):
@@ -170,10 +170,10 @@ def test_an_interrupted_entry_of_the_log_does_not_count(finished, tmp_path):
     for entry, speed in zip(entries, (10.0, 900.0, 1000.0, 1100.0, 40_000.0), strict=True):
         entry["tokens_per_second"] = speed
     file.write_text(json.dumps(state))
-    digest = write_digest(load_study(STUDY), folder)
-    (run,) = digest.select(experiment="recall", protocol="run", model="diff")
+    results = collect(load_study(STUDY), folder)
+    (run,) = results.select(experiment="recall", protocol="run", model="diff")
     assert run["tokens_per_second"] == 1000.0
-    for cell in digest.select(experiment="recall", protocol="training", model="diff"):
+    for cell in results.select(experiment="recall", protocol="training", model="diff"):
         assert cell.data["seconds"] == cell.key["tokens"] / 1000
 
 

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from diff_transformer import cl100k_tokenizer
-from diff_transformer.evaluation.needle_prompts import WORDINGS, numbers_for
-from diff_transformer.evaluation.recall import keys_and_values
-from diff_transformer.reproduction.digest import check_parameters
+from diff_transformer.evaluation.protocols.needle.haystack import WORDINGS, numbers_for
+from diff_transformer.evaluation.protocols.recall import keys_and_values
+from diff_transformer.reproduction.collect import check_parameters
 from diff_transformer.reproduction.jobs import extension_config, jobs_of, training_config, write_configs
 from diff_transformer.reproduction.study import (
     DIFF,
