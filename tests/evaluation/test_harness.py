@@ -254,7 +254,7 @@ def test_rows_that_are_missing_or_wrong(tmp_path):
     with pytest.raises(ValueError, match="sol1, sol2 is needed"):
         harness.load_task("piqa", data_dir=str(tmp_path))
     write(tmp_path / "piqa" / "validation.jsonl", [row])
-    with pytest.raises(ValueError, match=r"train\.jsonl, which 2 examples are drawn from"):
+    with pytest.raises(ValueError, match=r"train\.jsonl, from which 2 examples are drawn"):
         harness.load_task("piqa", 2, str(tmp_path))
     write(tmp_path / "piqa" / "train.jsonl", [row, row])
     with pytest.raises(ValueError, match="has 2 rows; more than 2 are needed"):

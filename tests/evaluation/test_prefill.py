@@ -46,7 +46,7 @@ def test_models_that_do_not_go_on_over_a_cache_are_refused(architecture):
     config = architecture.config_class(
         vocab_size=50, hidden_size=16, num_hidden_layers=1, n_embd=16, n_layer=1, n_head=2
     )
-    with pytest.raises(ValueError, match="cannot be read in chunks"):
+    with pytest.raises(ValueError, match="cannot be evaluated in chunks"):
         prefill(architecture(config), torch.zeros(1, 4, dtype=torch.long))
 
 

@@ -225,9 +225,9 @@ def test_what_cannot_be_probed_is_refused(loaded):
     ):
         pass
     gemma = Gemma2ForCausalLM(Gemma2Config(**SMALL, query_pre_attn_scalar=8, attn_logit_softcapping=50.0)).eval()
-    with attention_probe(gemma, Probe()), pytest.raises(ValueError, match="softcap, which the probe does not compute"):
+    with attention_probe(gemma, Probe()), pytest.raises(ValueError, match="softcap, which the probe does not support"):
         forward(gemma, input_ids=torch.tensor([[1, 2]]))
     model = copy.deepcopy(loaded.model)
     model.set_attn_implementation("probe")
-    with pytest.raises(ValueError, match="inside of attention_probe"):
+    with pytest.raises(ValueError, match="only within attention_probe"):
         forward(model, input_ids=torch.tensor([[1, 2]]))

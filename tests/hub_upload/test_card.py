@@ -5,6 +5,7 @@ import json
 import re
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -152,7 +153,7 @@ def test_every_number_is_that_of_its_file(pristine, results):
     data = ModelCard(text).data
     numbers = {r.metric_name: r.metric_value for r in data.eval_results}
     for position, _ in rows:
-        assert numbers[f"Nats a token, up to a position: tokens {position}"] == curve[position]
+        assert numbers[f"Nats per token, up to a position: tokens {position}"] == curve[position]
     assert numbers[f"Accuracy (%): benchmark {gsm8k}"] == 100 * (3 / 7)
     datasets = {r.metric_name: r.dataset_type for r in data.eval_results}
     assert datasets[f"Accuracy (%): benchmark {gsm8k}"] == "openai/gsm8k"
@@ -174,7 +175,7 @@ def test_a_leaderboard_gets_whole_datasets_once(limit, datasets, named):
     results = Results(Path("math/x.json"), "math", {"label": "x"}, {"limit": limit}, 0)
     results.runs = [{"date": "2026-01-01"}]
     results.cells = [Cell({"part": i}, {"accuracy": Measure(0.5, 2)}, {"dataset": d}) for i, d in enumerate(datasets)]
-    files = card_results.leaderboard_files([(None, [results])], REPO)
+    files = card_results.leaderboard_files([SimpleNamespace(results=[results])], REPO)
     entries = [entry for text in files.values() for entry in yaml.safe_load(text)]
     assert [entry["dataset"]["id"] for entry in entries] == named
 
