@@ -96,6 +96,7 @@ def load_tiny(source: object) -> list[float]:
     return model(torch.tensor([10.0, 10.0, 10.0])).tolist()
 
 
+@pytest.mark.oldest
 def test_remote_code_is_loaded_with_every_sibling_and_no_hard_import(hub: StandIn, api: HfApi, tmp_path: Path) -> None:
     repo = api.create_repo("tester/tiny").repo_id
     api.upload_folder(repo_id=repo, folder_path=write_tiny_repo(tmp_path / "tiny", SCALE_TINY))

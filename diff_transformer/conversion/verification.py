@@ -61,6 +61,8 @@ def diffllama_config(config: DiffTransformerConfig) -> DiffLlamaConfig:
 def _decoder_layer(source: OpenCheckpoint, i: int, hidden: torch.Tensor) -> torch.Tensor:
     """A layer of this package's model or of transformers' DiffLlama."""
     config: DiffTransformerConfig | DiffLlamaConfig
+    layer_class: type[nn.Module]
+    rotary: nn.Module
     if source.layout.name == OURS.name:
         config = DiffTransformerConfig.from_dict(source.config.to_dict())
         config._attn_implementation = "flash_diff"
