@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 from transformers import DiffLlamaConfig
 from transformers.models.diffllama.modeling_diffllama import DiffLlamaDecoderLayer, DiffLlamaRotaryEmbedding
