@@ -98,8 +98,7 @@ class Store:
         raise HubError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
 
     def add_commit(self, repo: str, content: dict[str, Any], title: str, files: dict[str, str], ref: str) -> str:
-        """Append a commit to `content`, let `ref` point to it, and store it. Its sha depends on the one before, so that
-        no two commits share one."""
+        """Append a commit to `content`, let `ref` point to it, and store it. Its sha depends on the one before it."""
         before = content["commits"][-1]["sha"] if content["commits"] else None
         sha = hashlib.sha1(json.dumps([repo, before, title, files]).encode()).hexdigest()
         content["commits"].append({"sha": sha, "title": title, "files": dict(sorted(files.items()))})
@@ -310,16 +309,7 @@ class Handler(BaseHTTPRequestHandler):
             raise HubError(404, f"{path} not found at {revision}", "EntryNotFound", headers)
         oid = commit["files"][path]
         data = self.store.read_blob(oid)
-        headers |= {"ETag": f'"{oid}"', "Accept-Ranges": "bytes"}
-        wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
-        if wanted is None:
-            return Reply(data, 200, headers)
-        first, last = wanted.groups()
-        start = int(first) if first else max(0, len(data) - int(last))  # "bytes=-5" is the last five bytes
-        stop = min(int(last) + 1, len(data)) if first and last else len(data)
-        if start >= stop:
-            raise HubError(416, f"the file has {len(data)} bytes", headers={"Content-Range": f"bytes */{len(data)}"})
-        return Reply(data[start:stop], 206, {**headers, "Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"})
+        return Reply(data, 200, headers | {"ETag": f'"{oid}"'})
 
 
 def read_requests(root: Path) -> list[dict[str, Any]]:
@@ -337,7 +327,7 @@ def plan_faults(root: Path, *faults: tuple[str, int]) -> None:
 
 def fetched_files(root: Path, repo: str) -> set[str]:
     """Paths of the files of `repo` whose content has been sent to a client."""
-    sent = [r for r in read_requests(root) if r["endpoint"] == "resolve" and r["status"] in (200, 206)]
+    sent = [r for r in read_requests(root) if r["endpoint"] == "resolve" and r["status"] == 200]
     return {r["path"] for r in sent if r["method"] == "GET" and r["repo"] == repo}
 
 

@@ -99,6 +99,7 @@ def test_round_trip_of_a_diffllama_is_exact(tmp_path, dtype):
     assert_equal_states(state_of(theirs), state_of(tmp_path / "back"))
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 def test_diffllama_has_the_same_logits(tmp_path, kv_heads, tied):
@@ -496,8 +497,9 @@ def test_yoco_tokenizer_has_the_authors_ids(tmp_path):
     base = tiktoken.Encoding(**own_cl100k() | {"name": "cl100k_im", "special_tokens": specials})
     text = "def f(x):\n    return x ** 2  # naïve 中文 🎉\n<fim_prefix><jupyter_code><commit_after><|endoftext|>12345"
     expected = [i + 4 for i in base.encode(text, allowed_special="all")]
-    yoco_tokenizer().save_pretrained(tmp_path)
-    for tokenizer in (yoco_tokenizer(), AutoTokenizer.from_pretrained(tmp_path)):
+    built = yoco_tokenizer()
+    built.save_pretrained(tmp_path)
+    for tokenizer in (built, AutoTokenizer.from_pretrained(tmp_path)):
         assert tokenizer(text).input_ids == expected
         assert tokenizer.decode(expected, skip_special_tokens=False) == text
         ids = tokenizer.convert_tokens_to_ids(["<s>", "<pad>", "</s>", "<unk>"])
@@ -520,6 +522,7 @@ def test_the_tokenizer_comes_along(tmp_path):
         convert(open_checkpoint(theirs, "yoco", flash_semantics=True), tmp_path / "none", tokenizer="cl100k")
 
 
+@pytest.mark.oldest
 def test_remote_code_and_index_are_written(tmp_path):
     theirs = out(save(make_model(), tmp_path / "ours"), "yoco", tmp_path / "theirs")
     convert(open_checkpoint(theirs, "yoco", flash_semantics=True), tmp_path / "back", max_shard_size="40KB")

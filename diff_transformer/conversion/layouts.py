@@ -10,7 +10,7 @@ Every tensor has the same shape on both sides; only names and the order of rows 
 | diffllama (transformers) | halves | blocks: q1 of all heads, then q2 of all; values of width d likewise | no |
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,7 +20,6 @@ from ..configuration_diff import DiffTransformerConfig
 # Our names, by part; "{i}" is the layer
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 ATTENTION = "model.layers.{i}.self_attn."
-LAMBDAS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 SUBLN = ATTENTION + "subln.weight"
 Q_PROJ = ATTENTION + "q_proj.weight"
 
@@ -31,9 +30,9 @@ class Layout:
 
     name: str
     names: dict[str, str]
-    interleaved_rotary: bool
-    heads_in_blocks: bool
-    has_subln: bool
+    interleaved_rotary: bool = False
+    heads_in_blocks: bool = False
+    has_subln: bool = True
 
     def with_names(self, changes: dict[str, str]) -> "Layout":
         """The layout of a decoder with other names: each part of a name in `changes` is replaced, in order."""
@@ -49,60 +48,36 @@ class Layout:
         return replace(self, names=names)
 
 
-def _names(embedding: str, final_norm: str, head: str, layer: str, parts: dict[str, str]) -> dict[str, str]:
-    names = {EMBEDDING: embedding, FINAL_NORM: final_norm, HEAD: head}
-    return names | {f"model.layers.{{i}}.{ours}": layer + theirs for ours, theirs in parts.items()}
-
-
-def _attention(prefix: str, projections: Iterable[str], subln: bool) -> dict[str, str]:
-    ours = ("q_proj", "k_proj", "v_proj", "o_proj")
-    parts = {f"self_attn.{a}.weight": f"{prefix}{b}.weight" for a, b in zip(ours, projections, strict=True)}
-    parts |= {f"self_attn.{name}": prefix + name for name in LAMBDAS}
-    return parts | ({"self_attn.subln.weight": f"{prefix}subln.weight"} if subln else {})
-
-
-_YOCO_REST = {
-    "mlp.gate_proj.weight": "feed_forward.w1.weight",
-    "mlp.up_proj.weight": "feed_forward.w3.weight",
-    "mlp.down_proj.weight": "feed_forward.w2.weight",
-    "input_layernorm.weight": "attention_norm.weight",
-    "post_attention_layernorm.weight": "ffn_norm.weight",
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+_OTHERS = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm", "post_attention_layernorm")
+_WEIGHTS = [
+    *(EMBEDDING, FINAL_NORM, HEAD),
+    *(f"{ATTENTION}{name}.weight" for name in _PROJECTIONS),
+    *(ATTENTION + name for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")),
+    *(SUBLN, *(f"model.layers.{{i}}.{name}.weight" for name in _OTHERS)),
+]
+_ATTENTION_BIASES = [f"{ATTENTION}{name}.bias" for name in _PROJECTIONS]
+_MLP_BIASES = [f"model.layers.{{i}}.{name}.bias" for name in _OTHERS if "mlp" in name]
+_YOCO = {
+    **{"model.embed_tokens": "tok_embeddings", "model.norm": "norm", "lm_head": "output", "model.layers": "layers"},
+    **{"self_attn": "attention", "input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm"},
+    **{"mlp.gate_proj": "feed_forward.w1", "mlp.down_proj": "feed_forward.w2", "mlp.up_proj": "feed_forward.w3"},
 }
-_LLAMA_REST = {name: name for name in _YOCO_REST}
-_UNILM_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
-_ATTENTION_BIASES = [f"{ATTENTION}{name}.bias" for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
-_MLP_BIASES = [f"model.layers.{{i}}.mlp.{name}.bias" for name in ("gate_proj", "up_proj", "down_proj")]
 
 
-def _yoco(projections: Iterable[str]) -> dict[str, str]:
-    parts = _attention("attention.", projections, subln=True) | _YOCO_REST
-    return _names("tok_embeddings.weight", "norm.weight", "output.weight", "layers.{i}.", parts)
+def _same(names: list[str]) -> dict[str, str]:
+    return {name: name for name in names}
 
 
-def _llama(projections: Iterable[str], subln: bool) -> dict[str, str]:
-    parts = _attention("self_attn.", projections, subln) | _LLAMA_REST
-    return _names(EMBEDDING, FINAL_NORM, HEAD, "model.layers.{i}.", parts)
-
-
-_OURS = {
-    **_llama(("q_proj", "k_proj", "v_proj", "o_proj"), subln=True),
-    **{name: name for name in (*_ATTENTION_BIASES, *_MLP_BIASES)},
-}
-_AUTHORS = {"interleaved_rotary": True, "heads_in_blocks": False, "has_subln": True}
-
-OURS = Layout("diff_transformer", _OURS, interleaved_rotary=False, heads_in_blocks=False, has_subln=True)
+OURS = Layout("diff_transformer", _same([*_WEIGHTS, *_ATTENTION_BIASES, *_MLP_BIASES]))
 # The authors' attention module in a decoder named like Llama's (`with_names` for any other)
-UNILM = Layout("unilm", _llama(_UNILM_PROJECTIONS, subln=True), **_AUTHORS)
+UNILM = Layout("unilm", _same(_WEIGHTS), interleaved_rotary=True).with_names({"o_proj": "out_proj"})
 # The authors' decoder, with either family of projection names
-YOCO = Layout("yoco", _yoco(("wq", "wk", "wv", "wo")), **_AUTHORS)
-YOCO_PROJ = Layout("yoco", _yoco(_UNILM_PROJECTIONS), **_AUTHORS)
-DIFFLLAMA = Layout(
-    "diffllama",
-    {name: name for name in _OURS if name != SUBLN and name not in _MLP_BIASES},
-    interleaved_rotary=False,
-    heads_in_blocks=True,
-    has_subln=False,
-)
+_AUTHORS = Layout("yoco", _same(_WEIGHTS), interleaved_rotary=True).with_names(_YOCO)
+YOCO = _AUTHORS.with_names({"q_proj": "wq", "k_proj": "wk", "v_proj": "wv", "o_proj": "wo"})
+YOCO_PROJ = _AUTHORS.with_names({"o_proj": "out_proj"})
+_DIFFLLAMA = _same([name for name in (*_WEIGHTS, *_ATTENTION_BIASES) if name != SUBLN])
+DIFFLLAMA = Layout("diffllama", _DIFFLLAMA, heads_in_blocks=True, has_subln=False)
 LAYOUTS = {"diff_transformer": OURS, "unilm": UNILM, "yoco": YOCO, "diffllama": DIFFLLAMA}
 
 

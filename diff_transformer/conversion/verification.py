@@ -20,7 +20,7 @@ from ..configuration_diff import DiffTransformerConfig
 from ..modeling_diff import DiffTransformerDecoderLayer, DiffTransformerRotaryEmbedding
 from ..tokenization_cl100k import cl100k_tokenizer
 from .checkpoint import OpenCheckpoint
-from .layouts import EMBEDDING, FINAL_NORM, HEAD
+from .layouts import DIFFLLAMA, EMBEDDING, FINAL_NORM, HEAD, OURS
 
 TEXT = (
     "The Transformer tends to overallocate attention to irrelevant context. Differential attention computes scores as "
@@ -35,27 +35,13 @@ def logits(source: OpenCheckpoint, input_ids: torch.Tensor) -> torch.Tensor:
     config = source.config
     embedding = source.read(EMBEDDING)
     hidden = F.embedding(input_ids, embedding).float()
-    run = {"diff_transformer": _ours, "diffllama": _diffllama}.get(source.layout.name, _equations)
+    run = _decoder_layer if source.layout.name in (OURS.name, DIFFLLAMA.name) else _equations
     for i in range(config.num_hidden_layers):
         hidden = run(source, i, hidden)
     hidden = F.rms_norm(hidden, hidden.shape[-1:], source.read(FINAL_NORM).float(), config.rms_norm_eps)
     head = embedding if config.tie_word_embeddings else source.read(HEAD)
     # Only some rows in float32 at a time
     return torch.cat([F.linear(hidden, rows.float()) for rows in head.split(8192)], -1)
-
-
-def _run_layer(layer: nn.Module, rotary: nn.Module, tensors: dict[str, torch.Tensor], hidden: torch.Tensor):
-    layer.load_state_dict(tensors, assign=True)
-    positions = torch.arange(hidden.shape[1])[None]
-    return layer.eval()(hidden, position_embeddings=rotary(hidden, positions), position_ids=positions)
-
-
-def _ours(source: OpenCheckpoint, i: int, hidden: torch.Tensor) -> torch.Tensor:
-    config = DiffTransformerConfig.from_dict(source.config.to_dict())
-    config._attn_implementation = "flash_diff"
-    with torch.device("meta"):
-        layer = DiffTransformerDecoderLayer(config, i)
-    return _run_layer(layer, DiffTransformerRotaryEmbedding(config), source.read_layer(i), hidden)
 
 
 def diffllama_config(config: DiffTransformerConfig) -> DiffLlamaConfig:
@@ -73,12 +59,24 @@ def diffllama_config(config: DiffTransformerConfig) -> DiffLlamaConfig:
     )
 
 
-def _diffllama(source: OpenCheckpoint, i: int, hidden: torch.Tensor) -> torch.Tensor:
-    config = diffllama_config(source.config)
-    config._attn_implementation = "sdpa"  # without a mask it is causal
+def _decoder_layer(source: OpenCheckpoint, i: int, hidden: torch.Tensor) -> torch.Tensor:
+    """A layer of this package's model or of transformers' DiffLlama."""
+    config: DiffTransformerConfig | DiffLlamaConfig
+    layer_class: type[nn.Module]
+    rotary: nn.Module
+    if source.layout.name == OURS.name:
+        config = DiffTransformerConfig.from_dict(source.config.to_dict())
+        config._attn_implementation = "flash_diff"
+        layer_class, rotary = DiffTransformerDecoderLayer, DiffTransformerRotaryEmbedding(config)
+    else:
+        config = diffllama_config(source.config)
+        config._attn_implementation = "sdpa"  # without a mask it is causal
+        layer_class, rotary = DiffLlamaDecoderLayer, DiffLlamaRotaryEmbedding(config)
     with torch.device("meta"):
-        layer = DiffLlamaDecoderLayer(config, i)
-    return _run_layer(layer, DiffLlamaRotaryEmbedding(config), source.read_layer(i), hidden)
+        layer = layer_class(config, i)
+    layer.load_state_dict(source.read_layer(i), assign=True)
+    positions = torch.arange(hidden.shape[1])[None]
+    return layer.eval()(hidden, position_embeddings=rotary(hidden, positions), position_ids=positions)
 
 
 def _rotate_interleaved(x: torch.Tensor, theta: float) -> torch.Tensor:

@@ -4,6 +4,7 @@
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -116,30 +117,27 @@ def check_reload(staged: Staged, offline: bool) -> tuple[torch.Tensor | None, li
 
     offline: make no request to the Hub; an adapter whose base is on the Hub is then not run.
     """
-    if staged.base is not None and Path(staged.base).is_dir():
-        with stage(staged.base) as base:  # the folder may lack the code that a clean process needs
-            return _reload(staged, str(base.folder), offline)
-    if staged.base is not None and offline:
-        return None, [Problem("reload", f"not tried: the base {staged.base} is on the Hub", fatal=False)]
-    return _reload(staged, staged.base, offline)
-
-
-def _reload(staged: Staged, base: str | None, offline: bool) -> tuple[torch.Tensor | None, list[Problem]]:
-    try:
-        expected = expected_logits(staged.folder, base)
-    except ModuleNotFoundError:
-        raise  # the command line names the extra that is missing
-    except Exception as error:  # any error is the problem to report
-        return None, [Problem("reload", f"the model cannot be run: {type(error).__name__}: {error}")]
-    if not expected.isfinite().all():
-        return None, [Problem("reload", "the logits are not finite. Check the weights: was the training stable?")]
-    auto_map = [] if staged.is_adapter else list(staged.json("config.json")["auto_map"].values())
-    has_tokenizer = (staged.folder / "tokenizer_config.json").exists()
-    steps = [step for step in STEPS if step != "tokenizer" or has_tokenizer]
-    errors = compare_in_clean_process(
-        staged.folder, expected, base=base, steps=steps, auto_map=auto_map, offline=offline
-    )
-    return expected, [Problem("reload", error) for error in errors]
+    base = staged.base
+    with ExitStack() as stack:
+        if base is not None and Path(base).is_dir():  # the folder may lack the code that a clean process needs
+            base = str(stack.enter_context(stage(base)).folder)
+        elif base is not None and offline:
+            return None, [Problem("reload", f"not tried: the base {base} is on the Hub", fatal=False)]
+        try:
+            expected = expected_logits(staged.folder, base)
+        except ModuleNotFoundError:
+            raise  # the command line names the extra that is missing
+        except Exception as error:  # any error is the problem to report
+            return None, [Problem("reload", f"the model cannot be run: {type(error).__name__}: {error}")]
+        if not expected.isfinite().all():
+            return None, [Problem("reload", "the logits are not finite. Check the weights: was the training stable?")]
+        auto_map = [] if staged.is_adapter else list(staged.json("config.json")["auto_map"].values())
+        has_tokenizer = (staged.folder / "tokenizer_config.json").exists()
+        steps = [step for step in STEPS if step != "tokenizer" or has_tokenizer]
+        errors = compare_in_clean_process(
+            staged.folder, expected, base=base, steps=steps, auto_map=auto_map, offline=offline
+        )
+        return expected, [Problem("reload", error) for error in errors]
 
 
 def read_weights(folder: Path, is_adapter: bool = False) -> tuple[dict[str, TensorHeader], list[Problem]]:

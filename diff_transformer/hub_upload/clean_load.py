@@ -72,7 +72,7 @@ def compare_in_clean_process(
     """
     with tempfile.TemporaryDirectory(prefix="diff_transformer_upload.") as work:
         report, saved = Path(work) / "report.json", Path(work) / "logits.safetensors"
-        request = {"source": str(source), "revision": revision, "base": base, "steps": list(steps)}
+        request: dict[str, Any] = {"source": str(source), "revision": revision, "base": base, "steps": list(steps)}
         request |= {"auto_map": list(auto_map), "threads": torch.get_num_threads()}
         request |= {"report": str(report), "logits": str(saved)}
         environment = {**os.environ, "HF_MODULES_CACHE": f"{work}/modules"}

@@ -146,6 +146,7 @@ def test_a_broken_folder_is_reported(folder, fault):
     assert any(p.check == check and message in p.message for p in found), [str(p) for p in found]
 
 
+@pytest.mark.oldest
 def test_a_sound_folder_passes(folder):
     assert problems_of(folder) == []
     give_code(folder)

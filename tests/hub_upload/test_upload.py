@@ -111,8 +111,17 @@ print(json.dumps(answers))
 """
 
 
+class Uploads(NamedTuple):
+    adapter: Path
+    logits: str
+    cards: dict[str, str]
+    out: str  # of the model's upload
+    adapter_out: str
+    answers: dict[str, str]  # what a user gets
+
+
 @pytest.fixture(scope="module")
-def uploads(hub, pristine, tmp_path_factory) -> dict:
+def uploads(hub, pristine, tmp_path_factory) -> Uploads:
     """A model, an adapter on it, and a model that was pushed from Python, as a user without the package gets them."""
     from peft import LoraConfig, get_peft_model
 
@@ -133,17 +142,12 @@ def uploads(hub, pristine, tmp_path_factory) -> dict:
     environment = client_environment(hub.url, hub.home / "user") | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, cwd=folder)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    answers = json.loads(done.stdout.splitlines()[-1])
-    return {"out": out, "adapter": folder, "adapter out": adapter_out} | {
-        "answers": answers,
-        "logits": logits,
-        "cards": cards,
-    }
+    return Uploads(folder, logits, cards, out, adapter_out, json.loads(done.stdout.splitlines()[-1]))
 
 
 @pytest.mark.process
 def test_an_upload_is_verified_and_tagged(hub, uploads):
-    head, out = hub.head("tester/small"), uploads["out"]
+    head, out = hub.head("tester/small"), uploads.out
     assert f"Uploaded  {hub.url}/tester/small/commit/{head['sha']}" in out
     assert "Verified  loaded from the Hub" in out and "Tagged    v1" in out
     assert hub.head("tester/small", "v1")["sha"] == head["sha"]
@@ -153,21 +157,21 @@ def test_an_upload_is_verified_and_tagged(hub, uploads):
 
 @pytest.mark.process
 def test_a_user_computes_the_same_bits(uploads):
-    answers = uploads["answers"]
-    assert answers["tester/small"] == uploads["logits"] == answers["tester/pushed"]
+    answers = uploads.answers
+    assert answers["tester/small"] == uploads.logits == answers["tester/pushed"]
     for source in ("pipeline", "snippet of tester/small", "snippet of tester/lora"):
         assert answers[source].startswith("The answer is")
 
 
 @pytest.mark.process
 def test_an_adapter_names_its_base_on_the_hub(hub, uploads):
-    assert "Verified" in uploads["adapter out"]
+    assert "Verified" in uploads.adapter_out
     config = json.loads(hub.read("tester/lora", "adapter_config.json"))
     assert config["base_model_name_or_path"] == "tester/small"
-    assert "base_model: tester/small" in uploads["cards"]["tester/lora"]
-    assert "library_name: peft" in uploads["cards"]["tester/lora"]
+    assert "base_model: tester/small" in uploads.cards["tester/lora"]
+    assert "library_name: peft" in uploads.cards["tester/lora"]
     assert not [name for name in hub.head("tester/lora")["files"] if name.endswith(".py")]
-    own = json.loads((uploads["adapter"] / "adapter_config.json").read_text())
+    own = json.loads((uploads.adapter / "adapter_config.json").read_text())
     assert own["base_model_name_or_path"] != "tester/small", "FOLDER was changed"
 
 
@@ -216,6 +220,7 @@ def test_a_dry_run_makes_no_request(hub, folder):
     assert broken.code == 1 and "no owner" in broken.out and "library_name: transformers" in broken.out
 
 
+@pytest.mark.oldest
 def test_the_same_again_makes_no_commit(hub, folder):
     for _ in range(2):
         out = hub.upload_well(folder, "tester/again")
