@@ -44,7 +44,7 @@ for _auto_class, _model_class in (
 ):
     _auto_class.register(DiffTransformerConfig, _model_class)
     _model_class.register_for_auto_class(_auto_class.__name__)
-    # `transformers serve` looks a model's class up by its name in transformers, and nowhere else
+    # `transformers serve` looks up model classes by name, and only in transformers itself
     setattr(sys.modules["transformers"], _model_class.__name__, _model_class)
 
 __all__ = [

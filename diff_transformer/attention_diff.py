@@ -1,15 +1,15 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Differential attention (Eq. 1 and 2, arXiv:2410.05258) over any attention backend of transformers.
 
-Two kinds of attention function are known here:
+There are two kinds of attention function:
 
-- *differential* ones take lambda and return the difference: `eager_attention_forward`, the oracle that everything is
-  tested against, and `flash_diff_attention_forward`, the default;
+- *differential* functions take lambda and return the difference: `eager_attention_forward`, the oracle that everything
+  is tested against, and `flash_diff_attention_forward`, the default;
 - every other function registered in transformers' `AttentionInterface` (sdpa, flex_attention, flash_attention_2/3/4,
-  paged variants, somebody's own) is an ordinary softmax attention. `packed_attention` composes differential attention
-  from **one** call of it: each head sends two zero-padded queries, [q1 | 0] and [0 | q2], which meet the packed keys
-  [k1 | k2] and the shared values as neighbours of one grouped-query attention. One call, because a paged cache is
-  updated inside it.
+  paged variants, a user's own) is an ordinary softmax attention. `packed_attention` composes differential attention
+  from **one** call of it: each head contributes two zero-padded queries, [q1 | 0] and [0 | q2], which attend to the
+  packed keys [k1 | k2] and the shared values as neighbouring heads of one grouped-query attention. It is one call,
+  because a paged cache is updated inside it.
 
 Legend for shapes: B batch, H query heads, K key/value heads, T query tokens, S key tokens, D = 2d = head_dim.
 """
@@ -54,7 +54,7 @@ def differential_lambda(
     """lambda = exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + lambda_init (Eq. 2).
 
     The vectors are (d,) of any type; the result is a scalar in float32 (float64 for float64): in bfloat16 the
-    difference of the two exponentials alone would be off by up to 0.011.
+    difference of the two exponentials would be off by up to 0.011.
     """
     dtype = torch.promote_types(lambda_q1.dtype, torch.float32)
     exponent1 = (lambda_q1.to(dtype) * lambda_k1.to(dtype)).sum()
@@ -73,11 +73,11 @@ def eager_attention_forward(
     dropout: float = 0.0,
     **kwargs,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Eq. 1 as it is written: the oracle.
+    """Eq. 1 as written: the oracle.
 
     query (B, H, T, D), key and value (B, K, S, D), attention_mask (B or 1, H or 1, T, S), additive or boolean.
-    Returns the output (B, T, H, D) and the differential map `softmax1 - lambda softmax2` (B, H, T, S). Dropout, if
-    any, drops entries of that map.
+    Returns the output (B, T, H, D) and the differential map `softmax1 - lambda softmax2` (B, H, T, S). Dropout drops
+    entries of that map.
     """
     groups = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
@@ -113,8 +113,8 @@ def packed_attention(
 
     `module.num_key_value_groups` must be 2 H / K: the function sees 2 H query heads.
     """
-    _refuse_dropout(module, dropout)
-    _refuse_split_sequences(module)
+    _reject_dropout(module, dropout)
+    _reject_split_sequences(module)
     batch, num_heads, q_len, head_dim = query.shape
     query1, query2 = query.chunk(2, dim=-1)
     pad = head_dim // 2
@@ -149,16 +149,16 @@ def flash_diff_attention_forward(
     """`attn_implementation="flash_diff"`: fused differential attention (shapes as in the oracle).
 
     On CUDA the Triton kernels of `flash_diff`, on the CPU the row-blocked kernel of `flash_diff_cpu`. What the Triton
-    kernels do not read (`runs_fused`) goes through the packed call of torch's SDPA. `head_norm`, the arguments
+    kernels do not support (`runs_fused`) goes through the packed call of torch's SDPA. `head_norm`, the arguments
     `norm_weight`, `norm_eps` and `out_scale`, and `padding_spans` (`flash_diff_padding_spans`) are for the Triton
     kernels only.
     """
-    _refuse_dropout(module, dropout)
-    _refuse_split_sequences(module)
+    _reject_dropout(module, dropout)
+    _reject_split_sequences(module)
     if kwargs.get("output_attentions", False):
         logger.warning_once(
-            "`flash_diff` attention never holds an attention map, so `output_attentions=True` returns none. Load the "
-            'model with attn_implementation="eager" to get the differential maps.'
+            "`flash_diff` attention never computes a whole attention map, so `output_attentions=True` returns none. "
+            'Load the model with attn_implementation="eager" to get the differential maps.'
         )
     is_causal = bool(module.is_causal) if is_causal is None else is_causal
     if runs_fused(query, attention_mask):
@@ -191,13 +191,13 @@ def flash_diff_attention_forward(
 
 
 def default_attention(device: torch.device) -> str:
-    """What a model runs on when nothing was asked for: "flash_diff" wherever it can run."""
+    """The implementation of a model for which none was requested: "flash_diff" wherever it can run."""
     return FLASH_DIFF if device.type == "cpu" or is_available(device) else "sdpa"
 
 
 def runs_fused(query: torch.Tensor, attention_mask: torch.Tensor | None) -> bool:
-    """Whether "flash_diff" is the Triton kernels here: where they run, for every type but float64 and every mask but
-    additive ones and one for each head."""
+    """Whether "flash_diff" uses the Triton kernels: where they run, except for float64, additive masks and masks with
+    several heads."""
     if not _has_kernel(query.device, query.dtype, query.shape[-1]):
         return False
     return attention_mask is None or (
@@ -224,7 +224,7 @@ def _fused_varlen_attention(query, key, value, lambda_full, cu_seq_lens, max_len
 def _fused_attention(query, key, value, lambda_full, causal, mask, spans, **options) -> torch.Tensor:
     batch, num_heads, q_len, _ = query.shape
     q, k, v = _fused_layout(query, key, value)
-    if mask is not None and mask.ndim == 4:  # says everything
+    if mask is not None and mask.ndim == 4:  # includes causality
         causal, mask = False, mask[:, 0].expand(batch, -1, -1)
     options |= {"causal": causal, "mask": mask}
     if not torch.is_grad_enabled() and can_decode(q_len, num_heads // key.shape[1]) and spans is None:
@@ -241,43 +241,44 @@ def _full_mask(padding: torch.Tensor, q_len: int, is_causal: bool) -> torch.Tens
     return seen & padding[:, None, None, :]
 
 
-def _refuse_dropout(module: nn.Module, dropout: float) -> None:
+def _reject_dropout(module: nn.Module, dropout: float) -> None:
     if dropout > 0.0:
         implementation = module.config._attn_implementation  # type: ignore[union-attr]
         raise ValueError(
             f"attention_dropout={dropout} cannot be applied by attn_implementation={implementation!r}: it "
-            "would drop entries of the two maps of a head independently, and what their difference cancels would come "
-            'back as noise. Use attn_implementation="eager", which drops entries of the differential map, or '
+            "would drop entries of the two maps of a head independently, and what their difference cancels would "
+            'return as noise. Use attn_implementation="eager", which drops entries of the differential map, or '
             "attention_dropout=0.0 as in the paper."
         )
 
 
 def sequence_parallel_group() -> "torch.distributed.ProcessGroup | None":
-    """The processes among which DeepSpeed splits every training sequence (Ulysses); `None` where it splits none."""
+    """The processes among which DeepSpeed splits every training sequence (Ulysses), or `None`."""
     state = sys.modules.get("deepspeed.runtime.sequence_parallel.parallel_state_sp")
     return None if state is None else state._SEQUENCE_PARALLEL_GROUP
 
 
-def _refuse_split_sequences(module: nn.Module) -> None:
+def _reject_split_sequences(module: nn.Module) -> None:
     # DeepSpeed replaces transformers' attention functions, but not those of `ALL_ATTENTION_FUNCTIONS` below: every
-    # process would attend to its part alone, and the loss would still fall
+    # process would attend to its own part only, and the loss would still fall
     if (
         sequence_parallel_group() is not None
         and module.training
         and ALL_ATTENTION_FUNCTIONS[FLASH_DIFF] is flash_diff_attention_forward
     ):
         raise ValueError(
-            "DeepSpeed splits the sequences among processes (sp_size > 1), but the attention of this model would not gather "
-            "them. Install the package diff_transformer, load the model with it instead of trust_remote_code=True, and "
-            "call its diff_transformer.training.ulysses.enable_ulysses(model) before the training starts."
+            "DeepSpeed splits the sequences among processes (sp_size > 1), but the attention of this model would not "
+            "gather them. Install the package diff_transformer, load the model with it instead of with "
+            "trust_remote_code=True, and call its diff_transformer.training.ulysses.enable_ulysses(model) before the "
+            "training starts."
         )
 
 
-# Those that take lambda. One that is added to `ALL_ATTENTION_FUNCTIONS` belongs here too.
+# The functions that take lambda. Add to it whatever of that kind is added to `ALL_ATTENTION_FUNCTIONS`.
 DIFFERENTIAL_ATTENTION_FUNCTIONS = {eager_attention_forward, flash_diff_attention_forward}
 
-# Local to this copy of the file: no other model can ask for "flash_diff", and in one process an installed package and
-# a model's remote code each use their own function.
+# Local to this copy of the file: no other model can request "flash_diff", and an installed package and a model's
+# remote code in one process each use their own function.
 ALL_ATTENTION_FUNCTIONS = AttentionInterface()
 ALL_ATTENTION_FUNCTIONS[FLASH_DIFF] = flash_diff_attention_forward
 
@@ -293,10 +294,10 @@ def flash_diff_mask(
     device: torch.device | str = "cpu",
     **kwargs,
 ) -> torch.Tensor | None:
-    """The mask that "flash_diff" wants: as little as says it all.
+    """The mask for "flash_diff", as small as possible.
 
     `None` for causal attention, the (B, S) padding mask if there is padding, and transformers' boolean (B, 1, T, S)
-    mask for every other pattern and for a static cache. Where no kernel of ours runs, what SDPA wants.
+    mask for every other pattern and for a static cache. Where no kernel of ours runs, the mask for SDPA.
     """
     device = torch.device(device)
     ours = device.type == "cpu" or is_available(device)
@@ -305,7 +306,7 @@ def flash_diff_mask(
         if attention_mask is None:
             return None
         if attention_mask.shape[-1] == kv_length:
-            # On an accelerator the look at the values would wait for the device
+            # On an accelerator, reading the values would wait for the device
             is_visible = device.type == "cpu" and not is_tracing(attention_mask)
             return None if is_visible and attention_mask.all() else attention_mask
     if ours:
@@ -314,7 +315,7 @@ def flash_diff_mask(
         batch_size=batch_size,
         q_length=q_length,
         kv_length=kv_length,
-        q_offset=q_offset,  # type: ignore[arg-type]  # a tensor for static caches, whatever the hint says
+        q_offset=q_offset,  # type: ignore[arg-type]  # a tensor for static caches, contrary to the hint
         kv_offset=kv_offset,
         mask_function=mask_function,
         attention_mask=attention_mask,
@@ -323,8 +324,8 @@ def flash_diff_mask(
     )
 
 
-# transformers looks mask functions up in one global table: without an entry "flash_diff" would get no mask at all. The
-# function holds no state, so a second copy of this file may replace it.
+# transformers looks up mask functions in one global table, and without an entry "flash_diff" would get no mask at all.
+# The function holds no state, so a second copy of this file may replace it.
 AttentionMaskInterface.register(FLASH_DIFF, flash_diff_mask)
 
 
@@ -337,7 +338,7 @@ def position_ids_from_cu_seq_lens(cu_seq_lens: torch.Tensor, batch_size: int, q_
         if len(ends) < 2 or ends[0] != 0 or ends[-1] != num_tokens or sorted(ends) != ends:
             raise ValueError(
                 f"cu_seq_lens_q={ends} was given for {num_tokens} tokens; it must rise from 0 to {num_tokens}, with "
-                "an offset for the start of every document and one for the end."
+                "the offset of the start of every document and the end of the last."
             )
     tokens = torch.arange(num_tokens, device=cu_seq_lens.device)
     starts = cu_seq_lens[torch.searchsorted(cu_seq_lens, tokens, right=True) - 1]
@@ -347,7 +348,7 @@ def position_ids_from_cu_seq_lens(cu_seq_lens: torch.Tensor, batch_size: int, q_
 def flash_diff_cu_seq_lens(position_ids: torch.Tensor | None) -> tuple[torch.Tensor | None, int | None]:
     """The inverse, for the kernels: offsets of the documents in `position_ids` (B, T), and the length of the longest.
 
-    `None` if no row holds a second document, and where a mask is needed instead (no kernel of ours, or traced).
+    `None` if no row holds a second document, and where a mask is needed instead (no kernel of ours, or tracing).
     """
     if position_ids is None or is_tracing(position_ids):
         return None, None
@@ -367,7 +368,7 @@ def flash_diff_padding_spans(
     """For the Triton kernels, which skip padding if they know where the tokens of each row start and end: `None` and
     these in place of a (B, S) mask of padding on either side of as many queries.
 
-    Any other mask is returned as it came. One look at the mask for all layers, as transformers takes for SDPA.
+    Any other mask is returned unchanged. The mask is inspected once for all layers, as transformers does for SDPA.
     """
     if (
         attention_mask is None
@@ -395,11 +396,11 @@ def prepare_attention(
     past_key_values,
     packed_position_ids: torch.Tensor | None,
 ) -> tuple[torch.Tensor | None, dict]:
-    """Once for all layers: the mask that the attention implementation of `config` takes, and for "flash_diff" the keyword
+    """Once for all layers: the mask for the attention implementation of `config` and, for "flash_diff", the keyword
     arguments that describe documents and padding.
 
-    inputs_embeds (B, T, hidden_size), attention_mask (B, S) or (B, heads or 1, T, S), packed_position_ids (B, T), which
-    restart at every document, or `None` if no row is packed.
+    inputs_embeds (B, T, hidden_size), attention_mask (B, S) or (B, heads or 1, T, S); packed_position_ids (B, T)
+    restart at every document, and are `None` if no row is packed.
     """
     cu_seq_lens, max_length = None, None
     is_flash_diff = config._attn_implementation == FLASH_DIFF

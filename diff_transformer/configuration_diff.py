@@ -20,8 +20,8 @@ from huggingface_hub.dataclasses import strict
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, RopeParameters
 
-# Rotary embeddings turn each d-half of a packed head, so they are built for half of `head_dim`. "proportional" gives
-# `partial_rotary_factor` another meaning (unrotated pairs inside the full head), which has no place for two halves.
+# Rotary embeddings rotate each d-half of a packed head, so they are built for half of `head_dim`. "proportional" gives
+# `partial_rotary_factor` another meaning (unrotated pairs inside the full head), which does not fit two halves.
 _ROPE_TYPES = ("default", *sorted(set(ROPE_INIT_FUNCTIONS) - {"default", "proportional"}))
 
 # The sizes trained in the paper: Table 10 (scaling runs) and Table 9 ("3B", the run over 1T tokens, whose numbers give
@@ -69,8 +69,8 @@ class DiffTransformerConfig(PreTrainedConfig):
         use_subln (`bool`, defaults to `True`): Normalise every head (Eq. 3). `False` is the ablation "- GroupNorm" of
             Table 6: only the normalisation is left out, the factor (1 - lambda_init) stays.
         attention_dropout (`float`, defaults to 0.0): Probability of dropping an entry of the *differential* map
-            `softmax1 - lambda softmax2` while training, one draw for both maps, so that what the subtraction cancels
-            stays cancelled. Only `attn_implementation="eager"` can do it; the others raise.
+            `softmax1 - lambda softmax2` while training. Both maps share one draw, so that what the subtraction
+            cancels stays cancelled. Only `attn_implementation="eager"` supports it; every other implementation raises.
         rope_parameters (`dict`, *optional*): As for Llama: `rope_theta` (default 10000), `rope_type` (one of default,
             linear, dynamic, yarn, longrope, llama3) and its parameters. `partial_rotary_factor` is always 0.5: the
             rotary dimension is d, half of `head_dim`.
@@ -146,16 +146,16 @@ class DiffTransformerConfig(PreTrainedConfig):
         if self.intermediate_size is None:
             self.intermediate_size = math.ceil(8 * self.hidden_size / 3 / 128) * 128
         if self.rope_parameters is not None:
-            self.rope_parameters = dict(self.rope_parameters)  # it is completed in place, and the caller's is theirs
+            self.rope_parameters = dict(self.rope_parameters)  # it is completed in place; the caller's stays as it is
         super().__post_init__(**kwargs)
 
     @classmethod
     def from_paper_size(cls, name: str, **kwargs) -> "DiffTransformerConfig":
         """The configuration of one of the paper's models: 830M, 1.4B, 2.8B, 3B, 6.8B or 13.1B.
 
-        Embeddings are tied: only so do the sizes of Table 10 count what their names say (our feed-forward width,
-        8/3 of the hidden size rounded up to a multiple of 128, adds up to 1 %); the 3B of Table 9 counts 3.48 billion
-        parameters. `kwargs` override fields.
+        Embeddings are tied, because only then do the parameters of Table 10's models add up to their names (our
+        feed-forward width, 8/3 of the hidden size rounded up to a multiple of 128, adds up to 1 %). The 3B of Table 9
+        has 3.48 billion parameters. `kwargs` override fields.
         """
         if name not in PAPER_SIZES:
             raise ValueError(f"Got the size {name!r}; the paper's sizes are {', '.join(PAPER_SIZES)}.")
@@ -173,7 +173,7 @@ class DiffTransformerConfig(PreTrainedConfig):
         return float(self.lambda_init)
 
     def validate_architecture(self):
-        """Part of `@strict`-powered validation: every message says what came, what is needed and the remedy."""
+        """Part of `@strict`-powered validation: every message gives the value, what is needed, and the remedy."""
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} was given; it must be at least 1.")

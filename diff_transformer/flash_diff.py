@@ -22,22 +22,22 @@ from .flash_diff_blocks import blocks, candidates
 from .flash_diff_decode import combine_kernel, split_kernel
 from .flash_diff_forward import forward_kernel, triton
 
-DECODE_TOKENS = 16  # up to so many query tokens a cache is read in splits
-_DECODE_ROWS = 32  # (query tokens x heads of a group) that a split holds at most
+DECODE_TOKENS = 16  # up to this many query tokens, a cache is read in splits
+_DECODE_ROWS = 32  # a split holds at most this many (query tokens x heads of a group)
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _PREPARE_ROWS = 16
 
 
 def is_available(device: torch.device) -> bool:
-    """Whether the kernels run on tensors of this device: CUDA with triton, or any under TRITON_INTERPRET=1."""
+    """Whether the kernels run on tensors of this device: CUDA with triton, or any device under TRITON_INTERPRET=1."""
     return triton is not None and (device.type == "cuda" or not isinstance(forward_kernel, triton.JITFunction))
 
 
 class _Call(NamedTuple):
     """Everything but the tensors that have gradients.
 
-    Starts and ends, (sequences,) each, say which rows are tokens: of sequence b in q[b], or, in a packed batch
-    (1, tokens, H, 2d), of every sequence in q[0].
+    Starts and ends, (sequences,) each, give the rows that are tokens: those of sequence b in q[b], or, in a packed
+    batch (1, tokens, H, 2d), those of every sequence in q[0].
     """
 
     q_starts: torch.Tensor | None
@@ -65,11 +65,11 @@ class _Call(NamedTuple):
         return 0 if self.is_packed(x) else x.shape[1]
 
     def strides(self, x: torch.Tensor) -> tuple[int, int, int]:
-        """(sequence, token, head); packed sequences are told apart by their starts instead."""
+        """(sequence, token, head); packed sequences are separated by their starts instead."""
         return (0 if self.is_packed(x) else x.stride(0), x.stride(1), x.stride(2))
 
     def new_like(self, x: torch.Tensor) -> torch.Tensor:
-        """For a kernel to write to: zeros where it may leave rows out."""
+        """For a kernel to write to: zeros if it may skip rows."""
         return _empty_like(x) if self.q_starts is None else _empty_like(x).zero_()
 
     def mask_strides(self) -> tuple[int, int, int]:
@@ -97,7 +97,7 @@ def _options(kernel: str, q: torch.Tensor) -> dict[str, int]:
 
 @cache
 def _autotuned(name: str, kernel):
-    """The kernel in triton's autotuner, which keeps what it finds in memory and in triton's cache on disk."""
+    """The kernel in triton's autotuner, which keeps its choice in memory and in triton's cache on disk."""
     configs = []
     for one in candidates(name):
         sizes = {"BLOCK_M": one.BLOCK_M, "BLOCK_N": one.BLOCK_N}
@@ -106,7 +106,7 @@ def _autotuned(name: str, kernel):
 
 
 def _launch(name: str, kernel, q: torch.Tensor, grid: Callable[[dict], tuple[int, ...]], *args, **constants) -> None:
-    """With the blocks of the table, or with the fastest of all of them under DIFF_TRANSFORMER_AUTOTUNE=1."""
+    """With the blocks of the table, or with the fastest of all candidates under DIFF_TRANSFORMER_AUTOTUNE=1."""
     if os.environ.get("DIFF_TRANSFORMER_AUTOTUNE") == "1":
         _autotuned(name, kernel)[grid](*args, **constants)
     else:
@@ -115,7 +115,7 @@ def _launch(name: str, kernel, q: torch.Tensor, grid: Callable[[dict], tuple[int
 
 
 def _empty_like(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)  # contiguous, whatever the strides of x
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)  # contiguous, unlike torch.empty_like
 
 
 def _forward(q, k, v, lambda_full, norm_weight, save: bool, call: _Call):
@@ -178,7 +178,7 @@ def _decode(q, k, v, lambda_full, norm_weight, key_length, call: _Call) -> torch
     constants = call.constants(q, k)
     num_rows = constants["GROUPS"] * q_len
     options = _options("split16" if num_rows <= 16 else "split32", q)
-    # Fill the device twice over; from the shapes alone, so that a CUDA graph stays valid while the cache fills
+    # Two programs per processor, from the shapes only, so that a CUDA graph stays valid while the cache fills
     wanted = 2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
     splits = max(1, min(wanted // (batch * num_kv_heads), triton.cdiv(k.shape[1], options["BLOCK_N"])))
     parts = torch.empty(batch, num_kv_heads, splits, 2, num_rows, width, dtype=torch.float32, device=device)
@@ -375,7 +375,7 @@ def flash_diff_attention(
             start and end, two (B,) integer tensors. Padding costs nothing, and its output and gradients are zero.
         norm_weight (`torch.Tensor`, *optional*): (2d,). With it the output is
             `out_scale * norm_weight * RMSNorm(difference)` (Eq. 3), computed in the same kernel.
-        norm_eps (`float`): Of the norm.
+        norm_eps (`float`): Epsilon of the norm.
         out_scale (`float`): 1 - lambda_init; used with `norm_weight` only.
 
     Returns:
@@ -384,13 +384,13 @@ def flash_diff_attention(
     _check(q, k, v, lambda_full, norm_weight, 4)
     if causal and k.shape[1] < q.shape[1]:
         raise ValueError(
-            f"{q.shape[1]} queries came with {k.shape[1]} keys; causal attention aligns the last query with the last "
+            f"Got {q.shape[1]} queries and {k.shape[1]} keys; causal attention aligns the last query with the last "
             "key, so it needs at least as many keys as queries."
         )
     _check_mask(q, k, mask)
     if spans is not None and (mask is not None or q.shape[1] != k.shape[1]):
         raise ValueError(
-            f"spans came for {q.shape[1]} queries and {k.shape[1]} keys {'with' if mask is not None else 'without'} a "
+            f"Got spans for {q.shape[1]} queries and {k.shape[1]} keys {'with' if mask is not None else 'without'} a "
             "mask; they describe as many queries as keys, in place of a mask."
         )
     for rows in spans or ():
@@ -429,13 +429,13 @@ def flash_diff_attention_varlen(
         lambda_full (`torch.Tensor`): lambda (Eq. 2), one number in float32.
         cu_seqlens_q (`torch.Tensor`): (sequences + 1,) integer offsets of the sequences in q, from 0 to its length.
         cu_seqlens_k (`torch.Tensor`): The same for k and v.
-        max_seqlen_q (`int`): Length of the longest sequence in q (a larger number costs time, a smaller one leaves
-            tokens out).
+        max_seqlen_q (`int`): Length of the longest sequence in q (a larger number costs time, a smaller number skips
+            tokens).
         max_seqlen_k (`int`): The same for k and v.
         softmax_scale, causal, norm_weight, norm_eps, out_scale: As in `flash_diff_attention`.
 
     Returns:
-        (query tokens, H, 2d), in the type of q. Tokens of no sequence are zero.
+        (query tokens, H, 2d), in the type of q. Tokens outside every sequence are zero.
     """
     _check(q, k, v, lambda_full, norm_weight, 3)
     if cu_seqlens_q.ndim != 1 or cu_seqlens_q.shape != cu_seqlens_k.shape or len(cu_seqlens_q) < 2:
@@ -466,15 +466,15 @@ def flash_diff_attention_with_kvcache(
     norm_eps: float = 1e-5,
     out_scale: float = 1.0,
 ) -> torch.Tensor:
-    """Differential attention of a few new tokens over a cache that holds their keys and values already; no gradients.
+    """Differential attention of a few new tokens over a cache that already holds their keys and values; no gradients.
 
     The cache is read once, by its strides, and split among the processors. Nothing depends on a value in device
     memory, so the call can be captured in a CUDA graph.
 
     Args:
         q (`torch.Tensor`): (B, T, H, 2d), with T H / K at most 32.
-        k_cache (`torch.Tensor`): (B, S, K, 2d), any strides but 1 in the last dimension: a cache of (B, K, S, 2d) goes
-            in as `cache.transpose(1, 2)`.
+        k_cache (`torch.Tensor`): (B, S, K, 2d), any strides but 1 in the last dimension: pass a cache of (B, K, S, 2d)
+            as `cache.transpose(1, 2)`.
         v_cache (`torch.Tensor`): (B, S, K, 2d).
         lambda_full (`torch.Tensor`): lambda (Eq. 2), one number in float32.
         cache_seqlens (`torch.Tensor`, *optional*): (B,) integers, how many keys of each row are valid, those of q
@@ -490,7 +490,7 @@ def flash_diff_attention_with_kvcache(
     if rows > _DECODE_ROWS:
         raise ValueError(
             f"{q.shape[1]} tokens of {q.shape[2] // k_cache.shape[2]} heads that share a key head make {rows} rows; "
-            f"at most {_DECODE_ROWS} fit. Use flash_diff_attention for so many."
+            f"at most {_DECODE_ROWS} fit. Use flash_diff_attention for more."
         )
     _check_mask(q, k_cache, mask)
     if cache_seqlens is not None and (
@@ -507,7 +507,7 @@ def flash_diff_attention_with_kvcache(
 
 
 def can_decode(q_len: int, groups: int) -> bool:
-    """Whether so many tokens of so many heads that share a key head fit `flash_diff_attention_with_kvcache`."""
+    """Whether `q_len` tokens of `groups` heads that share a key head fit `flash_diff_attention_with_kvcache`."""
     return q_len <= DECODE_TOKENS and q_len * groups <= _DECODE_ROWS
 
 

@@ -84,7 +84,7 @@ def blocks(kernel: str, capability: tuple[int, int], dtype: torch.dtype, d: int)
 
 
 def candidates(kernel: str) -> list[Blocks]:
-    """All blocks of the table for a kernel, for whoever tunes by timing."""
+    """All blocks of the table for a kernel, as candidates for autotuning."""
     cells = (cell for (_, name, _), line in _TABLE.items() if name == kernel for cell in line.split())
     return [Blocks(*map(int, cell.split("/"))) for cell in dict.fromkeys(cells)]
 

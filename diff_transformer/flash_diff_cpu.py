@@ -1,9 +1,9 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Differential attention on the CPU: `(softmax(q1 k1^T s) - lambda softmax(q2 k2^T s)) v` in blocks of query rows.
 
-Subtracting the two maps *before* they meet the values leaves one product with v instead of two, and a block of rows
-sees only the keys up to its diagonal, so causal attention costs what it must. No map outlives its block: memory is
-O(tokens) in training too, where the backward computes the maps again (docs/how_it_works.md has the mathematics).
+Subtracting the two maps *before* multiplying by the values leaves one product with v instead of two, and a block of
+rows sees only the keys up to its diagonal, so causal attention skips the upper triangle. No map outlives its block:
+memory is O(tokens) in training too, where the backward recomputes the maps (docs/how_it_works.md has the mathematics).
 
 Shapes: B batch, H query heads, K key/value heads, R = H / K, T query tokens, S key tokens, D = 2d = head_dim.
 G key/value heads computed together, N rows of a block, E keys of a block.
@@ -19,7 +19,7 @@ import torch
 
 _ROWS = 128  # query rows (over the R heads of a group) of one block
 _SCORES = 2**18  # elements of the maps computed together: 1 MiB in float32, so that a block stays in the cache
-_DECODE_TOKENS = 16  # up to so many query tokens the whole cache is read once, for all heads together
+_DECODE_TOKENS = 16  # up to this many query tokens, the whole cache is read once, for all heads together
 _DECODE_KEYS = 256  # keys converted to float32 at a time when the cache is in a lower precision
 _MASKED = torch.finfo(torch.float32).min  # finite: a row without any key gives a harmless average instead of NaN
 
@@ -41,7 +41,7 @@ def _compute_dtype(query: torch.Tensor) -> torch.dtype:
 
 
 def _spans(query, key, attention_mask, cu_seq_lens, is_causal) -> list[_Span]:
-    """Which rows meet which keys, with as little left to masks as possible."""
+    """Which rows attend to which keys, with as little left to masks as possible."""
     (batch, _, q_len, _), kv_len = query.shape, key.shape[2]
     diagonal = kv_len - q_len if is_causal else None
     if cu_seq_lens is not None:
@@ -64,9 +64,8 @@ def _spans(query, key, attention_mask, cu_seq_lens, is_causal) -> list[_Span]:
         if len(kept) > 0:
             k_start, k_end = int(kept[0]), int(kept[-1]) + 1
             holes = len(kept) < k_end - k_start
-            q_start = (
-                max(0, k_start - diagonal) if diagonal is not None else 0
-            )  # earlier rows are padding: they see nothing
+            # earlier rows are padding: they see nothing
+            q_start = max(0, k_start - diagonal) if diagonal is not None else 0
             spans.append(_Span(b, q_start, q_len, k_start, k_end, diagonal, padding[None, None] if holes else None))
     return spans
 
@@ -242,15 +241,15 @@ def _decode(query, key, value, lambda_full, attention_mask, scale, is_causal):
     if mask is not None and mask.ndim == 2:
         mask = mask[:, None, None, :]
     elif mask is not None:
-        is_causal = False  # a 4-D mask says everything
+        is_causal = False  # a 4-D mask includes causality
         if mask.dtype == torch.bool:
-            # The rest of a static cache is not filled yet: do not read it
+            # The rest of a static cache is not filled yet and is not read
             seen = mask.flatten(0, 2).any(0).nonzero()
             used = int(seen[-1]) + 1 if len(seen) > 0 else 1
             key, value, mask = key[:, :, :used], value[:, :, :used], mask[..., :used]
     kv_len = key.shape[2]
 
-    # Two zero-padded queries [q1 | 0] and [0 | q2] meet the packed keys in one product
+    # Two zero-padded queries [q1 | 0] and [0 | q2] multiply the packed keys in one product
     dtype = _compute_dtype(query)
     packed = torch.zeros(batch, num_kv_heads, 2, repeats, q_len, head_dim, dtype=dtype)
     grouped = query.to(dtype).unflatten(1, (num_kv_heads, repeats)) * scale

@@ -19,7 +19,7 @@ except ImportError:
 
 
 def jit(function):
-    """`triton.jit`; without triton the function stays as it is, and nobody calls it."""
+    """`triton.jit`; without triton the function stays as it is, and is never called."""
     return function if triton is None else triton.jit(function)
 
 

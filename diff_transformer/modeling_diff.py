@@ -1,8 +1,8 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""The Differential Transformer (arXiv:2410.05258): a decoder-only model, Llama but for its attention.
+"""The Differential Transformer (arXiv:2410.05258): a decoder-only model, Llama except for its attention.
 
 Eq. 4-5: `Y = MultiHead(RMSNorm(X)) + X`, `X' = SwiGLU(RMSNorm(Y)) + Y`, with Eq. 1-3 inside `MultiHead`
-(`DiffTransformerAttention`). Every class that says "identical to Llama's" is, but for its name.
+(`DiffTransformerAttention`). Classes described as "identical to Llama's" differ from it in name only.
 """
 
 from collections.abc import Callable
@@ -95,7 +95,7 @@ class DiffTransformerRotaryEmbedding(nn.Module):
         self.max_seq_len_cached = config.max_position_embeddings
         self.original_max_seq_len = config.max_position_embeddings
 
-        config.standardize_rope_params()  # rope_parameters set after the config was made lack the rotary factor
+        config.standardize_rope_params()  # rope_parameters set after the config was created lack the rotary factor
         self.config = config
 
         self.rope_type = self.config.rope_parameters["rope_type"]
@@ -161,7 +161,7 @@ class DiffTransformerAttention(nn.Module):
 
     `head_i = (1 - lambda_init) RMSNorm((softmax(Q1 K1^T / sqrt d) - lambda softmax(Q2 K2^T / sqrt d)) V)`, the heads
     concatenated and projected. q_proj gives each head its q1 and q2 as neighbours, k_proj each key head its k1 and k2,
-    as in the authors' flash modules; both maps of a head meet the same values of width 2d.
+    as in the authors' flash modules; both maps of a head multiply the same values of width 2d.
     """
 
     def __init__(self, config: DiffTransformerConfig, layer_idx: int):
@@ -170,7 +170,7 @@ class DiffTransformerAttention(nn.Module):
         self.layer_idx = layer_idx
         self.head_dim = config.head_dim
         self.diff_head_dim = config.diff_head_dim
-        # Attention functions of transformers see the two queries of a head as two heads (see `packed_attention`)
+        # To attention functions of transformers the two queries of a head are two heads (see `packed_attention`)
         self.num_key_value_groups = 2 * config.num_attention_heads // config.num_key_value_heads
         self.scaling = self.diff_head_dim**-0.5
         self.attention_dropout = config.attention_dropout
@@ -240,9 +240,9 @@ class DiffTransformerAttention(nn.Module):
         return self.o_proj(attn_output), attn_weights
 
     def _fused_head_norm(self, attention_interface, query_states, attention_mask) -> dict | None:
-        """The head norm and its factor as arguments of the kernel that computes them too, `None` if they come after.
+        """The head norm and its factor as arguments of the kernel that also computes them, `None` if it does not.
 
-        A norm with hooks (tensor parallelism, somebody's probe) or of another class (PEFT) must be called.
+        A norm with hooks (tensor parallelism, probes) or of another class (PEFT) must be called as a module.
         """
         is_plain = type(self.subln) is DiffTransformerRMSNorm and not (
             self.subln._forward_hooks or self.subln._forward_pre_hooks
@@ -303,9 +303,9 @@ class DiffTransformerDecoderLayer(GradientCheckpointingLayer):
 
 
 class _Default(str):
-    """The attention implementation of a model for which none was requested. It equals "sdpa", which transformers expects
-    there, until the device is known (`_resolve_attn_implementation`). A type of its own, because "sdpa" can also be
-    requested, and the configuration is all that a model and its base model share."""
+    """The attention implementation of a model for which none was requested. It equals "sdpa", as transformers expects,
+    until the device is known (`_resolve_attn_implementation`). It is a type, because "sdpa" can also be requested, and
+    because the configuration, which does not save it, is all that a model and its base model share."""
 
     def __repr__(self) -> str:
         return f"{super().__repr__()} (default: {FLASH_DIFF} from the first forward on)"
@@ -331,9 +331,9 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
 
     def save_pretrained(self, *args, **kwargs):
         if self._auto_class is not None:
-            # all of them, so that a causal checkpoint loads as a classifier through remote code as well
+            # every class, so that a causal checkpoint also loads as a classifier through remote code
             self.config.auto_map = dict(_AUTO_MAP)
-        # FSDP2 has made a class of its own of the model's, and the file of a class is what is put beside the weights
+        # FSDP2 replaces the model's class by one of its own, and transformers copies the file of the class
         own = next(cls for cls in type(self).__mro__ if not cls.__module__.startswith("torch."))
         names = type(self).__module__, type(self).__name__
         type(self).__module__, type(self).__name__ = own.__module__, own.__name__
@@ -369,7 +369,7 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         if requested_attention is not None and requested_attention not in known:
             raise ValueError(
                 f'Specified `attn_implementation="{requested_attention}"` is not supported: {type(self).__name__} '
-                f"runs on {', '.join(known)}. Leave it out for flash_diff, or register your own function with "
+                f"runs on {', '.join(known)}. Omit it for flash_diff, or register your own function with "
                 "transformers.AttentionInterface."
             )
         return super().get_correct_attn_implementation(requested_attention, is_init_check)
@@ -460,14 +460,14 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
     def _check_ids(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> None:
         if (input_ids is None) == (inputs_embeds is None):
             given = "neither" if input_ids is None else "both"
-            raise ValueError(f"You must specify exactly one of input_ids or inputs_embeds; {given} came.")
+            raise ValueError(f"You must specify exactly one of input_ids or inputs_embeds; got {given}.")
         inputs = inputs_embeds if input_ids is None else input_ids
         if inputs.shape[1] == 0:
             raise ValueError(
-                f"The input is empty: it has the shape {tuple(inputs.shape)}, but at least one token is needed. An "
-                "empty text can be started with the end-of-text token."
+                f"The input is empty: it has the shape {tuple(inputs.shape)}, but at least one token is needed. For "
+                "an empty text, pass the end-of-text token."
             )
-        # On an accelerator the look at the values would wait for the device; there the embedding itself fails
+        # On an accelerator, reading the values would wait for the device; there the embedding itself fails
         if input_ids is not None and input_ids.device.type == "cpu" and not is_tracing(input_ids):
             lowest, highest = torch.aminmax(input_ids)
             if lowest < 0 or highest >= self.config.vocab_size:
@@ -493,13 +493,13 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             raise ValueError(
                 f"attention_mask has the shape {shape}, but there are {batch_size} rows of {length} tokens"
                 f"{f' ({past_seen_tokens} of them cached)' if past_seen_tokens else ''}. Give it one entry for every "
-                "token, cached ones included, or leave it out when nothing is padded."
+                "token, including the cached tokens, or omit it when nothing is padded."
             )
         if length > self.config.max_position_embeddings and self.rotary_emb.rope_type == "default":
             logger.warning_once(
                 f"The input is {length} tokens long, more than max_position_embeddings="
-                f"{self.config.max_position_embeddings}: the model never saw such positions and its quality will "
-                "drop. Shorten the input, or extend the context: a higher rope_theta with further training, or "
+                f"{self.config.max_position_embeddings}: the model was not trained on such positions and its quality "
+                "will drop. Shorten the input, or extend the context: a higher rope_theta with further training, or "
                 'rope_parameters with rope_type="dynamic" or "yarn".'
             )
 
@@ -508,15 +508,15 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
     ) -> torch.Tensor | None:
         """Positions (batch, tokens) that restart at every document if rows may hold several documents, else `None`.
 
-        Documents are announced by `position_ids` that restart or by `cu_seq_lens_q`, in a forward without mask and
+        Documents are given by `position_ids` that restart or by `cu_seq_lens_q`, in a forward without a mask and
         without cached tokens.
         """
-        if cache is not None:  # continuous batching packs requests and brings a mask or lengths of its own
+        if cache is not None:  # continuous batching packs requests and passes its own mask or lengths
             return None
         if cu_seq_lens_q is not None and attention_mask is not None:
             raise ValueError(
-                "Both attention_mask and cu_seq_lens_q came, but padding and packing exclude each other. Leave the "
-                "attention_mask out of a packed batch."
+                "Got both attention_mask and cu_seq_lens_q, but padding and packing exclude each other. Omit the "
+                "attention_mask of a packed batch."
             )
         if attention_mask is not None or (cu_seq_lens_q is None and position_ids is None):
             return None
@@ -530,7 +530,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
 
 @auto_docstring
 class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin):
-    """identical to Llama's, except for the step from flash_diff to sdpa in continuous batching."""
+    """identical to Llama's, except that continuous batching switches from flash_diff to sdpa."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
@@ -600,7 +600,7 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
         )
 
     def init_continuous_batching(self, *args, **kwargs):
-        """As in transformers, but a model on flash_diff runs on sdpa (or on flash-attn where transformers finds it) until
+        """As in transformers, but a model on flash_diff runs on sdpa (or on flash-attn if transformers finds it) until
         the manager stops: only those can read a paged cache. The tokens are the same."""
         if self._resolve_attn_implementation(self.device) != FLASH_DIFF:
             return super().init_continuous_batching(*args, **kwargs)
@@ -625,8 +625,8 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
             self.set_attn_implementation(implementation)
 
 
-# The three heads are transformers' generic ones, except: they build their base model themselves. The generic __init__
-# asks AutoModel, which does not know it where the model is remote code.
+# The three heads are transformers' generic heads, except that they build their base model themselves: the generic
+# __init__ uses AutoModel, which does not know the base model of remote code.
 
 
 class DiffTransformerForSequenceClassification(GenericForSequenceClassification, DiffTransformerPreTrainedModel):

@@ -4,7 +4,7 @@
 The vocabulary is tiktoken's `cl100k_base`: its merge ranks are shipped beside this file, pinned by their SHA-256, and
 read as data (base64 token, rank). Ids equal tiktoken's for every text. The result is a plain
 `PreTrainedTokenizerFast`: a folder saved from it loads through `AutoTokenizer` without this package and without
-remote code. How it was verified and how fast it is: docs/tokenizer.md.
+remote code. docs/tokenizer.md describes how it was verified and how fast it is.
 """
 
 import base64
@@ -23,7 +23,7 @@ NUM_RANKS = 100_256
 
 # tiktoken's pattern, in the syntax of the tokenizers library's regex engine (Oniguruma, Ruby syntax), where `{1,3}+`
 # would repeat the interval instead of making it possessive, and the end of the text is `\z`, while `$` is a line's.
-# The digits need no possessive mark: nothing follows them that could make the engine backtrack.
+# The digits need no possessive mark, because nothing after them could make the engine backtrack.
 PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*+"
     r"|\s++\z|\s*[\r\n]|\s+(?!\S)|\s"
@@ -46,7 +46,7 @@ SPECIAL_TOKENS = {
     "<|endofprompt|>": 100276,
 }
 
-# ChatML. The generation block is what `return_assistant_tokens_mask` marks: the assistant's content and its end mark.
+# ChatML. `return_assistant_tokens_mask` marks the generation block: the assistant's content and its end token.
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
     {%- if message['role'] not in ['system', 'user', 'assistant', 'tool'] -%}
@@ -72,7 +72,7 @@ CHAT_TEMPLATE = """\
 
 @lru_cache(maxsize=1)
 def _load_ranks(path: Path) -> tuple[bytes, ...]:
-    """The bytes of every token, in the order of the ranks; the file is verified before a line of it is read."""
+    """The bytes of every token, in the order of the ranks; the hash is verified first."""
     if not path.is_file():
         raise FileNotFoundError(
             f"The tokenizer needs its vocabulary file {path}, which is missing: reinstall diff_transformer."
@@ -90,19 +90,19 @@ def _load_ranks(path: Path) -> tuple[bytes, ...]:
 def _byte_alphabet() -> dict[int, str]:
     """GPT-2's printable character for every byte (what `ByteLevel` uses), keyed for `str.translate` of latin-1."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(rest)}
 
 
 @lru_cache(maxsize=2)
 def _backend(path: Path, num_ranks: int) -> Tokenizer:
-    """The `tokenizers.Tokenizer` of the first `num_ranks` ranks. Shared: give out copies only."""
+    """The `tokenizers.Tokenizer` of the first `num_ranks` ranks. Shared: callers copy it."""
     alphabet = _byte_alphabet()
     tokens = [token.decode("latin-1").translate(alphabet) for token in _load_ranks(path)[:num_ranks]]
     vocab = {token: rank for rank, token in enumerate(tokens)}
 
-    # tiktoken joins whichever neighbours form the token of lowest rank, so every split of a token into two known
-    # tokens is a merge; the list's order is the priority: (rank, rank of the left part, rank of the right part).
+    # tiktoken joins the neighbours that form the token of lowest rank, so every split of a token into two known
+    # tokens is a merge. The order of the list is the priority: (rank, rank of the left part, rank of the right part).
     merges: list[tuple[str, str]] = []
     for token in tokens:
         splits = [(token[:i], token[i:]) for i in range(1, len(token))]
@@ -111,11 +111,11 @@ def _backend(path: Path, num_ranks: int) -> Tokenizer:
 
     if num_ranks == NUM_RANKS:
         specials = SPECIAL_TOKENS
-    else:  # a prefix has no ids of its own to keep: same order, no gaps
+    else:  # a prefix has no fixed ids: same order, no gaps
         specials = {token: num_ranks + i for i, token in enumerate(SPECIAL_TOKENS)}
-    # Inside the BPE vocabulary the special tokens keep their ids; added on top of it they would be numbered anew. The
-    # gaps between them are filled, so that len(tokenizer), by which scripts size embeddings, exceeds every id. No text
-    # gives a filler's id: its name has a space, which is not in the byte alphabet.
+    # Special tokens inside the BPE vocabulary keep their ids; added on top of it they would be renumbered. The gaps
+    # between them are filled, so that len(tokenizer), by which scripts size embeddings, exceeds every id. No text
+    # produces a filler's id: its name has a space, which is not in the byte alphabet.
     gaps = set(range(num_ranks, max(specials.values()))) - set(specials.values())
     vocab |= specials | {f"<|reserved {i}|>": i for i in gaps}
 
@@ -134,9 +134,9 @@ def _backend(path: Path, num_ranks: int) -> Tokenizer:
 def cl100k_tokenizer(
     vocab_size: int | None = None, model_max_length: int | None = None, **kwargs: Any
 ) -> PreTrainedTokenizerFast:
-    """Builds the cl100k_base tokenizer, or the smaller one of its first `vocab_size` ranks.
+    """Builds the cl100k_base tokenizer, or a smaller tokenizer of its first `vocab_size` ranks.
 
-    No token is added to a text by itself: there is no bos token; eos is `<|endoftext|>`, pad is `<|pad|>`. The chat
+    No token is added automatically: there is no bos token; eos is `<|endoftext|>`, pad is `<|pad|>`. The chat
     template is ChatML. Size a model's embedding with `len(tokenizer)` or above; every id is smaller.
 
     Args:
@@ -147,10 +147,10 @@ def cl100k_tokenizer(
         kwargs: further arguments of `PreTrainedTokenizerFast`, e.g. `padding_side="left"` for batched generation.
 
     Returns:
-        A new tokenizer, independent of those returned before. It maps a `str` to a list of `int` ids, and a batch of
+        A new tokenizer, independent of those returned earlier. It maps a `str` to a list of `int` ids, and a batch of
         them to `input_ids` and `attention_mask`, (batch, tokens). Special tokens written in a text are parsed as such
         (tiktoken's `allowed_special="all"`); for text from outside pass `split_special_tokens=True` to the call. A
-        `str` that is not valid Unicode (a lone surrogate) is refused with the tokenizers library's TypeError.
+        `str` that is not valid Unicode (a lone surrogate) is rejected with the tokenizers library's TypeError.
 
     Raises:
         ValueError: `vocab_size` is out of range, or the vocabulary file's SHA-256 is not `RANKS_SHA256`.
@@ -174,5 +174,5 @@ def cl100k_tokenizer(
         "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
     }
-    # PreTrainedTokenizerFast copies the backend it is given, which keeps the cached one untouched.
+    # PreTrainedTokenizerFast copies its backend, so the cached backend stays unchanged.
     return PreTrainedTokenizerFast(tokenizer_object=_backend(RANKS_FILE, num_ranks), **(defaults | kwargs))

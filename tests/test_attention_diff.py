@@ -2,6 +2,7 @@
 """The attention module against the authors' code, against finite differences, and every backend against the oracle."""
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -222,17 +223,25 @@ def test_backends_agree(tiny_config, batch, length, heads, kv_heads, head_dim, p
         assert_same_computation(got, eager, expected)
 
 
+COMPILED_FLEX = (
+    pytest.mark.compile,
+    pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="torch compiles it for AVX2"),
+)
+
+
 # transformers requests a compiled block mask in a way that torch deprecated, and so does what torch traces
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(
     ("padding", "stance"),
-    [("none", "force_eager"), *(pytest.param(side, "default", marks=pytest.mark.compile) for side in ("left", "right"))],
+    [
+        ("none", "force_eager"),
+        *(pytest.param(side, "default", marks=pytest.mark.compile) for side in ("left", "right")),
+    ],
 )
 def test_flex_attention_agrees(tiny_config, padding, stance):
-    """Forward only, and whole blocks of 128 tokens: what torch's flex_attention does on a CPU, for any model. Padding on
-    either side shares one compiled kernel."""
+    """Forward only, and whole blocks of 128 tokens: what torch's flex_attention supports on a CPU, for any model."""
     config = tiny_config(head_dim=32, max_position_embeddings=128, num_hidden_layers=1)
     model = DiffTransformerModel(config).eval()
     ids = torch.randint(0, config.vocab_size, (2, 128))
@@ -250,30 +259,32 @@ def test_flex_attention_agrees(tiny_config, padding, stance):
 def test_low_precision(tiny_config, implementation, dtype):
     """The error against the float32 oracle is at most twice (gradients: three times) the oracle's own in this type.
 
-    Over several losses: the gradients of a layer's lambda vectors follow from one number, whose error for a single
-    loss can be small by chance.
+    Errors are pooled over layers and several gradients of the output: that of lambda in one layer is a single number,
+    which can be right by chance.
     """
     config = tiny_config(initializer_range=0.1)
     model = DiffTransformerModel(config).train()
     ids = torch.randint(0, config.vocab_size, (2, 70))
-    rows, directions = torch.ones(2, 70, dtype=torch.bool), torch.randn(16, 2, 70, 64)
+    rows, directions = torch.ones(2, 70, dtype=torch.bool), torch.randn(4, 2, 70, 64)
 
     def run(implementation):
-        results = [run_model(model, ids, None, rows, implementation, direction) for direction in directions]
-        return results[0][0], {name: torch.stack([grads[name] for _, grads in results]) for name in results[0][1]}
-
-    def error(a, b):
-        return (a.float() - b).norm().item()
+        outputs, pooled = [], {}
+        for direction in directions:
+            output, grads = run_model(model, ids, None, rows, implementation, direction)
+            outputs.append(output)
+            for name, gradient in grads.items():
+                pooled.setdefault(re.sub(r"\d+\.", "", name), []).append(gradient.float().flatten())
+        return outputs[0].float(), {name: torch.cat(gradients) for name, gradients in pooled.items()}
 
     exact, exact_grads = run("eager")
     model.to(dtype)
     eager, eager_grads = run("eager")
     got, grads = run(implementation)
     rounding = torch.finfo(dtype).eps
-    assert error(got, exact) <= 2 * error(eager, exact) + rounding * exact.norm()
+    assert (got - exact).norm() <= 2 * (eager - exact).norm() + rounding * exact.norm()
     for name, expected in exact_grads.items():
-        allowed = 3 * error(eager_grads[name], expected) + rounding * expected.norm()
-        assert error(grads[name], expected) <= allowed, name
+        allowed = 3 * (eager_grads[name] - expected).norm() + rounding * expected.norm()
+        assert (grads[name] - expected).norm() <= allowed, name
 
 
 def test_attention_weights_are_the_differential_map(tiny_config):

@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""The command line: what its help lists, which function runs a command, its exit code, and missing optional packages."""
+"""The command line: its help, the function behind each command, exit codes, and missing optional packages."""
 
 import ast
 import re

@@ -62,8 +62,8 @@ def gradients(function, inputs, grad_out):
 
 
 def check(function, reference_function, inputs, dtype):
-    """float32: 3e-6 of the float64 reference; less: at most 2 (gradients 3) times the error of the same formula in
-    that type."""
+    """Against float64: at most 2 times (gradients and float32: 3 times) the error of the same formula in the same
+    type, and a rounding of the result or, for lambda, of the terms of its sum, which nearly cancel."""
     exact_inputs = [x.double() if x is not None else None for x in inputs]
     grad_out = torch.randn(inputs[0].shape, device=DEVICE).to(dtype)
     expected = gradients(reference_function, exact_inputs, grad_out)
@@ -74,17 +74,13 @@ def check(function, reference_function, inputs, dtype):
     for name, ours, exact, eager in values:
         assert ours.dtype == eager.dtype and ours.shape == exact.shape
         assert not ours.isnan().any(), name
-        if dtype == torch.float32:
-            tolerance = 3e-5 if name == "lambda" else 3e-6  # lambda: a sum over everything that nearly cancels
-            assert (ours.double() - exact).abs().max() <= tolerance * exact.abs().max() + 1e-6, name
-        else:
-            factor = 2 if name == "output" else 3
-            rounding = 2 * torch.finfo(dtype).eps * exact.abs().max()
-            if name == "lambda":
-                rounding = torch.finfo(dtype).eps * (grad_out.double() * expected[0]).abs().sum()
-            assert (ours.double() - exact).abs().max() <= factor * (eager.double() - exact).abs().max() + rounding, (
-                name
-            )
+        factor = 2 if name == "output" and dtype != torch.float32 else 3
+        roundings = 2 if dtype != torch.float32 else 8  # eager sums in float32 in either case, and few numbers
+        rounding = roundings * torch.finfo(dtype).eps * exact.abs().max()
+        if name == "lambda":
+            rounding = torch.finfo(dtype).eps * (grad_out.double() * expected[0]).abs().sum()
+        allowed = factor * (eager.double() - exact).abs().max() + rounding
+        assert (ours.double() - exact).abs().max() <= allowed, name
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -355,7 +351,7 @@ def test_compiled_decoding_from_a_static_cache(models, launches):
     ],
     ids=str,
 )
-def test_errors_say_what_came_and_what_is_needed(change, message):
+def test_errors_say_what_was_given_and_what_is_needed(change, message):
     arguments = {"q": torch.zeros(1, 4, 2, 32), "k": torch.zeros(1, 8, 2, 32), "v": torch.zeros(1, 8, 2, 32)}
     arguments |= {"lambda_full": torch.tensor(0.5), **change}
     arguments = {name: x if x.is_meta else x.to(DEVICE) for name, x in arguments.items()}
@@ -418,7 +414,7 @@ def models():
 
 @pytest.fixture
 def launches(monkeypatch):
-    """Counts calls of the three functions, so that no test passes on another path."""
+    """Counts calls of the three functions, so that no test passes by another path."""
     from diff_transformer import attention_diff
 
     counts, functions = {}, vars(attention_diff).copy()

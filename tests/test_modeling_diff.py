@@ -300,8 +300,8 @@ def model(tiny_config):
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({}, "exactly one of input_ids or inputs_embeds; neither came"),
-        ({"input_ids": torch.ones(1, 2, dtype=torch.long), "inputs_embeds": torch.ones(1, 2, 64)}, "both came"),
+        ({}, "exactly one of input_ids or inputs_embeds; got neither"),
+        ({"input_ids": torch.ones(1, 2, dtype=torch.long), "inputs_embeds": torch.ones(1, 2, 64)}, "got both"),
         ({"input_ids": torch.ones(2, 0, dtype=torch.long)}, r"empty: .*\(2, 0\)"),
         ({"inputs_embeds": torch.ones(2, 0, 64)}, "empty"),
         ({"input_ids": torch.tensor([[5, 199]])}, "from 5 to 199, .* ids 0 to 198.*tokenizer"),

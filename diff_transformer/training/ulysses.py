@@ -2,9 +2,9 @@
 """Sequences longer than one GPU can train on: Ulysses sequence parallelism (arXiv:2309.14509).
 
 accelerate (`parallelism_config_sp_size` in its configuration, see recipes/accelerate/ulysses.yaml) and DeepSpeed give
-each of s processes 1/s of every sequence. Everything but attention works on tokens one by one. For attention the
-processes exchange: each gets the whole sequence for 1/s of the *differential* heads, runs the fused attention on it,
-and sends the outputs back. The result is exact.
+each of s processes 1/s of every sequence. Everything except attention works on each token separately. For attention
+the processes exchange data: each receives the whole sequence for 1/s of the *differential* heads, runs the fused
+attention on it, and sends the outputs back. The result is exact.
 """
 
 from copy import copy
@@ -27,13 +27,13 @@ from ..configuration_diff import DiffTransformerConfig
 
 
 def enable_ulysses(model: PreTrainedModel) -> None:
-    """Readies a Differential Transformer for a `Trainer` that was launched with `parallelism_config_sp_size` > 1.
+    """Prepares a Differential Transformer for a `Trainer` that was launched with `parallelism_config_sp_size` > 1.
 
-    To be called before `Trainer.train`. Attention then runs on "flash_diff", whatever the model was loaded with. A
-    model of another architecture is left alone: DeepSpeed replaces transformers' own attention functions itself.
+    Call it before `Trainer.train`. Attention then runs on "flash_diff", whichever implementation the model was loaded
+    with. Models of other architectures stay unchanged: DeepSpeed itself replaces transformers' attention functions.
 
-    The batches need `position_ids`, which restart where a row is packed with documents, and a length that s divides.
-    Rows are padded on the right: DeepSpeed sends no mask around, and a causal model sees nothing to its right.
+    The batches need `position_ids`, which restart at every document of a packed row, and a length that s divides. Rows
+    are padded on the right: DeepSpeed does not communicate masks, and causal attention ignores what is on the right.
 
     `Trainer` can then also resume in the middle of an epoch, on as many processes as wrote the checkpoint.
 
@@ -50,15 +50,15 @@ def enable_ulysses(model: PreTrainedModel) -> None:
     rope_type = config.rope_parameters["rope_type"]
     if rope_type in ("dynamic", "longrope"):
         raise ValueError(
-            f"rope_type={rope_type!r} takes its frequencies from the length of the sequence, of which each process "
-            "sees a part: they would differ. Train with a type of fixed frequencies, for example 'default' with a "
-            "higher rope_theta, or without sequence parallelism."
+            f"rope_type={rope_type!r} takes its frequencies from the length of the sequence, but each process sees "
+            "only a part of it, and the frequencies would differ. Train with a type of fixed frequencies, for "
+            "example 'default' with a higher rope_theta, or without sequence parallelism."
         )
     ALL_ATTENTION_FUNCTIONS[FLASH_DIFF] = ulysses_attention_forward
     DIFFERENTIAL_ATTENTION_FUNCTIONS.add(ulysses_attention_forward)
     transformers.trainer.skip_first_batches = _skip_first_batches
-    # DeepSpeed compares it with the recipe's, which accelerate allows to be "sdpa" but not "flash_diff". As if none had
-    # been requested, it is "sdpa" until the first forward
+    # DeepSpeed compares it with the recipe's, which accelerate allows to be "sdpa" but not "flash_diff": the default,
+    # which is "sdpa" until the first forward
     config._attn_implementation = model._check_and_adjust_attn_implementation(None)
 
 
@@ -75,13 +75,13 @@ def ulysses_attention_forward(
     """`flash_diff_attention_forward` for one part of s of the sequences: query (B, H, T/s, D), key and value
     (B, K, T/s, D), position_ids (B or 1, T/s); the output is (B, T/s, H, D).
 
-    s divides H, and one of s and K the other. Outside of training every process has whole sequences.
+    s divides H, and s divides K or K divides s. Outside of training every process has whole sequences.
     """
     group = sequence_parallel_group()
     if group is None or not module.training:
         return flash_diff_attention_forward(module, query, key, value, attention_mask, **kwargs)
     size = group.size()
-    # More processes than key/value heads: several of them attend to copies of one
+    # With more processes than key/value heads, several processes attend to copies of one head
     copies = max(1, size // key.shape[1])
     key, value = (x.repeat_interleave(copies, dim=1) for x in (key, value))
     # Autocast leaves rotated queries and keys in float32
@@ -90,7 +90,7 @@ def ulysses_attention_forward(
     positions = position_ids.expand(len(query), -1).contiguous()
     parts = [torch.empty_like(positions) for _ in range(size)]
     dist.all_gather(parts, positions, group=group)
-    # What the model says of documents and padding is about its part of the sequence
+    # The model's description of documents and padding covers only its part of the sequence
     kwargs["cu_seq_lens_q"], kwargs["max_length_q"] = flash_diff_cu_seq_lens(torch.cat(parts, dim=1))
     kwargs["padding_spans"] = None
     attn_output, _ = flash_diff_attention_forward(module, query, key, value, None, **kwargs)  # (B, T, H/s, D)
@@ -98,14 +98,14 @@ def ulysses_attention_forward(
 
 
 def _exchange(tensor: torch.Tensor, split_dim: int, gather_dim: int, group: dist.ProcessGroup) -> torch.Tensor:
-    """Every process gives each process a part of `split_dim`, and joins those that it is given along `gather_dim`."""
+    """Every process sends each process a part of `split_dim`, and joins the parts it receives along `gather_dim`."""
     parts = torch.stack(tensor.chunk(group.size(), dim=split_dim))
     return torch.cat(_AllToAll.apply(parts, group).unbind(), dim=gather_dim)
 
 
 class _AllToAll(torch.autograd.Function):
-    """Entry j of dimension 0 goes to process j, entry i of the result comes from process i. It is its own transpose:
-    a gradient goes back the way its value came."""
+    """Entry j of dimension 0 goes to process j, entry i of the result comes from process i. It is its own transpose,
+    so gradients take the same exchange."""
 
     @staticmethod
     def forward(ctx, parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -120,8 +120,8 @@ class _AllToAll(torch.autograd.Function):
 
 
 def _skip_first_batches(dataloader, num_batches: int = 0):
-    """accelerate's, which `Trainer` calls to resume, also for the loader of DeepSpeed: it takes a batch from every
-    process and deals out a part of each in turn, and accelerate does not know how to skip in it."""
+    """accelerate's function, which `Trainer` calls to resume, extended to the loader of DeepSpeed. That loader takes a
+    batch from every process and yields a part of each in turn, and accelerate cannot skip batches in it."""
     if type(dataloader).__name__ != "UlyssesSPDataLoaderAdapter":
         return accelerate.skip_first_batches(dataloader, num_batches)
     rounds, rest = divmod(num_batches, dataloader.sp_world_size)
