@@ -3,12 +3,11 @@
 
     python -m benchmarks.evaluation_memory --out benchmarks/results/evaluation_memory_<hardware>_<date>
 
-runs each protocol on one input of each length in a fresh process, on a small random model with many words. The peak
-is of the resident memory, as the kernel counts it, less what the process held before. What would be held without
-chunks is computed, not measured: the logits of all positions for `nll_by_position`, the softmax maps of one layer for
-the others. The cache of keys and values, and a chunk's rows of attention, make a peak linear in the length; one that
-grew with its square would be 16 times as high at 4 times the length.
-"""
+runs each protocol on one input of each length in a new process, with a small random model that has a large vocabulary.
+The peak is that of the resident memory as the kernel counts it, minus the memory held before the protocol starts. The
+memory needed without chunks is computed, not measured: the logits of all positions for `nll_by_position`, the softmax
+maps of one layer for the other protocols. The key-value cache and the attention rows of a chunk make the peak linear
+in the length. A quadratic peak would be 16 times as high at 4 times the length."""
 
 import argparse
 import subprocess
@@ -57,14 +56,14 @@ def make_config(vocab_size: int) -> DiffTransformerConfig:
 
 @torch.inference_mode()
 def measure(protocol: str, architecture: str, tokens: int, vocab_size: int) -> int:
-    """In this process: peak bytes over what was held before."""
+    """Returns the peak in bytes, minus the memory held before, of this process."""
     torch.manual_seed(0)
     config = make_config(vocab_size)
     diff = architecture == "diff"
     model = DiffTransformerForCausalLM(config) if diff else LlamaForCausalLM(transformer_twin(config))
     input_ids = torch.randint(vocab_size, (1, tokens))
-    PROTOCOLS[protocol](model.eval(), input_ids[:, :8])  # libraries set themselves up
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins at what is resident now
+    PROTOCOLS[protocol](model.eval(), input_ids[:, :8])  # initializes the libraries
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the current resident memory
     before = resident_peak()
     PROTOCOLS[protocol](model, input_ids)
     return resident_peak() - before
@@ -79,17 +78,17 @@ def measure_apart(*arguments) -> int:
 
 
 def without_chunks(protocol: str, tokens: int, vocab_size: int) -> int:
-    """Bytes, in float32; both models have as many softmax maps."""
+    """Bytes in float32. Both models have the same number of softmax maps."""
     rows = vocab_size if protocol == "nll_by_position" else 2 * make_config(vocab_size).num_attention_heads * tokens
     return 4 * tokens * rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="path of the result file, without its extension")
     parser.add_argument("--protocols", nargs="+", choices=PROTOCOLS, default=list(PROTOCOLS))
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096, 16384])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096, 16384], help="lengths of the input")
     parser.add_argument("--vocab-size", type=int, default=32768)
     parser.add_argument(
         "--measure", nargs=4, metavar=("PROTOCOL", "MODEL", "TOKENS", "VOCABULARY"), help=argparse.SUPPRESS
@@ -99,7 +98,7 @@ def main() -> None:
         protocol, architecture, *sizes = options.measure
         print(measure(protocol, architecture, *map(int, sizes)))
         return
-    print(f"Budget  10 minutes on one core; {options.vocab_size:,} words", flush=True)
+    print(f"Budget  10 minutes on one core; a vocabulary of {options.vocab_size:,}", flush=True)
     rows = []
     for protocol in options.protocols:
         for architecture in options.models:

@@ -3,13 +3,13 @@
 
     python -m benchmarks.loss_memory --out benchmarks/results/loss_memory_<hardware>_<date>
 
-runs each way at each number of tokens in a fresh process: `logits` is an `nn.Linear` and transformers'
-`ForCausalLMLoss`, `chunks` is `linear_cross_entropy`. The peak is that of the process while it computes the loss and
-the gradients, less what it held before: hidden states, weight and labels are not in it, their gradients are. On the
-CPU it is the resident memory as the kernel counts it, on CUDA that of torch's allocator. A way that would fill the
-machine does not run; its row says so and has only the size of the logits, which is computed and not measured: tokens *
-vocabulary * 4 bytes, of which ForCausalLMLoss holds several copies. The losses of both ways must agree.
-"""
+runs each implementation at each number of tokens in a new process: `logits` is an `nn.Linear` followed by
+transformers' `ForCausalLMLoss`, `chunks` is `linear_cross_entropy`. The peak is that of the process while it computes
+the loss and the gradients, minus the memory held before: it includes the gradients of hidden states and weight, but
+not the hidden states, the weight and the labels themselves. On the CPU it is the resident memory as the kernel counts
+it, on CUDA that of torch's allocator. An implementation that would exhaust the memory does not run. Its row says so
+and has only the size of the logits, which is computed and not measured: tokens * vocabulary * 4 bytes, of which
+ForCausalLMLoss holds several copies. The losses of both implementations must agree."""
 
 import argparse
 import json
@@ -49,21 +49,21 @@ def resident_peak() -> int:
 
 
 def measure(way: str, tokens: int, hidden_size: int, device: str) -> dict:
-    """In this process: peak bytes, seconds and the loss."""
+    """Returns the peak in bytes, the seconds and the loss, measured in this process."""
     cuda = torch.device(device).type == "cuda"
     dtype = torch.bfloat16 if cuda else torch.float32
     torch.manual_seed(0)
     head = nn.Linear(hidden_size, VOCAB_SIZE, bias=False, device=device, dtype=dtype)
     hidden_states = torch.randn(1, tokens, hidden_size, device=device, dtype=dtype, requires_grad=True)
     labels = torch.randint(VOCAB_SIZE, (1, tokens), device=device)
-    WAYS[way](hidden_states[:, :8], head, labels[:, :8]).backward()  # libraries set themselves up
+    WAYS[way](hidden_states[:, :8], head, labels[:, :8]).backward()  # initializes the libraries
     head.weight.grad = hidden_states.grad = None
     if cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
     else:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins at what is resident now
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the current resident memory
         before = resident_peak()
     start = time.perf_counter()
     loss = WAYS[way](hidden_states, head, labels)
@@ -94,9 +94,9 @@ def free_memory(device: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="path of the result file, without its extension")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--hidden-size", type=int, help="256, on CUDA 3,072")
+    parser.add_argument("--hidden-size", type=int, help="default: 256, on CUDA 3,072")
     parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 12288, 65536])
     parser.add_argument("--measure", nargs=4, metavar=("WAY", "TOKENS", "HIDDEN", "DEVICE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -106,10 +106,8 @@ def main() -> None:
         return
     cuda = torch.device(options.device).type == "cuda"
     hidden_size = options.hidden_size or (3072 if cuda else 256)
-    print(
-        f"Budget  {'a minute' if cuda else '10 minutes on two cores'}; {VOCAB_SIZE:,} words of {hidden_size}",
-        flush=True,
-    )
+    budget = "a minute" if cuda else "10 minutes on two cores"
+    print(f"Budget  {budget}; a vocabulary of {VOCAB_SIZE:,}, hidden size {hidden_size}", flush=True)
     rows = []
     for tokens in options.tokens:
         results = {}
@@ -139,7 +137,7 @@ def main() -> None:
         losses = [result["loss"] for result in results.values() if result]
         if not all(math.isclose(loss, losses[0], rel_tol=1e-3 if cuda else 1e-6) for loss in losses):
             raise SystemExit(
-                f"The losses at {tokens} tokens differ, {losses}: the memory of a wrong loss is no result."
+                f"The losses at {tokens} tokens differ, {losses}: there is nothing to compare until they agree."
             )
     if options.out:
         write(options.out.with_suffix(".csv"), as_csv(rows))

@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Completes a piece of Python with a saved model: python demo/complete.py demo/out/model "def mean(values):" """
+"""Completes Python code with a saved model: python demo/complete.py demo/out/model "def mean(values):" """
 
 import argparse
 
@@ -9,11 +9,13 @@ import diff_transformer  # noqa: F401  (registers the model with the Auto classe
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("model", help="a folder written by save_pretrained")
-parser.add_argument("prompt", help="Python to complete")
-parser.add_argument("--max-new-tokens", type=int, default=64, help="a token is about 3.5 characters (64)")
+parser.add_argument("prompt", help="Python code to complete")
+parser.add_argument(
+    "--max-new-tokens", type=int, default=64, help="default: %(default)s; a token is about 3.5 characters"
+)
 args = parser.parse_args()
 
-logging.disable_progress_bar()  # of loading weights
+logging.disable_progress_bar()  # for loading the weights
 set_seed(0)
 generator = pipeline(
     "text-generation",

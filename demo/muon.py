@@ -2,8 +2,8 @@
 """Muon for the matrices, AdamW for the rest, as one optimizer for Trainer.
 
 `torch.optim.Muon` does the same but multiplies in bfloat16, which takes most of a step on a CPU without bfloat16
-arithmetic; here it is float32. In so short a training Muon (https://kellerjordan.github.io/posts/muon/) gets clearly
-further than AdamW.
+arithmetic. This version multiplies in float32. In so short a training, Muon
+(https://kellerjordan.github.io/posts/muon/) reaches a clearly lower loss than AdamW.
 """
 
 from collections import defaultdict
@@ -12,8 +12,8 @@ import torch
 
 
 def orthogonalize(matrices: torch.Tensor, steps: int = 5) -> torch.Tensor:
-    """U V^T of the singular value decompositions U S V^T of (number, rows, columns) matrices by Newton-Schulz, with
-    singular values of about 0.7 to 1.2."""
+    """Newton-Schulz approximation of U V^T, where U S V^T is the singular value decomposition of each of the
+    (number, rows, columns) matrices. The singular values of the result are about 0.7 to 1.2."""
     is_tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if is_tall else matrices
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
@@ -24,14 +24,14 @@ def orthogonalize(matrices: torch.Tensor, steps: int = 5) -> torch.Tensor:
 
 
 class MuonAdamW(torch.optim.AdamW):
-    """AdamW, in which parameter groups that have a `momentum` follow Muon (with Nesterov momentum) instead."""
+    """AdamW, except that parameter groups with a `momentum` follow Muon with Nesterov momentum."""
 
     @torch.no_grad()
     def step(self, closure=None):
         loss = closure() if closure is not None else None
         for group in self.param_groups:
             if "momentum" in group:
-                by_shape = defaultdict(list)  # matrices of a shape are multiplied together
+                by_shape = defaultdict(list)  # matrices of the same shape are multiplied in one batch
                 for p in group["params"]:
                     if p.grad is not None:
                         by_shape[p.shape].append(p)
@@ -46,7 +46,7 @@ class MuonAdamW(torch.optim.AdamW):
             average = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
             average.lerp_(p.grad, 1 - momentum)
             updates.append(p.grad.lerp(average, momentum))
-            p.grad = None  # AdamW leaves out what has no gradient
+            p.grad = None  # AdamW skips parameters without a gradient
         for p, update in zip(matrices, orthogonalize(torch.stack(updates)), strict=True):
             p.mul_(1 - lr * weight_decay)
             p.add_(update, alpha=-lr * max(1, p.shape[0] / p.shape[1]) ** 0.5)

@@ -34,10 +34,10 @@ def draw_loss(history: list[dict], unigram_entropy: float, path) -> None:
 
 @torch.no_grad()
 def attention_maps(model, input_ids: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor, float]]:
-    """For every layer both softmax maps, (heads, tokens, tokens) each, and lambda.
+    """Both softmax maps of every layer, (heads, tokens, tokens) each, and its lambda.
 
-    From the module's own projections (Eq. 1, arXiv:2410.05258); their difference must be the map that the model
-    returns, for which it has to run with `attn_implementation="eager"`. input_ids: (1, tokens).
+    They are computed from the module's own projections (Eq. 1, arXiv:2410.05258). Their difference must equal the map
+    that the model returns, which requires `attn_implementation="eager"`. input_ids: (1, tokens).
     """
     seen, handles = {}, []
     for name, module in model.named_modules():
@@ -65,13 +65,13 @@ def attention_maps(model, input_ids: torch.Tensor) -> list[tuple[torch.Tensor, t
 
 
 def draw_maps(model, tokenizer, prompt: str, path) -> str:
-    """Draws the head whose second map takes most away from its first; returns what it shows."""
+    """Draws the head whose second map cancels most of its first, and returns a caption."""
     input_ids = tokenizer(prompt, return_tensors="pt").input_ids
     tokens = [tokenizer.decode(i).replace("\n", "↵") for i in input_ids[0]]
     tokens = [re.sub(" {3,}", lambda m: f"·×{len(m[0])}", token).replace(" ", "·") for token in tokens]
     best = (-1.0,)
     for layer, (map1, map2, weight) in enumerate(attention_maps(model, input_ids)):
-        # of the mass of softmax 1, row sums of 1, except for the first row, which can only see itself
+        # the share of softmax 1 that is cancelled; the first row is left out, as it attends only to itself
         cancelled = torch.minimum(map1, weight * map2)[:, 1:].sum(-1).mean(-1)
         head = int(cancelled.argmax())
         best = max(best, (cancelled[head].item(), layer, head, weight, map1[head], map2[head]), key=lambda b: b[0])

@@ -1,8 +1,8 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Trains a small Differential Transformer on the Python standard library: offline, on two CPU cores, in five minutes.
 
-Sources -> tokens -> budget -> Trainer -> model folder -> completion by a fresh process (complete.py) -> attention
-maps and loss curve (pictures.py) -> summary.
+Sources -> tokens -> budget -> Trainer -> model folder -> completion by a new process (complete.py) -> attention maps
+and loss curve (pictures.py) -> summary.
 """
 
 import argparse
@@ -16,8 +16,8 @@ import sysconfig
 import time
 from pathlib import Path
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: everything is on this machine already
-# Threads that spin while they wait for one another come to a standstill as soon as another program wants a core
+os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: everything needed is on this machine
+# Threads that spin while they wait for each other stall as soon as another program needs a core
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np  # noqa: E402  (after the environment)
@@ -37,14 +37,14 @@ from transformers import (  # noqa: E402
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, cl100k_tokenizer  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
-MARK = ".diff_transformer_demo"  # a folder with this file in it is ours to overwrite
+MARK = ".diff_transformer_demo"  # marks a folder that the demo may overwrite
 NOT_DATA = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
-NOT_CODE = {"encodings", "pydoc_data"}  # generated tables that are near copies of one another, and prose
+NOT_CODE = {"encodings", "pydoc_data"}  # generated tables that are near copies of each other, and prose
 PROMPT = "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"
 
-# Narrow, shallow, many small steps: what a few minutes of two cores are best spent on (most of the arithmetic is the
-# output layer). initializer_range is near hidden_size**-0.5; the usual 0.02 is made for wide models.
-# lr is Muon's, of the matrices.
+# A narrow and shallow model with many small steps makes the most of a few minutes on two cores, since the output layer
+# takes most of the arithmetic. initializer_range is close to hidden_size**-0.5; the usual 0.02 is meant for wide models.
+# lr is the learning rate of Muon, which trains the matrices.
 FULL = {
     "model": {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 2, "initializer_range": 0.06},
     "data": {"length": 256, "batch": 4, "files": None, "validation_rows": 128},
@@ -59,17 +59,23 @@ SMOKE = {
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    text = "most minutes of training (%(default)s); a slow machine takes fewer steps and still ends at learning rate 0"
+    text = (
+        "limit of training in minutes (default: %(default)s); a slow machine takes fewer steps and still decays to 0"
+    )
     parser.add_argument("--minutes", type=float, default=4.75, help=text)
-    text = f"most optimizer steps ({FULL['optimizer']['steps']}); seed and number of steps determine the result"
+    text = f"limit of optimizer steps (default: {FULL['optimizer']['steps']}); seed and steps determine the result"
     parser.add_argument("--steps", type=int, help=text)
-    parser.add_argument("--seed", type=int, default=0, help="of weights and data order (%(default)s)")
-    parser.add_argument("--prompt", default=PROMPT, help="Python to complete, and to draw the attention maps on")
-    text = "folder whose .py files are the data, 1 in 20 of them held out (the standard library, %(default)s)"
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the weights and the data order (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--prompt", default=PROMPT, help="Python code to complete, for which the attention maps are drawn"
+    )
+    text = "folder whose .py files are the data; 1 in 20 is held out (default: the standard library, %(default)s)"
     parser.add_argument("--source", type=Path, default=Path(sysconfig.get_paths()["stdlib"]), help=text)
-    text = "folder for model, pictures and log, which replace an earlier run's (%(default)s)"
+    text = "folder for model, pictures and log; those of an earlier run are replaced (default: %(default)s)"
     parser.add_argument("--out", type=Path, default=HERE / "out", help=text)
-    text = "the same path in seconds, for tests: a tiny model that learns next to nothing"
+    text = "run every step in seconds, for tests, with a tiny model that learns next to nothing"
     parser.add_argument("--smoke", action="store_true", help=text)
     args = parser.parse_args()
     if args.minutes <= 0 or (args.steps is not None and args.steps < 1):
@@ -78,17 +84,17 @@ def parse_args() -> argparse.Namespace:
 
 
 def load_data(root: Path, limit: int | None, tokenizer, length: int) -> list[torch.Tensor]:
-    """Training and validation rows, (rows, length) each: files in the order of their paths, an end-of-text token after
-    each, as one stream cut into rows."""
+    """Training and validation rows, (rows, length) each: the files in the order of their paths, each followed by an
+    end-of-text token, concatenated and cut into rows."""
     paths = sorted(path.relative_to(root) for path in root.rglob("*.py"))
     texts = {"training": [], "validation": []}
     for path in [path for path in paths if not (NOT_DATA | NOT_CODE) & set(path.parts)][:limit]:
-        # chosen by a hash, so that a file stays on its side whatever other files come or go
+        # chosen by a hash, so that the split of a file does not depend on the other files
         held_out = hashlib.sha256(path.as_posix().encode()).digest()[0] < 256 / 20
         try:
             text = (root / path).read_text(encoding="utf-8", errors="replace")
         except OSError as error:
-            sys.exit(f"{root / path} cannot be read ({error.strerror}). Make it readable, or name another --source.")
+            sys.exit(f"{root / path} cannot be read ({error.strerror}). Make it readable, or pass another --source.")
         texts["validation" if held_out else "training"].append(text)
     rows = []
     for split, documents in texts.items():
@@ -97,18 +103,18 @@ def load_data(root: Path, limit: int | None, tokenizer, length: int) -> list[tor
         if len(stream) < length:
             sys.exit(
                 f"{root} gives {len(stream)} tokens of Python for {split} and {length} are needed ({len(documents)} "
-                "files, test folders left out). Some systems ship Python without its sources: name a folder with "
-                "some hundred .py files as --source."
+                "files, test folders excluded). Some systems ship Python without its sources: pass a folder with a "
+                "few hundred .py files as --source."
             )
         rows.append(torch.from_numpy(stream[: len(stream) // length * length].reshape(-1, length)))
     return rows
 
 
 class Clock(TrainerCallback):
-    """Decays the learning rate, and ends the training, by the steps or by the time, whichever is further on.
+    """Decays the learning rate and ends the training by the steps or by the time, whichever is further along.
 
-    The time counts only when training falls behind: a run that needs all its minutes for its steps goes by steps from
-    start to end, so its result does not depend on how the minutes were spread over the steps.
+    The time counts only when training falls behind. A run that finishes its steps in time follows the steps from start
+    to end, so its result does not depend on how long the single steps took.
     """
 
     def __init__(self, steps: int, minutes: float):
@@ -130,7 +136,7 @@ class Clock(TrainerCallback):
 
 
 class Bar(ProgressCallback):
-    """Trainer's progress bar, with the loss on it instead of a line for every entry of the log."""
+    """Trainer's progress bar, showing the loss instead of printing a line for every log entry."""
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if self.training_bar is not None and "loss" in logs:
@@ -141,7 +147,7 @@ class Bar(ProgressCallback):
 
 
 def replace(path: Path, write) -> None:
-    """Lets `write` make a file or folder under a temporary name, then renames it: `path` is never half-written."""
+    """Lets `write` create a file or folder under a temporary name and renames it, so `path` is never half-written."""
     temporary = path.with_name(f"new_{path.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     write(temporary)
@@ -156,7 +162,9 @@ def main() -> None:
     data, lr, max_steps = size["data"], size["optimizer"]["lr"], args.steps or size["optimizer"]["steps"]
     out = args.out.resolve()
     if out.exists() and not (out.is_dir() and ((out / MARK).exists() or not any(out.iterdir()))):
-        sys.exit(f"{out} exists and was not made by this demo, so it stays as it is. Name another folder with --out.")
+        sys.exit(
+            f"{out} exists and was not made by this demo, so it is not overwritten. Pass another folder as --out."
+        )
     out.mkdir(parents=True, exist_ok=True)
     (out / MARK).touch()
 
@@ -166,9 +174,9 @@ def main() -> None:
     kept = torch.linspace(0, len(validation) - 1, min(len(validation), data["validation_rows"])).long()
     validation = validation[kept]
     share = validation.flatten().bincount() / validation.numel()
-    unigram_entropy = -torch.special.xlogy(share, share).sum().item()  # the best loss of a model without context
+    unigram_entropy = -torch.special.xlogy(share, share).sum().item()  # the lowest loss of a model without context
 
-    # 2. Model. What `size` does not name is the paper's
+    # 2. Model. Whatever `size` does not set is the paper's
     set_seed(args.seed)
     config = DiffTransformerConfig(
         **size["model"],
@@ -187,14 +195,14 @@ def main() -> None:
     ]
     optimizer = MuonAdamW(groups, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
 
-    # 3. Budget, from the time of a few steps without their update, after warming up
+    # 3. Budget, from the time of a few steps without their updates, after a warm-up
     seconds, sample = [], train[: data["batch"]]
     for _ in range(12):
         start = time.monotonic()
         model(input_ids=sample, labels=sample).loss.backward()
         model.zero_grad()
         seconds.append(time.monotonic() - start)
-    minutes_per_step = sorted(seconds[5:])[3] / 60 * 1.15  # the update and the evaluations take the rest
+    minutes_per_step = sorted(seconds[5:])[3] / 60 * 1.15  # for the updates and the evaluations
     steps = min(max_steps, max(20, int(args.minutes / minutes_per_step)))
     batch_tokens = sample.numel()
     tokens = steps * batch_tokens
@@ -207,7 +215,9 @@ def main() -> None:
         flush=True,
     )
     if steps < max_steps:
-        print(f"            (too slow or too busy a machine for all {max_steps:,} steps: the loss ends higher)")
+        print(
+            f"            (this machine is too slow or too busy for all {max_steps:,} steps, so the loss will be higher)"
+        )
 
     # 4. Training
     clock = Clock(steps, args.minutes)
@@ -246,7 +256,7 @@ def main() -> None:
     completion = subprocess.run(command, check=True, env=utf8, stdout=subprocess.PIPE, encoding="utf-8").stdout
     print(f"\n--- prompt\n{args.prompt}\n--- completion, by a process that loaded the saved model\n{completion}\n---")
 
-    transformers.utils.logging.disable_progress_bar()  # of loading weights
+    transformers.utils.logging.disable_progress_bar()  # for loading the weights
     reloaded = AutoModelForCausalLM.from_pretrained(out / "model", attn_implementation="eager")
     heads = []
     replace(out / "loss.png", lambda path: draw_loss(trainer.state.log_history, unigram_entropy, path))
@@ -263,10 +273,10 @@ def main() -> None:
     }
     replace(out / "log.json", lambda path: path.write_text(json.dumps(result, indent=1)))
     print(
-        f"Validation  {loss:.2f} nats a token, {unigram_entropy - loss:.2f} under the unigram entropy of the same "
+        f"Validation  {loss:.2f} nats per token, {unigram_entropy - loss:.2f} below the unigram entropy of the same "
         f"tokens, {unigram_entropy:.2f}\n"
         f"Training    {trainer.state.global_step:,} steps, {trainer.state.global_step * batch_tokens:,} tokens, "
-        f"{minutes:.1f} minutes; everything {(time.monotonic() - begin) / 60:.1f} minutes\n"
+        f"{minutes:.1f} minutes; {(time.monotonic() - begin) / 60:.1f} minutes in total\n"
         f"Model       {out / 'model'}\n"
         f"Pictures    {out / 'loss.png'}\n            {out / 'maps.png'}: {heads[0]}\n"
         f"Log         {out / 'log.json'}"

@@ -36,20 +36,24 @@ def run(code: str, cwd: Path, **environment: str) -> str:
     return result.stdout
 
 
+@pytest.mark.process
 def test_readme_generates(demo_model):
     (code,) = python_blocks("README.md")
     assert len([line for line in code.splitlines() if line]) <= 10
     assert "def read_lines(path):" in run(code, demo_model)
 
 
+@pytest.mark.process
 def test_usage_page(demo_model):
     load, maps, _, build = python_blocks("docs/usage.md")
     inputs = 'inputs = tokenizer("import os", return_tensors="pt")\n'
-    run(load + inputs + maps + "assert len(maps) == len(lambdas) == 2\n", demo_model)
+    maps = load + inputs + maps + "assert len(maps) == len(lambdas) == 2\n"
     # the paper's size is only described, not allocated
-    run("import torch\nwith torch.device('meta'):\n" + re.sub("^", "    ", build, flags=re.MULTILINE), demo_model)
+    build = "import torch\nwith torch.device('meta'):\n" + re.sub("^", "    ", build, flags=re.MULTILINE)
+    run(f"exec({maps!r}, {{}})\nexec({build!r}, {{}})", demo_model)
 
 
+@pytest.mark.process
 def test_usage_of_the_kernels(tmp_path):
     pytest.importorskip("triton", reason="the kernels are written in Triton")
     (kernels,) = (block for block in python_blocks("docs/usage.md") if "flash_diff_attention(" in block)

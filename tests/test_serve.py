@@ -1,19 +1,22 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""`transformers serve` with a saved model, asked by the real `openai` client over loopback.
+"""`transformers serve` with a saved model, queried by the real `openai` client over loopback.
 
 The server has no option that imports a package, so the package passes its command line on:
 
     python -m diff_transformer serve FOLDER
 
-`transformers serve --trust-remote-code` cannot serve any model that lives outside of transformers: it looks the class
-up in transformers itself, whatever the folder's `auto_map` says.
+`transformers serve --trust-remote-code` cannot serve a model from outside of transformers: it looks the class up in
+transformers itself, whatever `auto_map` the folder has.
 """
 
+import asyncio
 import os
 import re
 import subprocess
 import sys
+import threading
 import time
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,15 +26,12 @@ from typing import Any
 import pytest
 import torch
 from openai import OpenAI
+from transformers.cli.serve import Serve
+from transformers.utils import logging
 
 import diff_transformer
 from diff_transformer import DiffTransformerForCausalLM, cl100k_tokenizer
 
-OPTIONS = {
-    "plain": [],
-    # Few and small: by default a paged cache takes most of the free memory
-    "continuous batching": ["--continuous-batching", "--cb-num-blocks", "8", "--cb-max-batch-tokens", "256"],
-}
 CHATS = [
     [{"role": "user", "content": "Hi"}],
     [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}],
@@ -47,7 +47,7 @@ NEW_TOKENS = 8
 
 @pytest.fixture
 def saved(tiny_config, tmp_path) -> tuple[Path, dict[str, Any]]:
-    """A folder with a model and a tokenizer, and the texts that it must answer with."""
+    """A folder with a model and a tokenizer, and the answers that are expected."""
     tokenizer = cl100k_tokenizer(vocab_size=300)
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     model = DiffTransformerForCausalLM(tiny_config(vocab_size=len(tokenizer), **ids)).eval()
@@ -72,10 +72,10 @@ def saved(tiny_config, tmp_path) -> tuple[Path, dict[str, Any]]:
 
 
 @contextmanager
-def served(folder: Path, log: Path, options: list[str]) -> Iterator[str]:
-    """Runs the server on a port of the system's choice until the end of the block; yields its URL."""
+def command(folder: Path, log: Path) -> Iterator[str]:
+    """Runs the command in a process, on a port of the system's choice, until the end of the block; yields its URL."""
     command = [sys.executable, "-m", "diff_transformer", "serve", str(folder), "--device", "cpu"]
-    command += ["--host", "127.0.0.1", "--port", "0", *options]
+    command += ["--host", "127.0.0.1", "--port", "0"]
     environment = {**os.environ, "PYTHONPATH": str(Path(diff_transformer.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     streams = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
     with (
@@ -97,13 +97,41 @@ def served(folder: Path, log: Path, options: list[str]) -> Iterator[str]:
                 server.kill()
 
 
-@pytest.mark.parametrize("mode", OPTIONS)
-def test_transformers_serve_answers_an_openai_client(saved, tmp_path, monkeypatch, mode):
+@contextmanager
+def continuous_batching(folder: Path, log: Path) -> Iterator[str]:
+    """The same server in a thread of this process, with continuous batching over a paged cache."""
+    verbosity = logging.get_verbosity()
+    # Few and small blocks: by default a paged cache takes most of the free memory
+    cache = {"continuous_batching": True, "cb_num_blocks": 8, "cb_max_batch_tokens": 256}
+
+    def start_server(self):  # transformers' own leaves its event loop open
+        self._thread = threading.Thread(target=lambda: asyncio.run(self.server.serve()))
+        self._thread.start()
+
+    with pytest.MonkeyPatch.context() as monkeypatch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # in the process of the command they are no errors either
+        monkeypatch.setattr(Serve, "start_server", start_server)
+        serve = Serve(str(folder), device="cpu", host="127.0.0.1", port=0, non_blocking=True, **cache)
+        try:
+            deadline = time.monotonic() + 120
+            while not serve.server.started:
+                assert time.monotonic() < deadline, "the server is not ready after two minutes"
+                time.sleep(0.1)
+            yield f"http://127.0.0.1:{serve.server.servers[0].sockets[0].getsockname()[1]}"
+        finally:
+            serve.kill_server()
+            serve._thread.join(20)
+            logging.set_verbosity(verbosity)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("served", [command, continuous_batching])
+def test_transformers_serve_answers_an_openai_client(saved, tmp_path, monkeypatch, served):
     folder, expected = saved
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     settings = {"model": str(folder), "max_tokens": NEW_TOKENS, "temperature": 0}
     with (
-        served(folder, tmp_path / "server.log", OPTIONS[mode]) as url,
+        served(folder, tmp_path / "server.log") as url,
         OpenAI(base_url=f"{url}/v1", api_key="none", timeout=60, max_retries=0) as client,
     ):
 
@@ -118,9 +146,9 @@ def test_transformers_serve_answers_an_openai_client(saved, tmp_path, monkeypatc
             assert list(pool.map(chat, CHATS)) == expected["chats"], "chat completions at the same time"
         for messages, (text, _) in zip(CHATS, expected["chats"], strict=True):
             stream = client.chat.completions.create(messages=messages, stream=True, **settings)
-            pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
-            assert "".join(pieces) == text, "streamed chat completion"
-            assert sum(map(bool, pieces)) > 1, "the answer came in one piece"
+            deltas = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+            assert "".join(deltas) == text, "streamed chat completion"
+            assert sum(map(bool, deltas)) > 1, "the answer was not streamed"
 
         reply = client.completions.create(prompt=PROMPT, **settings)
         assert (reply.choices[0].text, reply.usage.prompt_tokens) == expected["completion"], "completion"
