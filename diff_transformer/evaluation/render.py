@@ -319,7 +319,7 @@ h2 + p { color: var(--soft); margin: 0 0 1rem }
 table { display: block; overflow-x: auto; border-collapse: collapse; font-variant-numeric: tabular-nums;
         font-size: .92rem }
 th, td { padding: .35rem .7rem; text-align: left; border-bottom: 1px solid var(--rule); white-space: nowrap }
-td:last-child { white-space: normal; min-width: 5rem }
+td:last-child:not([style]) { white-space: normal; min-width: 15rem }
 tbody tr:nth-child(even) { background: var(--stripe) }
 img { max-width: 100%; height: auto; background: #fff; border-radius: 6px }
 pre { font-size: .85em; overflow-x: auto }
