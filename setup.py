@@ -27,7 +27,7 @@ EXTRAS = {
         "markdown-it-py",
         "math-verify>=0.8",
         "matplotlib>=3.8",
-        "openai",  # the client of the judge of hallucination
+        "openai>=3",  # asks the judge of hallucination
         "pydantic>=2",
         "scipy",
     ],

@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""A row of each of the eight benchmarks, as the originals are written, with its question and gold answer by hand."""
+"""A row of each of the eight benchmarks, as in the originals, with its question and gold answer by hand."""
 
 import json
 
@@ -70,7 +70,7 @@ ROWS = {
 
 
 def write_rows(folder, copies: int = 1) -> str:
-    """A folder as `--data_dir`; every benchmark has its row `copies` times."""
+    """A folder for `--data_dir` in which every benchmark has its row `copies` times."""
     for name, (row, *_) in ROWS.items():
         path = folder / name / "test.jsonl"
         path.parent.mkdir(parents=True)

@@ -258,7 +258,7 @@ def test_without_any_verdict_there_is_no_accuracy(loaded, data, tmp_path, monkey
         arguments = Arguments([f"xsum={data / 'xsum.jsonl'}"], judge_base_url=server.url, judge_model="m")
         hallucination.run(loaded, arguments, Options(limit=1), results)
     assert results.cells[0].data["unparsed"] == 1 and "accuracy" not in results.cells[0].measures
-    table = section([results]).tables[0]
+    table = section(ResultSet([results])).tables[0]
     assert table.text(table.rows[0][3]) == "–"
 
 

@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""The protocol on mathematics, end to end on local data, and its section of the report."""
+"""The mathematics protocol, end to end on local data, and its section of the report."""
 
 import json
 from math import sqrt
@@ -8,13 +8,14 @@ import pytest
 import torch
 from math_rows import ROWS, write_rows
 
-from diff_transformer.evaluation import math as protocol
 from diff_transformer.evaluation.__main__ import Options, main
-from diff_transformer.evaluation.generation import Generated
-from diff_transformer.evaluation.models import max_positions
-from diff_transformer.evaluation.report import sections
-from diff_transformer.evaluation.report.content import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
-from diff_transformer.evaluation.results import Journal, Results, load_results
+from diff_transformer.evaluation.generate import Generated
+from diff_transformer.evaluation.models import load_model, max_positions
+from diff_transformer.evaluation.protocols import math as protocol
+from diff_transformer.evaluation.protocols.math.answers import is_correct
+from diff_transformer.evaluation.protocols.math.grading import RIGHT, WRONG
+from diff_transformer.evaluation.render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, sections
+from diff_transformer.evaluation.results import Cell, Journal, Measure, Results, ResultSet, load_results
 
 LENGTHS = (3, 150, 40, 8, 90)
 
@@ -24,9 +25,9 @@ def open_results(out, settings, label="DIFF", **kwargs):
     return Results.open(out, "math", {"label": label}, settings, 0, **kwargs)
 
 
-def run(subject, arguments, results, **options):
+def run(loaded, arguments, results, **options):
     with torch.inference_mode():
-        protocol.run(subject, arguments, Options(**options), results)
+        protocol.run(loaded, arguments, Options(**options), results)
     return {cell.key["benchmark"]: cell for cell in results.cells}
 
 
@@ -35,9 +36,23 @@ def plain(results):
     return [(cell.key, cell.measures, cell.data) for cell in results.cells]
 
 
+@pytest.fixture(autouse=True)
+def grade_in_this_process(request, monkeypatch):
+    if "process" not in request.keywords:
+        monkeypatch.setattr(
+            protocol, "grade", lambda pairs: [RIGHT if a and is_correct(g, a) else WRONG for g, a in pairs]
+        )
+
+
+@pytest.fixture(scope="module")
+def diff(twin_folders):
+    """For tests that replace the model's answers."""
+    return load_model(str(twin_folders["DIFF"]), device="cpu")
+
+
 @pytest.fixture
 def answering(monkeypatch):
-    """A function that puts a model in place which answers the i-th prompt by `solution(i)`."""
+    """A function that replaces the model by one that answers the i-th prompt with `solution(i)`."""
 
     def answer(solution):
         def iterate_texts(model, tokenizer, prompts, max_new_tokens, batch_size, stop_strings):
@@ -50,6 +65,7 @@ def answering(monkeypatch):
     return answer
 
 
+@pytest.mark.process
 def test_command_line_and_report(twin_folders, tmp_path):
     data = write_rows(tmp_path / "data", copies=2)
     models = [argument for label, path in twin_folders.items() for argument in ("--model", f"{label}={path}")]
@@ -81,28 +97,29 @@ def test_command_line_and_report(twin_folders, tmp_path):
         assert length.rows[-1][3 + i].value == pytest.approx(sum(cell["length"] for cell in results.cells) / 8)
         assert shares.rows[0][1 + i].value == pytest.approx(100 * sum(cell["cut_off"] for cell in results.cells) / 8)
     assert section.paper == "Figure 10"
-    # All is there: nothing is generated or loaded again
+    # Everything exists: nothing is generated or loaded again
     before = (tmp_path / "out" / "math" / "DIFF.json").read_text()
     (tmp_path / "data" / "gsm8k" / "test.jsonl").unlink()
     assert main([*command, "--max_new_tokens", "5"]) == 0
     assert json.loads(before)["cells"] == json.loads((tmp_path / "out" / "math" / "DIFF.json").read_text())["cells"]
 
 
-def test_right_solutions_score_one_and_wrong_ones_zero(subject, tmp_path, answering):
+def test_correct_solutions_score_one_and_wrong_solutions_zero(diff, tmp_path, answering):
     names = list(ROWS)
     settings = protocol.Arguments(data_dir=write_rows(tmp_path / "data"), max_new_tokens=9)
     for score, given in ((1, None), (0, "17")):
         results = open_results(tmp_path / f"out{score}", settings)
-        for name in names:  # one after another, so that the answers are those of the benchmark
+        for name in names:  # one by one, because the answer depends on the benchmark
             text = f"By \\boxed{{0}} we get \\boxed{{{given or ROWS[name][2]}}}."
             answering(lambda i, text=text: Generated(text, 7, True))
             one = protocol.Arguments(**{**vars(settings), "benchmarks": [name]})
-            cell = run(subject, one, results)[name]
+            cell = run(diff, one, results)[name]
             assert {k: m.value for k, m in cell.measures.items()} == {
                 "accuracy": score, "length": 7, "cut_off": 0, "timed_out": 0, "crashed": 0
             }, name  # fmt: skip
 
 
+@pytest.mark.process
 def test_measures_by_hand(tmp_path):
     journal = Journal(tmp_path / "journal.jsonl")
     solutions = [
@@ -113,24 +130,24 @@ def test_measures_by_hand(tmp_path):
     ]
     for i, (text, tokens, finished) in enumerate(solutions):
         journal.add(str(i), text=text, tokens=tokens, finished=finished)
-    measures = protocol.measure([protocol.Problem("1 + 2 = ?", "3")] * 4, journal)
+    measures = protocol.measure([protocol.MathProblem("1 + 2 = ?", "3")] * 4, journal)
     assert {name: measure.value for name, measure in measures.items()} == {
         "accuracy": 0.5, "length": 30, "cut_off": 0.5, "timed_out": 0, "crashed": 0
     }  # fmt: skip
 
 
-def test_endless_and_deadly_answers_are_counted(tmp_path, monkeypatch):
+def test_answers_that_time_out_or_crash_are_counted(tmp_path, monkeypatch):
     journal = Journal(tmp_path / "journal.jsonl")
     for i in range(4):
         journal.add(str(i), text="\\boxed{1}", tokens=1, finished=True)
     outcomes = ["right", "timed out", "crashed", "wrong"]
     monkeypatch.setattr(protocol, "grade", lambda pairs: outcomes[: len(list(pairs))])
-    measures = protocol.measure([protocol.Problem("", "1")] * 4, journal)
+    measures = protocol.measure([protocol.MathProblem("", "1")] * 4, journal)
     assert [measures[name].value for name in ("accuracy", "timed_out", "crashed")] == [0.25, 0.25, 0.25]
 
 
-@pytest.mark.parametrize("continuous_batching", [False, True])
-def test_a_stopped_run_goes_on_with_the_next_problem(subject, tmp_path, monkeypatch, continuous_batching):
+@pytest.mark.parametrize("continuous_batching", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_stopped_run_resumes_with_the_next_problem(loaded, tmp_path, monkeypatch, continuous_batching):
     settings = protocol.Arguments(
         benchmarks=["mawps", "carp_en"],
         data_dir=write_rows(tmp_path / "data", copies=3),
@@ -138,7 +155,7 @@ def test_a_stopped_run_goes_on_with_the_next_problem(subject, tmp_path, monkeypa
         continuous_batching=continuous_batching,
     )
     whole = open_results(tmp_path / "whole", settings)
-    run(subject, settings, whole, batch_size=1)
+    run(loaded, settings, whole, batch_size=1)
 
     add, added = Journal.add, []
 
@@ -150,16 +167,16 @@ def test_a_stopped_run_goes_on_with_the_next_problem(subject, tmp_path, monkeypa
 
     monkeypatch.setattr(Journal, "add", stop_after_four)
     with pytest.raises(KeyboardInterrupt):
-        run(subject, settings, open_results(tmp_path / "out", settings), batch_size=1)
+        run(loaded, settings, open_results(tmp_path / "out", settings), batch_size=1)
     monkeypatch.setattr(Journal, "add", lambda journal, id, **record: added.append(id) or add(journal, id, **record))
     resumed = open_results(tmp_path / "out", settings)
     assert len(resumed.cells) == 1
-    run(subject, settings, resumed, batch_size=1)
+    run(loaded, settings, resumed, batch_size=1)
     assert plain(resumed) == plain(whole)
-    assert len(added) == 6, "solutions that were there were written again"
+    assert len(added) == 6, "existing solutions were written again"
 
 
-def test_another_run_does_not_go_on_with_a_journal_of_other_settings(subject, tmp_path, answering):
+def test_a_run_with_other_settings_does_not_resume_a_journal(diff, tmp_path, answering):
     def stop(i):
         if i == 1:
             raise KeyboardInterrupt
@@ -169,13 +186,13 @@ def test_another_run_does_not_go_on_with_a_journal_of_other_settings(subject, tm
     answering(stop)
     settings = protocol.Arguments(["mawps"], data, max_new_tokens=6)
     with pytest.raises(KeyboardInterrupt):
-        run(subject, settings, open_results(tmp_path, settings))
+        run(diff, settings, open_results(tmp_path, settings))
     other = protocol.Arguments(["mawps"], data, max_new_tokens=7)
     with pytest.raises(ValueError, match="another max_new_tokens"):
         open_results(tmp_path, other)
 
 
-def test_continuous_batching_gives_the_same_solutions(subject, tmp_path):
+def test_continuous_batching_gives_the_same_solutions(loaded, tmp_path):
     data, rows = str(tmp_path), [{"question": "x" * length, "answer": "#### 1"} for length in LENGTHS]
     (tmp_path / "gsm8k.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     journals = {}
@@ -184,65 +201,67 @@ def test_continuous_batching_gives_the_same_solutions(subject, tmp_path):
             ["gsm8k"], data, prompt="cot", max_new_tokens=24, continuous_batching=continuous_batching
         )
         results = open_results(tmp_path / str(continuous_batching), settings)
-        run(subject, settings, results, batch_size=3)
+        run(loaded, settings, results, batch_size=3)
         journals[continuous_batching] = results.journal("gsm8k").records
     assert journals[True] == journals[False]
-    assert len({record["text"] for record in journals[True].values()}) == len(LENGTHS), "one text would show little"
+    assert len({record["text"] for record in journals[True].values()}) == len(LENGTHS), (
+        "the texts are equal, so the test shows little"
+    )
 
 
-def test_without_a_chat_template(subject, tmp_path, answering, monkeypatch):
+def test_without_a_chat_template(diff, tmp_path, answering, monkeypatch):
     settings = protocol.Arguments(["mawps"], write_rows(tmp_path / "data"), prompt="cot", chat=False)
     model = answering(lambda i: Generated("The answer is 2/3.", 5, True))
-    cells = run(subject, settings, open_results(tmp_path / "plain", settings))
+    cells = run(diff, settings, open_results(tmp_path / "plain", settings))
     assert cells["mawps"].data["chat"] is False and cells["mawps"]["accuracy"] == 1
     assert list(model.stop_strings) == ["\nQuestion:"]
     for chat, stop_strings in ((True, ()), (False, ("\nQuestion:",))):
         if not chat:
-            monkeypatch.setattr(subject.tokenizer, "chat_template", None)
+            monkeypatch.setattr(diff.tokenizer, "chat_template", None)
         results = open_results(tmp_path / str(chat), protocol.Arguments(["mawps"]))
-        cells = run(subject, protocol.Arguments(["mawps"], settings.data_dir, prompt="cot"), results)
+        cells = run(diff, protocol.Arguments(["mawps"], settings.data_dir, prompt="cot"), results)
         assert (cells["mawps"].data["chat"], model.stop_strings) == (chat, stop_strings)
     settings = protocol.Arguments(["mawps"], settings.data_dir, continuous_batching=True)
-    with pytest.raises(ValueError, match="knows no stop strings"):
-        run(subject, settings, open_results(tmp_path / "continuous", settings))
+    with pytest.raises(ValueError, match="does not support stop strings"):
+        run(diff, settings, open_results(tmp_path / "continuous", settings))
 
 
-def test_no_room_for_a_solution_is_said_before_anything_starts(subject, tmp_path):
+def test_no_room_for_a_solution_is_an_error_before_anything_starts(diff, tmp_path):
     data = write_rows(tmp_path / "data")
-    limit = max_positions(subject.model)
+    limit = max_positions(diff.model)
     settings = protocol.Arguments(data_dir=data)
-    with pytest.raises(ValueError, match=r"a solution 16,384 at most, .* --max_new_tokens \d+ would fit") as error:
-        run(subject, settings, open_results(tmp_path / "a", settings))
-    fitting = int(str(error.value).split("--max_new_tokens ")[1].split(" ")[0])
+    with pytest.raises(ValueError, match=r"a solution up to 16,384, .* Use at most --max_new_tokens \d+") as error:
+        run(diff, settings, open_results(tmp_path / "a", settings))
+    fitting = int(str(error.value).split("--max_new_tokens ")[1].rstrip("."))
     longest = limit - fitting
-    protocol.check_room(subject, longest, fitting)
-    with pytest.raises(ValueError, match=f"{longest:,} tokens, .* --max_new_tokens {fitting} would fit"):
-        protocol.check_room(subject, longest, fitting + 1)
-    with pytest.raises(ValueError, match="No solution would fit"):
-        protocol.check_room(subject, limit, 1)
+    protocol.check_room(diff, longest, fitting)
+    with pytest.raises(ValueError, match=f"{longest:,} tokens .* --max_new_tokens {fitting}"):
+        protocol.check_room(diff, longest, fitting + 1)
+    with pytest.raises(ValueError, match="No solution fits: evaluate a model with more positions"):
+        protocol.check_room(diff, limit, 1)
     assert not (tmp_path / "a").exists()
 
 
-def test_missing_columns_are_said_before_anything_starts(subject, tmp_path, capsys):
+def test_missing_columns_are_an_error_before_anything_starts(diff, tmp_path):
     data = write_rows(tmp_path / "data")
     (tmp_path / "data" / "college_math" / "test.jsonl").write_text('{"question": "1 + 1?"}\n')
     settings = protocol.Arguments(data_dir=data, max_new_tokens=5)
     with pytest.raises(ValueError, match="answer is needed"):
-        run(subject, settings, open_results(tmp_path / "out", settings))
+        run(diff, settings, open_results(tmp_path / "out", settings))
     assert not (tmp_path / "out").exists()
 
 
-def test_report_of_a_part_of_figure_9(subject, tmp_path, answering):
+def test_report_of_a_part_of_figure_9(diff, tmp_path, answering):
     data = write_rows(tmp_path / "data", copies=2)
     settings = protocol.Arguments(["mawps", "carp_en"], data, prompt="cot")
     answering(lambda i: Generated("The answer is 2/3." if i else "None.", 100 * i, bool(i)))
     for label, benchmarks in (("A", ["mawps", "carp_en"]), ("B", ["mawps"])):
         results = open_results(tmp_path / "out", settings, label)
-        run(subject, protocol.Arguments(benchmarks, data, prompt="cot"), results)
+        run(diff, protocol.Arguments(benchmarks, data, prompt="cot"), results)
     (section,) = sections(load_results(tmp_path / "out"))
     accuracy, length, shares = section.tables
     mawps, carp, average = accuracy.rows
-    # One of two is right in MAWPS, none in CARP: 50 and 0, and their mean
+    # One of two is correct in MAWPS, none in CARP: 50 and 0, and their mean
     assert mawps[:3] == ["MAWPS", None, None] and [m.value for m in mawps[3:5]] == [50, 50]
     assert carp[3].value == 0 and carp[4] is None
     assert mawps[-1] == f"2 problems of {data}/mawps/test.jsonl"
@@ -252,3 +271,18 @@ def test_report_of_a_part_of_figure_9(subject, tmp_path, answering):
     assert length.rows[0][1:3] == [None, None] and length.rows[0][3].value == 50
     assert shares.rows[0][1].value == 50 and shares.rows[0][2] is None
     assert section.paper == "Figure 9"
+
+
+def test_report_of_several_seeds():
+    """Means over seeds: 0.5 and 0.7 for one benchmark, 0.1 and 0.3 for the other; averages 0.3 and 0.5."""
+    found = []
+    for seed, accuracies in enumerate(({"gsm8k": 0.5, "math": 0.1}, {"gsm8k": 0.7, "math": 0.3})):
+        r = Results(None, "math", {"label": "A"}, {"prompt": "boxed", "limit": 9, "max_new_tokens": None}, seed)
+        for name, accuracy in accuracies.items():
+            shares = {share: Measure(0.0, 9) for share in ("length", "cut_off", "timed_out", "crashed")}
+            data = {"dataset": name, "chat": True}
+            r.cells.append(Cell({"benchmark": name}, {"accuracy": Measure(accuracy, 9), **shares}, data))
+        found.append(r)
+    rows = protocol.section(ResultSet(found)).tables[0].rows
+    assert [row[3].value for row in rows] == pytest.approx([60, 20, 40])
+    assert [row[3].stderr for row in rows] == pytest.approx([10, 10, 10])

@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""The eight benchmarks: questions and gold answers of rows, where datasets are found, prompts."""
+"""The eight benchmarks: questions and gold answers of rows, places of datasets, and prompts."""
 
 import json
 
@@ -7,9 +7,9 @@ import pytest
 from math_rows import ROWS, write_rows
 
 from diff_transformer import cl100k_tokenizer
-from diff_transformer.evaluation.math_benchmarks import (
+from diff_transformer.evaluation.protocols.math.benchmarks import (
     BENCHMARKS,
-    Problem,
+    MathProblem,
     encode_prompt,
     find_datasets,
     load_problems,
@@ -35,7 +35,7 @@ def test_there_is_a_row_of_every_benchmark():
 @pytest.mark.parametrize("name", ROWS)
 def test_question_and_gold_answer(write, name):
     row, question, answer = ROWS[name]
-    assert load_problems(name, write(row)) == [Problem(question, answer)]
+    assert load_problems(name, write(row)) == [MathProblem(question, answer)]
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -47,27 +47,28 @@ def test_a_missing_column_is_named(write, name):
 
 
 def test_rows_without_a_gold_answer(write):
-    row = ROWS["gsm8k"][0]
-    with pytest.raises(ValueError, match="row 2, is no problem of GSM-8K: the answer has no ####"):
-        load_problems("gsm8k", write(row, {**row, "answer": "1500"}))
-    with pytest.raises(ValueError, match="row 1, is no problem of MATH: the solution has no"):
-        load_problems("math", write({**ROWS["math"][0], "solution": "It is 3."}))
-    with pytest.raises(ValueError, match="row 1, is no problem of SVAMP"):
-        load_problems("svamp", write({**ROWS["svamp"][0], "Answer": "many"}))
+    gsm8k, math, svamp, asdiv = (ROWS[name][0] for name in ("gsm8k", "math", "svamp", "asdiv"))
+    cases = [
+        ("gsm8k", [gsm8k, {**gsm8k, "answer": "1500"}], "row 2, is not a problem of GSM-8K: the answer has no ####"),
+        ("math", [{**math, "solution": "It is 3."}], "row 1, is not a problem of MATH: the solution has no"),
+        ("svamp", [{**svamp, "Answer": "many"}], "row 1, is not a problem of SVAMP"),
+        ("asdiv", [{**asdiv, "answer": "3 (red); 4 (blue)"}], "no problem of ASDiv. Choose another"),
+    ]
+    for name, rows, message in cases:
+        with pytest.raises(ValueError, match=message):
+            load_problems(name, write(*rows))
 
 
-def test_asdiv_without_the_rows_of_several_answers(write):
+def test_asdiv_skips_rows_with_several_answers(write):
     row = ROWS["asdiv"][0]
     problems = load_problems("asdiv", write({**row, "answer": "3 (red); 4 (blue)"}, row))
     assert [problem.answer for problem in problems] == ["16"]
-    with pytest.raises(ValueError, match="no problem of ASDiv"):
-        load_problems("asdiv", write({**row, "answer": "3 (red); 4 (blue)"}))
 
 
 @pytest.mark.parametrize(("answer", "hint"), [("Yes", " (Yes or No)"), ("false", " (True or False)"), ("Ben", "")])
 def test_a_closed_question_says_so(write, answer, hint):
     row, question, _ = ROWS["asdiv"]
-    assert load_problems("asdiv", write({**row, "answer": answer})) == [Problem(question + hint, answer)]
+    assert load_problems("asdiv", write({**row, "answer": answer})) == [MathProblem(question + hint, answer)]
 
 
 def test_tabmwp_without_title_and_choices(write):
@@ -84,7 +85,7 @@ def test_a_limit_draws_by_the_seed(write):
     assert len(drawn) == 10 and sorted(drawn, key=everything.index) == drawn
     assert drawn == load_problems("mawps", path, limit=10, seed=1)
     assert drawn != load_problems("mawps", path, limit=10, seed=2)
-    assert drawn != everything[:10], "the first ones may all be of one kind"
+    assert drawn != everything[:10], "expected a random draw: the first problems may all be of one kind"
     assert load_problems("mawps", path, limit=100) == everything
 
 
@@ -97,13 +98,17 @@ def test_where_datasets_are(tmp_path):
         "svamp": "own/data",
     }
     assert find_datasets(["gsm8k"], None, []) == {"gsm8k": "openai/gsm8k"}
-    with pytest.raises(ValueError, match="No dataset is known for mawps, carp_en, tabmwp. All eight are in"):
-        find_datasets(list(BENCHMARKS), None, [])
-    with pytest.raises(ValueError, match=r"No dataset is known for gsm8k in .*empty, where"):
-        find_datasets(["gsm8k"], str(tmp_path / "empty"), [])  # not silently those of the Hub
-    for names, datasets in ((["gsm9k"], []), (["gsm8k"], ["gsm9k=there"]), (["gsm8k"], ["there"])):
-        with pytest.raises(ValueError, match="there are gsm8k, math,"):
-            find_datasets(names, None, datasets)
+    empty = str(tmp_path / "empty")  # not replaced by the datasets of the Hub
+    cases = [
+        (list(BENCHMARKS), None, [], "No dataset is known for mawps, carp_en, tabmwp. All eight are in"),
+        (["gsm8k"], empty, [], r"No dataset is known for gsm8k: .*empty has neither"),
+        (["gsm9k"], None, [], "choose from gsm8k, math,"),
+        (["gsm8k"], None, ["gsm9k=there"], "choose from gsm8k, math,"),
+        (["gsm8k"], None, ["there"], "choose from gsm8k, math,"),
+    ]
+    for names, data_dir, datasets, message in cases:
+        with pytest.raises(ValueError, match=message):
+            find_datasets(names, data_dir, datasets)
 
 
 def test_prompts():

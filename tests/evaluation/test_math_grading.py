@@ -1,14 +1,14 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Final answers, which of them are right, and grading that nothing can hang."""
+"""Final answers, which of them are correct, and grading that no answer can hang."""
 
-import os
 import time
+from pathlib import Path
 
 import pytest
 
-from diff_transformer.evaluation import math_grading
-from diff_transformer.evaluation.math_answers import final_answer, is_correct, last_boxed
-from diff_transformer.evaluation.math_grading import CRASHED, RIGHT, TIMED_OUT, WRONG, grade
+from diff_transformer.evaluation.protocols.math import answers, grading
+from diff_transformer.evaluation.protocols.math.answers import final_answer, is_correct, last_boxed
+from diff_transformer.evaluation.protocols.math.grading import CRASHED, RIGHT, TIMED_OUT, WRONG, grade
 
 SOLUTIONS = [
     ("First \\boxed{1}, then \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"),
@@ -116,16 +116,9 @@ WRONG_PAIRS = [
 ENDLESS = "9^{9^{9^9}}"
 
 
-class Deadly:
-    """An answer that ends the process that reads it."""
-
-    def __reduce__(self):
-        return os._exit, (3,)
-
-
-@pytest.mark.parametrize(("solution", "answer"), SOLUTIONS)
-def test_final_answer(solution, answer):
-    assert final_answer(solution) == answer
+def test_final_answer():
+    for solution, answer in SOLUTIONS:
+        assert final_answer(solution) == answer, solution
 
 
 def test_last_boxed():
@@ -138,41 +131,52 @@ def test_last_boxed():
     assert time.perf_counter() - start < 10
 
 
-@pytest.mark.parametrize(("gold", "answer"), RIGHT_PAIRS)
-def test_right_answers(gold, answer):
-    assert is_correct(gold, answer)
-    assert is_correct(gold, gold)
+def test_right_answers():
+    for gold, answer in RIGHT_PAIRS:
+        assert is_correct(gold, answer) and is_correct(gold, gold), (gold, answer)
 
 
-@pytest.mark.parametrize(("gold", "answer"), WRONG_PAIRS)
-def test_wrong_answers(gold, answer):
-    assert not is_correct(gold, answer)
+def test_wrong_answers():
+    for gold, answer in WRONG_PAIRS:
+        assert not is_correct(gold, answer), (gold, answer)
 
 
+@pytest.fixture
+def deadly(tmp_path, monkeypatch):
+    """The answer "deadly" ends the process that grades it."""
+    script = tmp_path / "deadly.py"
+    script.write_text(
+        f"import os, sys; sys.path.insert(0, {str(Path(answers.__file__).parent)!r}); import answers\n"
+        "is_correct = answers.is_correct\n"
+        "answers.is_correct = lambda gold, x: os._exit(3) if x == 'deadly' else is_correct(gold, x)\n"
+        "answers.serve(float(sys.argv[1]))\n"
+    )
+    monkeypatch.setattr(grading, "_SCRIPT", str(script))
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("processes", [1, 3])
-def test_outcomes_keep_their_order_whatever_happens_between(processes):
-    pairs = [
-        ("1", "1.0"),
-        ("2", "3"),
-        ("2", ENDLESS),
-        ("4", None),
-        ("5", Deadly()),
-        ("6", "6"),
-        ("7", ENDLESS),
-        ("8", "8"),
-    ]
+def test_outcomes_keep_their_order_after_any_answer(processes, deadly):
+    pairs = [("1", "1.0"), ("2", "3"), ("2", ENDLESS), ("4", None), ("5", "deadly"), ("6", "6"), ("7", ENDLESS)]
     start = time.perf_counter()
-    outcomes = grade(pairs, processes, time_limit=1)
+    outcomes = grade([*pairs, ("8", "8")], processes, time_limit=0.5)
     assert outcomes == [RIGHT, WRONG, TIMED_OUT, WRONG, CRASHED, RIGHT, TIMED_OUT, RIGHT]
     assert time.perf_counter() - start < 60, "the time limit does not hold"
 
 
+@pytest.mark.process
 def test_as_many_processes_as_processors_by_default():
-    assert grade([("1", "1")] * 20 + [("1", "2")] * 20) == [RIGHT] * 20 + [WRONG] * 20
+    assert (
+        grade([("1", "1")] * 20 + [("1", "2"), ("é", "\\text{é}\n"), ("1", "\ud800")] * 7)
+        == [RIGHT] * 20 + [*(WRONG, RIGHT, WRONG)] * 7
+    )
     assert grade([]) == []
 
 
-def test_a_process_that_does_not_start_is_not_a_wrong_answer(monkeypatch):
-    monkeypatch.setattr(math_grading, "_serve", print)
-    with pytest.raises(RuntimeError, match="did not start"):
+@pytest.mark.process
+def test_a_process_that_does_not_start_is_not_a_wrong_answer(tmp_path, monkeypatch):
+    script = tmp_path / "ends.py"
+    script.write_text("raise SystemExit(4)")
+    monkeypatch.setattr(grading, "_SCRIPT", str(script))
+    with pytest.raises(RuntimeError, match="did not start: its exit code is 4"):
         grade([("1", "1")], processes=1)

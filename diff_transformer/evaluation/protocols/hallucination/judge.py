@@ -12,7 +12,7 @@ judge on the same machine, and sends the Hub's saved token to it if no other key
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import islice
@@ -118,7 +118,7 @@ class Judge:
                     body = self._redacted(response.text)[:200]
                     raise httpx2.DecodingError(f"the body is no chat completion: {body!r}") from error
 
-        hooks = {"request": [check_stop], "response": [check_body]}
+        hooks: dict[str, list[Callable[..., Any]]] = {"request": [check_stop], "response": [check_body]}
         return OpenAI(
             api_key="-",  # the key is a header of each request; without a value here openai reads OPENAI_API_KEY
             base_url=self.base_url,

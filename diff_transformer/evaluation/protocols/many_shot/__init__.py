@@ -9,6 +9,7 @@ For robustness the same demonstrations are shown in other orders: at random, or 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -257,7 +258,7 @@ def margin(cells: Sequence[Cell]) -> float:
 
 def section(results: ResultSet) -> Section:
     datasets = dict.fromkeys(cell.key["dataset"] for cell in results.cells)
-    curves = {name: _by_label(results, lambda r, name=name: curve_cells(r, name)) for name in datasets}
+    curves = {name: _by_label(results, partial(curve_cells, dataset=name)) for name in datasets}
     curves = {name: cells for name, cells in curves.items() if cells}
     tables, figures = [], []
     if curves:
@@ -265,7 +266,7 @@ def section(results: ResultSet) -> Section:
         caption = "Accuracy by number of demonstrations; dashed: the average once it is stable (Figure 6)."
         figures.append(_panels("many_shot", caption, results, curves, _draw_curve))
     permuted = {
-        (name, order): _by_label(results, lambda r, key=(name, order): r.select(dataset=key[0], order=key[1]))
+        (name, order): _by_label(results, partial(Results.select, dataset=name, order=order))
         for order in ORDER_NAMES
         for name in datasets
     }
@@ -280,7 +281,7 @@ def section(results: ResultSet) -> Section:
     return Section(
         title="Many-shot in-context learning",
         paper="Figures 6, 7 and 11",
-        text="Accuracy of labelling a text after many labelled ones, by their number, and how much it depends on "
+        text="Accuracy of labelling a text after many labelled examples, by their number, and how much it depends on "
         "their order. The paper prints gains and margins; its averages are read off the figure. It does not say from "
         "where on accuracy is stable, how many queries there are, or how long the permuted prompts are.",
         tables=tables,
@@ -397,7 +398,7 @@ def _draw_orders(axes: Axes, label: str, of_seeds: list[list[Cell]], ink: str) -
     for bound in (min, max):
         height = 100 * mean(bound(cell["accuracy"] for cell in cells) for cells in of_seeds)
         axes.axhline(height, linestyle="dotted", linewidth=1, color=ink)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]  # typed as the base class
     axes.set_xlabel("seed of the permutation")
 
 

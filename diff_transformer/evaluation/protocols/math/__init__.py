@@ -28,7 +28,7 @@ from ...render import (
 )
 from ...results import Journal, Measure, Results, ResultSet
 from .answers import final_answer
-from .benchmarks import BENCHMARKS, PROMPTS, STOP_STRINGS, Problem, encode_prompt, find_datasets, load_problems
+from .benchmarks import BENCHMARKS, PROMPTS, STOP_STRINGS, MathProblem, encode_prompt, find_datasets, load_problems
 from .grading import CRASHED, RIGHT, TIMED_OUT, grade
 
 ORDER = 10
@@ -162,7 +162,7 @@ def keep(solutions: Iterator[tuple[int, Generated]], ids: Sequence[int], journal
         journal.add(str(ids[i]), **solution._asdict())
 
 
-def measure(problems: Sequence[Problem], journal: Journal) -> dict[str, Measure]:
+def measure(problems: Sequence[MathProblem], journal: Journal) -> dict[str, Measure]:
     """The measures of a benchmark whose solutions are in the journal.
 
     `accuracy`; `length` in tokens; and three shares: `cut_off` by the limit of the output (correct if the answer is

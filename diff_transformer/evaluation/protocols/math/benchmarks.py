@@ -21,7 +21,7 @@ from .answers import last_boxed
 Row = Mapping[str, Any]
 
 
-class Problem(NamedTuple):
+class MathProblem(NamedTuple):
     question: str
     answer: str  # the gold answer, in LaTeX or words
 
@@ -32,53 +32,53 @@ class Benchmark:
 
     title: str  # as the paper writes it
     columns: tuple[str, ...]
-    read: Callable[[Row], Problem | None]
+    read: Callable[[Row], MathProblem | None]
     dataset: str | None = None  # on the Hub, if a dataset with these columns exists
     config: str | None = None
     split: str = "test"
 
 
-def _gsm8k(row: Row) -> Problem:
-    return Problem(row["question"], _after(row["answer"], "####").replace(",", ""))
+def _gsm8k(row: Row) -> MathProblem:
+    return MathProblem(row["question"], _after(row["answer"], "####").replace(",", ""))
 
 
-def _math(row: Row) -> Problem:
+def _math(row: Row) -> MathProblem:
     answer = last_boxed(row["solution"])
     if not answer:
         raise ValueError("the solution has no \\boxed{}")
-    return Problem(row["problem"], answer)
+    return MathProblem(row["problem"], answer)
 
 
-def _svamp(row: Row) -> Problem:
+def _svamp(row: Row) -> MathProblem:
     body = row["Body"].strip()
-    return Problem(f"{body}{'' if body.endswith('.') else '.'} {row['Question'].strip()}", _number(row["Answer"]))
+    return MathProblem(f"{body}{'' if body.endswith('.') else '.'} {row['Question'].strip()}", _number(row["Answer"]))
 
 
-def _asdiv(row: Row) -> Problem | None:
+def _asdiv(row: Row) -> MathProblem | None:
     if ";" in row["answer"]:  # several answers
         return None
     answer = re.sub(r"\(.*?\)", "", row["answer"]).strip()  # without the unit
-    return _closed(Problem(f"{row['body'].strip()} {row['question'].strip()}", answer))
+    return _closed(MathProblem(f"{row['body'].strip()} {row['question'].strip()}", answer))
 
 
-def _mawps(row: Row) -> Problem:
-    return Problem(row["input"], _number(row["target"]))
+def _mawps(row: Row) -> MathProblem:
+    return MathProblem(row["input"], _number(row["target"]))
 
 
-def _carp(row: Row) -> Problem:
-    return Problem(row["content"], row["answer"])
+def _carp(row: Row) -> MathProblem:
+    return MathProblem(row["content"], row["answer"])
 
 
-def _tabmwp(row: Row) -> Problem:
+def _tabmwp(row: Row) -> MathProblem:
     about = f' about "{row["table_title"]}"' if row["table_title"] else ""
     question = f"Read this table{about} and answer the question.\n{row['table']}\n{row['question']}"
     if row["choices"]:
         question += f" Choose from: {', '.join(row['choices'])}."
-    return _closed(Problem(question, row["answer"]))
+    return _closed(MathProblem(question, row["answer"]))
 
 
-def _college_math(row: Row) -> Problem:
-    return _closed(Problem(row["question"], row["answer"].replace("$", "").strip()))
+def _college_math(row: Row) -> MathProblem:
+    return _closed(MathProblem(row["question"], row["answer"].replace("$", "").strip()))
 
 
 BENCHMARKS = {
@@ -128,7 +128,7 @@ def find_datasets(names: list[str], data_dir: str | None, datasets: list[str]) -
     return found
 
 
-def load_problems(name: str, dataset: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
+def load_problems(name: str, dataset: str, limit: int | None = None, seed: int = 0) -> list[MathProblem]:
     """All problems of a benchmark, or `limit` of them, drawn with the seed.
 
     Raises ValueError for missing columns, and for a row without a gold answer.
@@ -187,7 +187,7 @@ def _number(value: float | str) -> str:
     return str(int(value)) if value.is_integer() else str(value)
 
 
-def _closed(problem: Problem) -> Problem:
+def _closed(problem: MathProblem) -> MathProblem:
     """Adds the choice to a question that is answered by yes or no, or by true or false."""
     pairs = {"yes": "Yes or No", "no": "Yes or No", "true": "True or False", "false": "True or False"}
     pair = pairs.get(problem.answer.casefold())
@@ -199,7 +199,7 @@ __all__ = [
     "PROMPTS",
     "STOP_STRINGS",
     "Benchmark",
-    "Problem",
+    "MathProblem",
     "encode_prompt",
     "find_datasets",
     "load_problems",
