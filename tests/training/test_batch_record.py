@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM, TrainingArguments
+from transformers import LlamaForCausalLM
 
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.training import pretrain
@@ -24,23 +24,14 @@ def rows():
 
 
 @pytest.fixture
-def record(tiny_config, rows, tmp_path):
+def record(tiny_config, rows, tmp_path, training_arguments):
     """A function that trains, and returns the lines that the run left."""
 
     def train(name: str, rows=rows, twin=False, resume=None, **kwargs) -> list[str]:
         config = tiny_config(num_hidden_layers=1)
         model = LlamaForCausalLM(transformer_twin(config)) if twin else DiffTransformerForCausalLM(config)
-        defaults = {
-            "output_dir": str(tmp_path / name),
-            "max_steps": STEPS,
-            "per_device_train_batch_size": 4,
-            "save_steps": 2,
-            "report_to": [],
-            "use_cpu": True,
-            "disable_tqdm": True,
-            "remove_unused_columns": False,
-        }
-        args = TrainingArguments(**{**defaults, **kwargs})
+        defaults = {"max_steps": STEPS, "per_device_train_batch_size": 4, "save_steps": 2}
+        args = training_arguments(output_dir=str(tmp_path / name), **{**defaults, **kwargs})
         RunTrainer(model=model, args=args, train_dataset=rows, record_batches=True).train(
             resume_from_checkpoint=None if resume is None else str(tmp_path / name / f"checkpoint-{resume}")
         )
@@ -83,8 +74,7 @@ def test_a_line_is_a_step_not_a_micro_batch(record):
     assert seen._digest.digest() != other._digest.digest(), "the order of micro-batches does not count"
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("stopped_after", [2, 3, STEPS])
+@pytest.mark.parametrize("stopped_after, accumulation", [(2, 2), (3, 1), (STEPS, 2)])
 def test_a_resumed_run_leaves_the_file_of_an_uninterrupted_one(record, stopped_after, accumulation):
     """Also if it had run beyond the checkpoint."""
     kwargs = {"per_device_train_batch_size": 4 // accumulation, "gradient_accumulation_steps": accumulation}
@@ -131,9 +121,9 @@ def test_every_process_has_a_file_and_labels_of_shared_sequences_count(tmp_path)
     assert first._digest.digest() != second._digest.digest()
 
 
-def test_pretraining_leaves_a_record_if_asked(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_pretraining_leaves_a_record_if_asked(tmp_path):
     """The twins through the stage itself, with a corpus of text."""
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     corpus = tmp_path / "corpus.jsonl"
     texts = [{"text": f"{i} and {i * i}. " * 40, "meta": {"source": "sums"}} for i in range(40)]
     corpus.write_text("".join(json.dumps(row) + "\n" for row in texts))

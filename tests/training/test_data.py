@@ -13,7 +13,7 @@ import pytest
 import torch
 from datasets import Dataset, DatasetDict, IterableDataset
 from torch.utils.data import DataLoader
-from transformers import HfArgumentParser, Trainer, TrainingArguments
+from transformers import HfArgumentParser, Trainer
 
 from diff_transformer import DiffTransformerForCausalLM, cl100k_tokenizer, text_data
 from diff_transformer.training import data
@@ -31,11 +31,6 @@ pytestmark = [
     # datasets leaves the .csv and .json files open that it streams
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 @pytest.fixture(scope="module")
@@ -549,25 +544,22 @@ class Recorder(Trainer):
 
 
 @pytest.fixture
-def make_trainer(tmp_path, tiny_config):
+def make_trainer(tiny_config, training_arguments):
     def make(rows, **kwargs) -> Recorder:
         torch.manual_seed(0)
         sizes = {"vocab_size": 520, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
         defaults = {
-            "output_dir": str(tmp_path / "output"),
             "max_steps": 6,
             "per_device_train_batch_size": 4,
             "save_strategy": "steps",
             "save_steps": 4,
-            "save_only_model": False,
-            "report_to": [],
-            "use_cpu": True,
-            "disable_tqdm": True,
             "data_seed": 3,
+            "logging_steps": 500,
+            "remove_unused_columns": True,
         }
         return Recorder(
             model=DiffTransformerForCausalLM(tiny_config(**sizes)),
-            args=TrainingArguments(**{**defaults, **kwargs}),
+            args=training_arguments(**{**defaults, **kwargs}),
             train_dataset=rows,
             data_collator=CausalCollator(0, pad_to_multiple_of=LENGTH),
         )
@@ -589,7 +581,7 @@ def test_a_resumed_trainer_takes_the_same_rows(tmp_path, tokenizer, make_trainer
     assert sorted(seen[:10]) == sorted(seen[10:]) == sorted(listed(rows)), "an epoch is not every row once"
     assert seen[:10] != seen[10:], "the epochs have the same order"
     resumed = make_trainer(rows, **changed)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "output/checkpoint-4"))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-4"))
     assert resumed.steps == {step: whole.steps[step] for step in (4, 5)}
 
 
@@ -610,6 +602,6 @@ def test_a_resumed_trainer_takes_the_same_stream(tmp_path, tokenizer, make_train
     messages: list[str] = []
     monkeypatch.setattr(data.logger, "warning", messages.append)
     resumed.add_callback(ReportSkipped(rows.skipped))
-    resumed.train(resume_from_checkpoint=str(tmp_path / "output/checkpoint-4"))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-4"))
     assert resumed.steps == {step: whole.steps[step] for step in (4, 5)}
     assert messages == [f"Step 6: {rows.skipped}."] and rows.skipped["empty"] > 0, "what was skipped was not logged"

@@ -42,11 +42,6 @@ STAGES = {"pretrain": pretrain, "extend_64k": extend_64k, "math_stage1": math_st
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*is deprecated:FutureWarning")
 
 
-@pytest.fixture(autouse=True)
-def _no_cache_outside(tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets_cache")
-
-
 def parse_stage(stage: str, argv: list[str]) -> tuple:
     module = STAGES[stage]
     return parse(getattr(module, "ARGUMENTS", sft_math.ARGUMENTS), sft_math.SMOKE, argv)
@@ -70,6 +65,7 @@ def test_every_stage_has_a_recipe():
     assert {path.parent.name for path in RECIPES} == set(STAGES)
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 def test_recipes_parse_through_the_command_line(recipe, tmp_path):
     file = ROOT / "recipes" / recipe
@@ -150,6 +146,7 @@ def test_help_lists_the_arguments(stage, capsys):
         assert name in text
 
 
+@pytest.mark.oldest
 def test_the_command_line_beats_smoke_and_smoke_beats_the_file(tmp_path):
     file = str(ROOT / "recipes" / "math_stage2" / "config.yaml")
     data, _, run, training = parse_stage("math_stage2", ["--config", file, "--smoke", "--max_steps", "3"])
@@ -184,6 +181,7 @@ def make_config(architecture: str, **kwargs):
     return config if architecture == "diff" else transformer_twin(config)
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize("architecture", ["diff", "transformer"])
 @pytest.mark.parametrize("rope_type", ["default", "linear", "dynamic", "yarn"])
 def test_every_rope_type_extends_and_keeps_the_short_context_for_dynamic(architecture, rope_type, tmp_path):

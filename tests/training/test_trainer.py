@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import LlamaForCausalLM, Trainer, TrainerCallback
 
 from diff_transformer import DiffTransformerForCausalLM, folders
 from diff_transformer.training import trainer as trainer_module
@@ -22,33 +22,22 @@ from diff_transformer.training.trainer import NonFiniteLossError, RunTrainer, la
 from diff_transformer.training.whole_checkpoints import FILES, fault
 
 LENGTH = 24
+pytestmark = pytest.mark.oldest
 
 
 @pytest.fixture
-def make_trainer(tiny_config, tmp_path):
+def make_trainer(tiny_config, training_arguments):
     def make(model=None, callbacks=None, rows=None, **kwargs) -> RunTrainer:
         if model is None:
             model = DiffTransformerForCausalLM(tiny_config())
         if rows is None:
             ids = torch.randint(0, 199, (12, LENGTH))
             rows = [{"input_ids": row, "labels": row, "row": i} for i, row in enumerate(ids)]
-        defaults = {
-            "output_dir": str(tmp_path / "run"),
-            "max_steps": 4,
-            "per_device_train_batch_size": 2,
-            "gradient_accumulation_steps": 2,
-            "learning_rate": 1e-3,
-            "logging_steps": 1,
-            "save_steps": 2,
-            "report_to": [],
-            "use_cpu": True,
-            "disable_tqdm": True,
-            "remove_unused_columns": False,
-            "logging_nan_inf_filter": False,
-        }
+        defaults = {"max_steps": 4, "save_steps": 2, "learning_rate": 1e-3, "logging_nan_inf_filter": False}
+        defaults |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
         return RunTrainer(
             model=model,
-            args=TrainingArguments(**{**defaults, **kwargs}),
+            args=training_arguments(**{**defaults, **kwargs}),
             train_dataset=rows,
             eval_dataset=rows,
             callbacks=callbacks,

@@ -214,11 +214,6 @@ needs_deepspeed = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(autouse=True)
-def _cache(folder, monkeypatch):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", folder / "datasets_cache")
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """With models and rows: half of them packed with two documents, each with another number of labels."""
