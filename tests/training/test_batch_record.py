@@ -40,16 +40,13 @@ def record(tiny_config, rows, tmp_path, training_arguments):
     return train
 
 
-def test_twins_on_the_same_data_leave_the_same_file(record):
+def test_the_same_data_leave_the_same_file_and_another_order_another(record):
     lines = record("diff")
     assert len(lines) == STEPS == len(set(lines)), "not a line of its own for each step"
     assert record("transformer", twin=True) == lines
-
-
-def test_another_order_leaves_another_file(record):
-    lines = record("one")
     assert not set(record("other", data_seed=1)) & set(lines)
     assert record("again", seed=7, data_seed=42) == lines, "the seed of the weights is none of the data's"
+    assert record("diff", max_steps=3) == lines[:3], "a run from the start begins the file anew"
 
 
 def test_a_single_token_or_label_that_differs_changes_its_steps(record, rows):
@@ -83,21 +80,14 @@ def test_a_resumed_run_leaves_the_file_of_an_uninterrupted_one(record, stopped_a
     assert record("stopped", **kwargs, resume=2) == lines
 
 
-def test_a_run_from_the_start_begins_the_file_anew(record):
-    lines = record("run")
-    assert record("run", max_steps=3) == lines[:3]
-
-
-@pytest.mark.parametrize("kept", [None, 0, 1])
-def test_a_record_that_lacks_steps_cannot_be_resumed(record, tmp_path, kept):
-    lines = record("run")
+def test_a_record_that_lacks_steps_cannot_be_resumed(record, tmp_path):
+    lines = record("run", max_steps=2)
     file = tmp_path / "run" / "batches.txt"
-    if kept is None:
-        file.unlink()
-    else:
-        file.write_text("".join(f"{line}\n" for line in lines[:kept]))
-    with pytest.raises(ValueError, match=f"has {kept or 0} steps, but the checkpoint is of step 2.*another folder"):
-        record("run", resume=2)
+    for kept in (1, 0, None):
+        file.unlink() if kept is None else file.write_text("".join(f"{line}\n" for line in lines[:kept]))
+        message = f"has {kept or 0} steps, but the checkpoint is of step 2.*another folder"
+        with pytest.raises(ValueError, match=message):
+            record("run", resume=2)
 
 
 def test_a_step_that_ended_in_the_middle_is_forgotten(tmp_path):
