@@ -188,7 +188,7 @@ def _check_shapes_and_types(hidden_states, weight, labels, bias) -> None:
             "labels (...), one for each position, and bias (vocab,)."
         )
     if labels.dtype.is_floating_point or labels.dtype.is_complex or labels.dtype == torch.bool:
-        raise ValueError(f"labels have the type {labels.dtype}; they must be integers, the ids of words.")
+        raise ValueError(f"labels have the type {labels.dtype}; they must be integers, token ids.")
     types = {x.dtype for x in (hidden_states, weight, bias) if x is not None}
     if len(types) > 1 and not torch.is_autocast_enabled(hidden_states.device.type):
         raise ValueError(

@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""The record of a run's batches: equal for runs on the same data, whatever the model, and if one was resumed."""
+"""The record of a run's batches: equal for runs on the same data, with any model, resumed or not."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def rows():
 
 @pytest.fixture
 def record(tiny_config, rows, tmp_path, training_arguments):
-    """A function that trains, and returns the lines that the run left."""
+    """A function that trains, and returns the lines that the run wrote."""
 
     def train(name: str, rows=rows, twin=False, resume=None, **kwargs) -> list[str]:
         config = tiny_config(num_hidden_layers=1)
@@ -42,11 +42,11 @@ def record(tiny_config, rows, tmp_path, training_arguments):
 
 def test_the_same_data_leave_the_same_file_and_another_order_another(record):
     lines = record("diff")
-    assert len(lines) == STEPS == len(set(lines)), "not a line of its own for each step"
+    assert len(lines) == STEPS == len(set(lines)), "the lines of two steps are the same, or some are missing"
     assert record("transformer", twin=True) == lines
     assert not set(record("other", data_seed=1)) & set(lines)
-    assert record("again", seed=7, data_seed=42) == lines, "the seed of the weights is none of the data's"
-    assert record("diff", max_steps=3) == lines[:3], "a run from the start begins the file anew"
+    assert record("again", seed=7, data_seed=42) == lines, "the seed of the weights changes the data"
+    assert record("diff", max_steps=3) == lines[:3], "a new run does not start a new file"
 
 
 def test_a_single_token_or_label_that_differs_changes_its_steps(record, rows):
@@ -68,12 +68,12 @@ def test_a_line_is_a_step_not_a_micro_batch(record):
         seen.see(batch)
     for batch in (two, one):
         other.see(batch)
-    assert seen._digest.digest() != other._digest.digest(), "the order of micro-batches does not count"
+    assert seen._digest.digest() != other._digest.digest(), "the order of micro-batches has no effect"
 
 
 @pytest.mark.parametrize("stopped_after, accumulation", [(2, 2), (3, 1), (STEPS, 2)])
 def test_a_resumed_run_leaves_the_file_of_an_uninterrupted_one(record, stopped_after, accumulation):
-    """Also if it had run beyond the checkpoint."""
+    """Even if it had run beyond the checkpoint."""
     kwargs = {"per_device_train_batch_size": 4 // accumulation, "gradient_accumulation_steps": accumulation}
     lines = record("whole", **kwargs)
     assert record("stopped", **kwargs, max_steps=stopped_after) == lines[:stopped_after]

@@ -24,7 +24,7 @@ LENGTH = 16
 TEXTS = [" ".join(str(i * j) for j in range(1, 2 + i % 7)) for i in range(60)]
 BAD = {"empty": ["", " \n"], "no text": [None], "too long": ["x" * 300]}
 pytestmark = [
-    # More workers than shards or cores are what some tests are about
+    # Some tests need more workers than shards or cores
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     # Python 3.12 and later, of DataLoader's own workers
     pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
@@ -194,7 +194,7 @@ def test_pack_reads_the_cache_the_second_time(tokenizer, monkeypatch):
 
     before = files()
     assert len(before) == 2
-    monkeypatch.setattr(data, "_encode", None)  # may not be needed
+    monkeypatch.setattr(data, "_encode", None)  # must not be called
     again, skipped = cl100k_tokenizer(vocab_size=512), Skipped()
     again("text of", padding=True)
     assert listed(pack(documents, again, LENGTH, num_proc=2, skipped=skipped)) == listed(rows)
@@ -378,7 +378,7 @@ def test_bad_rows_are_counted_by_reason_and_passed_over(tokenizer, streaming):
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_broken_lines_affect_no_others(tmp_path, tokenizer, streaming):
-    """Half a surrogate pair, half a line, a number, a list, bytes that are no UTF-8."""
+    """Half a surrogate pair, half a line, a number, a list, bytes that are not UTF-8."""
     lines = [
         {"text": TEXTS[1]},
         '{"text": "\\ud83d"}',
@@ -426,7 +426,7 @@ def test_a_shard_that_breaks_off_affects_no_other(tokenizer):
 
 
 def test_a_broken_json_file_of_a_stream_affects_no_other(tmp_path, tokenizer):
-    """Read by datasets, which knows no way around a line."""
+    """Read by datasets, which cannot skip a line."""
     write_lines(tmp_path / "corpus/a.json", [{"text": TEXTS[1]}])
     write_lines(tmp_path / "corpus/b.json", [{"text": TEXTS[2]}, '{"text": "cut of'])
     write_lines(tmp_path / "corpus/c.json", [{"text": TEXTS[3]}])
@@ -467,7 +467,7 @@ def test_skipped_is_counted_across_workers(tokenizer):
     list(DataLoader(rows.shuffle(seed=0, buffer_size=4), batch_size=None, num_workers=2))
     assert (skipped["used"], skipped["empty"]) == (60, 30)
     list(copy.deepcopy(rows))  # as interleave_datasets does
-    assert (skipped["used"], skipped["empty"]) == (120, 60), "the copy counts apart"
+    assert (skipped["used"], skipped["empty"]) == (120, 60), "the copy counts separately"
 
 
 # --------------------------------------------------------------------------------------------------------- the batch

@@ -37,7 +37,7 @@ if CHECKPOINTING not in {field.name for field in fields(TrainingArguments)}:
 
 
 class MadeTensors(TorchDispatchMode):
-    """Records how many elements the tensors have that operations make, in the backward too."""
+    """Records the number of elements of every tensor that an operation creates, also in the backward pass."""
 
     def __init__(self):
         super().__init__()
@@ -154,7 +154,7 @@ def test_linear_cross_entropy_is_the_formula(chunk_tokens, ignored, with_bias):
         expected = reference(*inputs)
         actual = linear_cross_entropy(*inputs, chunk_tokens=chunk_tokens)
         assert error(actual.detach(), expected.detach()) < tolerance, f"loss in {dtype}"
-        # not 1, so that a gradient that is not handed on shows
+        # not 1, so that a gradient that is not passed on shows
         results = zip(gradients_of(0.3 * actual, inputs), gradients_of(0.3 * expected, inputs), strict=True)
         for name, (mine, theirs) in zip(("hidden_states", "weight", "bias"), results, strict=False):
             assert error(mine, theirs) < tolerance, f"gradient of {name} in {dtype}"
@@ -195,7 +195,7 @@ def test_16_bits_against_the_same_numbers_in_float32(dtype):
 
 
 def test_the_gradient_of_the_weight_is_added_up_in_float32():
-    """1,024 equal parts, one a chunk: in bfloat16 the sum would stand still at 256 times the part."""
+    """1,024 equal parts, one per chunk: in bfloat16 the sum would stop growing at 256 times the part."""
     hidden = torch.ones(1024, 1, dtype=torch.bfloat16)
     weight = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
     loss = linear_cross_entropy(hidden, weight, torch.zeros(1024, dtype=torch.long), chunk_tokens=1)
@@ -232,7 +232,7 @@ def test_ignored_positions_are_not_computed():
     poisoned = hidden.detach().masked_fill((labels == -100)[:, None], float("nan")).requires_grad_()
     loss = linear_cross_entropy(poisoned, weight, labels, bias)
     for mine, theirs in zip(gradients_of(loss, (poisoned, weight, bias)), clean, strict=True):
-        assert torch.equal(mine, theirs), "what stands at ignored positions must not matter"
+        assert torch.equal(mine, theirs), "the values at ignored positions must not matter"
 
 
 @pytest.mark.parametrize("frozen", ["hidden_states", "weight", "bias"])
@@ -273,7 +273,7 @@ def test_no_more_logits_than_a_chunk():
     hidden, weight, labels, _ = problem(tokens=tokens, with_bias=False)
     with MadeTensors() as recorded:
         plain(hidden, weight, labels, None).backward()
-    assert recorded.largest == tokens * VOCAB, "the recorder does not see the logits of the plain way"
+    assert recorded.largest == tokens * VOCAB, "the recorder does not see the logits of the plain computation"
     with MadeTensors() as recorded:
         linear_cross_entropy(hidden, weight, labels, chunk_tokens=4).backward()
         with torch.no_grad():
@@ -531,7 +531,7 @@ def test_frozen_head(make_model):
 
 
 def rows() -> list[dict]:
-    """Rows of which a different number of labels counts."""
+    """Rows with different numbers of labels."""
     generator = torch.Generator().manual_seed(3)
     ids = torch.randint(VOCAB, (12, 10), generator=generator)
     counted = torch.arange(10) >= torch.arange(12)[:, None] % 7
