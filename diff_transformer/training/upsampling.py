@@ -192,7 +192,6 @@ def upsample_lengths(
     long_from: int = 4096,
     keep_short: float = 0.1,
     seed: int = 0,
-    overwrite: bool = False,
 ) -> tuple[Dataset, UpsamplingReport]:
     """Writes packed rows with more long documents and the same mix of sources, and a report.
 
@@ -217,7 +216,7 @@ def upsample_lengths(
 
     Raises:
         ValueError: Sources without documents, numbers out of range, a stream without shares.
-        FileExistsError: `output_dir` exists, without `overwrite`.
+        FileExistsError: `output_dir` exists.
     """
     if sequence_length < 1 or token_budget < sequence_length or not 0 <= keep_short <= 1:
         raise ValueError(
@@ -232,7 +231,7 @@ def upsample_lengths(
     shares = _normalized(before.shares() if shares is None else shares)
     rows_wanted = _apportion(token_budget // sequence_length, shares)
 
-    with whole_folder(output_dir, 8 * token_budget, overwrite) as folder:
+    with whole_folder(output_dir, 8 * token_budget, overwrite=False) as folder:
         scratch = folder / "tokens"
         scratch.mkdir()
         sources = {

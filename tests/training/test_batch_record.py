@@ -1,12 +1,12 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""The record of a run's batches: equal for runs on the same data, whatever the model, and if one was resumed."""
+"""The record of a run's batches: equal for runs on the same data, with any model, resumed or not."""
 
 import json
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM, TrainingArguments
+from transformers import LlamaForCausalLM
 
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.training import pretrain
@@ -24,23 +24,14 @@ def rows():
 
 
 @pytest.fixture
-def record(tiny_config, rows, tmp_path):
-    """A function that trains, and returns the lines that the run left."""
+def record(tiny_config, rows, tmp_path, training_arguments):
+    """A function that trains, and returns the lines that the run wrote."""
 
     def train(name: str, rows=rows, twin=False, resume=None, **kwargs) -> list[str]:
         config = tiny_config(num_hidden_layers=1)
         model = LlamaForCausalLM(transformer_twin(config)) if twin else DiffTransformerForCausalLM(config)
-        defaults = {
-            "output_dir": str(tmp_path / name),
-            "max_steps": STEPS,
-            "per_device_train_batch_size": 4,
-            "save_steps": 2,
-            "report_to": [],
-            "use_cpu": True,
-            "disable_tqdm": True,
-            "remove_unused_columns": False,
-        }
-        args = TrainingArguments(**{**defaults, **kwargs})
+        defaults = {"max_steps": STEPS, "per_device_train_batch_size": 4, "save_steps": 2}
+        args = training_arguments(output_dir=str(tmp_path / name), **{**defaults, **kwargs})
         RunTrainer(model=model, args=args, train_dataset=rows, record_batches=True).train(
             resume_from_checkpoint=None if resume is None else str(tmp_path / name / f"checkpoint-{resume}")
         )
@@ -49,16 +40,13 @@ def record(tiny_config, rows, tmp_path):
     return train
 
 
-def test_twins_on_the_same_data_leave_the_same_file(record):
+def test_the_same_data_leave_the_same_file_and_another_order_another(record):
     lines = record("diff")
-    assert len(lines) == STEPS == len(set(lines)), "not a line of its own for each step"
+    assert len(lines) == STEPS == len(set(lines)), "the lines of two steps are the same, or some are missing"
     assert record("transformer", twin=True) == lines
-
-
-def test_another_order_leaves_another_file(record):
-    lines = record("one")
     assert not set(record("other", data_seed=1)) & set(lines)
-    assert record("again", seed=7, data_seed=42) == lines, "the seed of the weights is none of the data's"
+    assert record("again", seed=7, data_seed=42) == lines, "the seed of the weights changes the data"
+    assert record("diff", max_steps=3) == lines[:3], "a new run does not start a new file"
 
 
 def test_a_single_token_or_label_that_differs_changes_its_steps(record, rows):
@@ -80,34 +68,26 @@ def test_a_line_is_a_step_not_a_micro_batch(record):
         seen.see(batch)
     for batch in (two, one):
         other.see(batch)
-    assert seen._digest.digest() != other._digest.digest(), "the order of micro-batches does not count"
+    assert seen._digest.digest() != other._digest.digest(), "the order of micro-batches has no effect"
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("stopped_after", [2, 3, STEPS])
+@pytest.mark.parametrize("stopped_after, accumulation", [(2, 2), (3, 1), (STEPS, 2)])
 def test_a_resumed_run_leaves_the_file_of_an_uninterrupted_one(record, stopped_after, accumulation):
-    """Also if it had run beyond the checkpoint."""
+    """Even if it had run beyond the checkpoint."""
     kwargs = {"per_device_train_batch_size": 4 // accumulation, "gradient_accumulation_steps": accumulation}
     lines = record("whole", **kwargs)
     assert record("stopped", **kwargs, max_steps=stopped_after) == lines[:stopped_after]
     assert record("stopped", **kwargs, resume=2) == lines
 
 
-def test_a_run_from_the_start_begins_the_file_anew(record):
-    lines = record("run")
-    assert record("run", max_steps=3) == lines[:3]
-
-
-@pytest.mark.parametrize("kept", [None, 0, 1])
-def test_a_record_that_lacks_steps_cannot_be_resumed(record, tmp_path, kept):
-    lines = record("run")
+def test_a_record_that_lacks_steps_cannot_be_resumed(record, tmp_path):
+    lines = record("run", max_steps=2)
     file = tmp_path / "run" / "batches.txt"
-    if kept is None:
-        file.unlink()
-    else:
-        file.write_text("".join(f"{line}\n" for line in lines[:kept]))
-    with pytest.raises(ValueError, match=f"has {kept or 0} steps, but the checkpoint is of step 2.*another folder"):
-        record("run", resume=2)
+    for kept in (1, 0, None):
+        file.unlink() if kept is None else file.write_text("".join(f"{line}\n" for line in lines[:kept]))
+        message = f"has {kept or 0} steps, but the checkpoint is of step 2.*another folder"
+        with pytest.raises(ValueError, match=message):
+            record("run", resume=2)
 
 
 def test_a_step_that_ended_in_the_middle_is_forgotten(tmp_path):
@@ -131,9 +111,9 @@ def test_every_process_has_a_file_and_labels_of_shared_sequences_count(tmp_path)
     assert first._digest.digest() != second._digest.digest()
 
 
-def test_pretraining_leaves_a_record_if_asked(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_pretraining_leaves_a_record_if_asked(tmp_path):
     """The twins through the stage itself, with a corpus of text."""
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     corpus = tmp_path / "corpus.jsonl"
     texts = [{"text": f"{i} and {i * i}. " * 40, "meta": {"source": "sums"}} for i in range(40)]
     corpus.write_text("".join(json.dumps(row) + "\n" for row in texts))

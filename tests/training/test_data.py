@@ -13,7 +13,7 @@ import pytest
 import torch
 from datasets import Dataset, DatasetDict, IterableDataset
 from torch.utils.data import DataLoader
-from transformers import HfArgumentParser, Trainer, TrainingArguments
+from transformers import HfArgumentParser, Trainer
 
 from diff_transformer import DiffTransformerForCausalLM, cl100k_tokenizer, text_data
 from diff_transformer.training import data
@@ -24,18 +24,13 @@ LENGTH = 16
 TEXTS = [" ".join(str(i * j) for j in range(1, 2 + i % 7)) for i in range(60)]
 BAD = {"empty": ["", " \n"], "no text": [None], "too long": ["x" * 300]}
 pytestmark = [
-    # More workers than shards or cores are what some tests are about
+    # Some tests need more workers than shards or cores
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     # Python 3.12 and later, of DataLoader's own workers
     pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
     # datasets leaves the .csv and .json files open that it streams
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +194,7 @@ def test_pack_reads_the_cache_the_second_time(tokenizer, monkeypatch):
 
     before = files()
     assert len(before) == 2
-    monkeypatch.setattr(data, "_encode", None)  # may not be needed
+    monkeypatch.setattr(data, "_encode", None)  # must not be called
     again, skipped = cl100k_tokenizer(vocab_size=512), Skipped()
     again("text of", padding=True)
     assert listed(pack(documents, again, LENGTH, num_proc=2, skipped=skipped)) == listed(rows)
@@ -383,7 +378,7 @@ def test_bad_rows_are_counted_by_reason_and_passed_over(tokenizer, streaming):
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_broken_lines_affect_no_others(tmp_path, tokenizer, streaming):
-    """Half a surrogate pair, half a line, a number, a list, bytes that are no UTF-8."""
+    """Half a surrogate pair, half a line, a number, a list, bytes that are not UTF-8."""
     lines = [
         {"text": TEXTS[1]},
         '{"text": "\\ud83d"}',
@@ -431,7 +426,7 @@ def test_a_shard_that_breaks_off_affects_no_other(tokenizer):
 
 
 def test_a_broken_json_file_of_a_stream_affects_no_other(tmp_path, tokenizer):
-    """Read by datasets, which knows no way around a line."""
+    """Read by datasets, which cannot skip a line."""
     write_lines(tmp_path / "corpus/a.json", [{"text": TEXTS[1]}])
     write_lines(tmp_path / "corpus/b.json", [{"text": TEXTS[2]}, '{"text": "cut of'])
     write_lines(tmp_path / "corpus/c.json", [{"text": TEXTS[3]}])
@@ -472,7 +467,7 @@ def test_skipped_is_counted_across_workers(tokenizer):
     list(DataLoader(rows.shuffle(seed=0, buffer_size=4), batch_size=None, num_workers=2))
     assert (skipped["used"], skipped["empty"]) == (60, 30)
     list(copy.deepcopy(rows))  # as interleave_datasets does
-    assert (skipped["used"], skipped["empty"]) == (120, 60), "the copy counts apart"
+    assert (skipped["used"], skipped["empty"]) == (120, 60), "the copy counts separately"
 
 
 # --------------------------------------------------------------------------------------------------------- the batch
@@ -549,25 +544,22 @@ class Recorder(Trainer):
 
 
 @pytest.fixture
-def make_trainer(tmp_path, tiny_config):
+def make_trainer(tiny_config, training_arguments):
     def make(rows, **kwargs) -> Recorder:
         torch.manual_seed(0)
         sizes = {"vocab_size": 520, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
         defaults = {
-            "output_dir": str(tmp_path / "output"),
             "max_steps": 6,
             "per_device_train_batch_size": 4,
             "save_strategy": "steps",
             "save_steps": 4,
-            "save_only_model": False,
-            "report_to": [],
-            "use_cpu": True,
-            "disable_tqdm": True,
             "data_seed": 3,
+            "logging_steps": 500,
+            "remove_unused_columns": True,
         }
         return Recorder(
             model=DiffTransformerForCausalLM(tiny_config(**sizes)),
-            args=TrainingArguments(**{**defaults, **kwargs}),
+            args=training_arguments(**{**defaults, **kwargs}),
             train_dataset=rows,
             data_collator=CausalCollator(0, pad_to_multiple_of=LENGTH),
         )
@@ -589,7 +581,7 @@ def test_a_resumed_trainer_takes_the_same_rows(tmp_path, tokenizer, make_trainer
     assert sorted(seen[:10]) == sorted(seen[10:]) == sorted(listed(rows)), "an epoch is not every row once"
     assert seen[:10] != seen[10:], "the epochs have the same order"
     resumed = make_trainer(rows, **changed)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "output/checkpoint-4"))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-4"))
     assert resumed.steps == {step: whole.steps[step] for step in (4, 5)}
 
 
@@ -610,6 +602,6 @@ def test_a_resumed_trainer_takes_the_same_stream(tmp_path, tokenizer, make_train
     messages: list[str] = []
     monkeypatch.setattr(data.logger, "warning", messages.append)
     resumed.add_callback(ReportSkipped(rows.skipped))
-    resumed.train(resume_from_checkpoint=str(tmp_path / "output/checkpoint-4"))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-4"))
     assert resumed.steps == {step: whole.steps[step] for step in (4, 5)}
     assert messages == [f"Step 6: {rows.skipped}."] and rows.skipped["empty"] > 0, "what was skipped was not logged"

@@ -28,11 +28,6 @@ TIMEOUT = 180
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets_cache")
-
-
 def pretrain_in(folder: Path, argv: list[str]) -> None:
     """What the processes of `start` run; `folder.log` has their output."""
     os.setsid()

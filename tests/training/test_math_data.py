@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Rows of the mathematical datasets: which text is learnt, which rows are left out."""
+"""Rows of the mathematical datasets: which text is trained on, which rows are left out."""
 
 import copy
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import LlamaForCausalLM, Trainer, TrainerCallback
 
 from diff_transformer import DiffTransformerForCausalLM, folders
 from diff_transformer.training import trainer as trainer_module
@@ -22,33 +22,22 @@ from diff_transformer.training.trainer import NonFiniteLossError, RunTrainer, la
 from diff_transformer.training.whole_checkpoints import FILES, fault
 
 LENGTH = 24
+pytestmark = pytest.mark.oldest
 
 
 @pytest.fixture
-def make_trainer(tiny_config, tmp_path):
+def make_trainer(tiny_config, training_arguments):
     def make(model=None, callbacks=None, rows=None, **kwargs) -> RunTrainer:
         if model is None:
             model = DiffTransformerForCausalLM(tiny_config())
         if rows is None:
             ids = torch.randint(0, 199, (12, LENGTH))
             rows = [{"input_ids": row, "labels": row, "row": i} for i, row in enumerate(ids)]
-        defaults = {
-            "output_dir": str(tmp_path / "run"),
-            "max_steps": 4,
-            "per_device_train_batch_size": 2,
-            "gradient_accumulation_steps": 2,
-            "learning_rate": 1e-3,
-            "logging_steps": 1,
-            "save_steps": 2,
-            "report_to": [],
-            "use_cpu": True,
-            "disable_tqdm": True,
-            "remove_unused_columns": False,
-            "logging_nan_inf_filter": False,
-        }
+        defaults = {"max_steps": 4, "save_steps": 2, "learning_rate": 1e-3, "logging_nan_inf_filter": False}
+        defaults |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
         return RunTrainer(
             model=model,
-            args=TrainingArguments(**{**defaults, **kwargs}),
+            args=training_arguments(**{**defaults, **kwargs}),
             train_dataset=rows,
             eval_dataset=rows,
             callbacks=callbacks,
@@ -124,7 +113,7 @@ def test_tokens_per_second_counts_every_micro_batch(make_trainer, monkeypatch):
 
 
 def test_the_time_of_evaluations_is_not_the_trainings(make_trainer, monkeypatch):
-    """A micro-batch takes 3 s, an evaluation of six batches 600 s; that before the first step included."""
+    """A micro-batch takes 3 s, an evaluation of six batches 600 s; including the one before the first step."""
     now = [0.0]
     monkeypatch.setattr(trainer_module.time, "monotonic", lambda: now[0])
     trainer = make_trainer(eval_strategy="steps", eval_steps=2, eval_on_start=True, per_device_eval_batch_size=2)
@@ -192,7 +181,7 @@ def test_the_picture_is_a_png_with_and_without_lambda(tmp_path):
     plot_run([{k: v for k, v in entry.items() if "lambda" not in k} for entry in history], tmp_path / "run.png")
     assert with_lambda[:8] == (tmp_path / "run.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     height = [int.from_bytes(png[20:24], "big") for png in (with_lambda, (tmp_path / "run.png").read_bytes())]
-    assert height[0] > height[1], "the picture with lambda has one panel more"
+    assert height[0] > height[1], "the plot with lambda has one more panel"
     assert [path.name for path in tmp_path.iterdir()] == ["run.png"]
 
 
@@ -292,7 +281,7 @@ def test_the_model_is_saved_whole_or_not_at_all(make_trainer, tmp_path, monkeypa
 
 
 def test_a_signal_in_the_last_step_does_not_cost_the_model(make_trainer):
-    """There is nothing to go on with: a checkpoint of the last step, resumed, would take one more."""
+    """Nothing is left to resume: a run that resumed from the last step would take one more."""
 
     class Signal(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):

@@ -77,7 +77,7 @@ def train(folder: Path, model_name: str, output: str, check=None, count_tokens: 
     trainer = Trainer(
         model=model, args=args, train_dataset=rows, eval_dataset=rows[:4], data_collator=default_data_collator
     )
-    # Under sequence parallelism `Trainer` averages the micro-batches of a step, whatever they count
+    # Under sequence parallelism `Trainer` averages the micro-batches of a step, whatever their number of labels
     trainer.model_accepts_loss_kwargs &= count_tokens
     trainer.train(resume_from_checkpoint=resume)
     if check is not None:
@@ -134,7 +134,7 @@ def ulysses(folder: Path) -> None:
 
 def is_sharded_by_layer(trainer: Trainer) -> None:
     model = trainer.accelerator.unwrap_model(trainer.model)
-    assert all(isinstance(layer, FSDPModule) for layer in model.model.layers), "the layers are no units of FSDP2"
+    assert all(isinstance(layer, FSDPModule) for layer in model.model.layers), "the layers are not units of FSDP2"
     whole = [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]
     assert not whole, f"not sharded: {whole}"
 
@@ -146,7 +146,7 @@ def is_sharded_by_deepspeed(trainer: Trainer) -> None:
 
 
 def forget_sequence_parallelism(trainer: Trainer) -> None:
-    """DeepSpeed admits it once a process; the next `Trainer` starts anew."""
+    """DeepSpeed accepts it once per process; this lets the next `Trainer` start again."""
     from deepspeed.runtime.sequence_parallel import parallel_state_sp
 
     assert parallel_state_sp.get_sequence_parallel_world_size() == WORLD_SIZE, "the sequences are not split"
@@ -189,16 +189,16 @@ def exchange_heads_for_tokens() -> None:
 
 
 if __name__ == "__main__":
-    faulthandler.dump_traceback_later(launching.TIMEOUT - 30, exit=True)  # even if nobody waits for it any more
+    faulthandler.dump_traceback_later(launching.TIMEOUT - 30, exit=True)  # even if no process waits for this one
     torch.set_num_threads(1)
     scenario, folder = sys.argv[1], Path(sys.argv[2])
     if scenario != "ddp":
-        # accelerate shards on accelerators only: it is told that the processes are on some
+        # accelerate only shards on accelerators: this claims that the processes are on some
         PartialState._prepare_backend = lambda *args: ("gloo", DistributedType.MULTI_GPU)
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
         import deepspeed.ops
 
-        # DeepSpeed would compile shared-memory collectives for the CPU: minutes, for nothing
+        # DeepSpeed would compile shared-memory collectives for the CPU: minutes, without use
         deepspeed.ops.__compatible_ops__ = collections.defaultdict(bool)
     globals()[scenario](folder)
     dist.barrier()
@@ -212,11 +212,6 @@ needs_deepspeed = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None,
     reason="needs DeepSpeed: pip install deepspeed",
 )
-
-
-@pytest.fixture(autouse=True)
-def _cache(folder, monkeypatch):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", folder / "datasets_cache")
 
 
 @pytest.fixture(scope="module")
@@ -282,10 +277,10 @@ def assert_same(folder: Path, name: str, output: str, reference: str) -> None:
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_recipe_has_only_settings_that_accelerate_knows(path):
-    assert path.read_text().startswith("# 8 GPUs"), "the first line says for what hardware it is"
+    assert path.read_text().startswith("# 8 GPUs"), "the first line names the hardware"
     config = load_config_from_file(str(path))
     assert (config.num_processes, config.mixed_precision) == (8, "bf16")
-    # load_config_from_file checks the outer names, and accelerate takes any inner ones without a word
+    # load_config_from_file checks the outer names, and accelerate silently accepts any inner names
     known = vars(launch_command_parser().parse_args(["script.py"]))
     settings = {**config.fsdp_config, **config.deepspeed_config, **config.parallelism_config}
     assert settings.keys() <= known.keys(), "accelerate has no such settings"

@@ -11,6 +11,8 @@ from diff_transformer import DiffTransformerForCausalLM, attention_diff
 from diff_transformer.attention_diff import ALL_ATTENTION_FUNCTIONS, FLASH_DIFF, flash_diff_attention_forward
 from diff_transformer.training.ulysses import enable_ulysses, ulysses_attention_forward
 
+pytestmark = pytest.mark.oldest
+
 
 @pytest.fixture(autouse=True)
 def _put_back(monkeypatch):

@@ -1,0 +1,28 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+from collections.abc import Callable
+
+import pytest
+from transformers import TrainingArguments
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets_cache")
+
+
+@pytest.fixture
+def training_arguments(tmp_path) -> Callable:
+    """A function that makes quiet TrainingArguments for the CPU."""
+
+    def make(**kwargs) -> TrainingArguments:
+        defaults = {
+            "output_dir": str(tmp_path / "run"),
+            "report_to": [],
+            "use_cpu": True,
+            "disable_tqdm": True,
+            "remove_unused_columns": False,
+            "logging_steps": 1,
+        }
+        return TrainingArguments(**{**defaults, **kwargs})
+
+    return make
