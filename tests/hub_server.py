@@ -402,12 +402,11 @@ def serve(root: Path, lfs: bool = False) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Serve a stand-in Hugging Face Hub on loopback.")
-    parser.add_argument("--root", type=Path, required=True, help="folder of the repos and of the request log")
-    parser.add_argument("--port", type=int, default=0, help="0 takes a free one; the URL is printed either way")
+    parser.add_argument("--root", type=Path, required=True, help="folder for the repos and the request log")
     parser.add_argument("--lfs", action="store_true", help="safetensors are uploaded as large files")
     options = parser.parse_args()
     Handler.store, Handler.lfs = Store(options.root), options.lfs
-    with ThreadingHTTPServer(("127.0.0.1", options.port), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         print(f"http://127.0.0.1:{server.server_port}", flush=True)
         server.serve_forever()
 

@@ -159,7 +159,7 @@ def test_older_revisions_stay_readable(hub: StandIn, api: HfApi, tmp_path: Path)
     unchanged = api.upload_folder(repo_id=repo, folder_path=folder).oid
     api.delete_folder("sub", repo)
     head = Store(hub.root).read_commit(repo)
-    assert len({first, second, head["sha"]}) == 3, "every commit needs a sha of its own"
+    assert len({first, second, head["sha"]}) == 3, "every commit needs its own sha"
     assert unchanged == second, "an upload without changes should make no commit"
     snapshot = Path(snapshot_download(repo, revision=second))
     assert snapshot.name == second and (snapshot / "sub" / "é & 1.bin").read_bytes() == bytes(range(256))

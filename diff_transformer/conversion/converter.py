@@ -140,7 +140,7 @@ def _tokenizer(name: str | None, source: OpenCheckpoint) -> PreTrainedTokenizerB
 
 
 def _write_config(folder: Path, layout: Layout, config: DiffTransformerConfig, dtype: torch.dtype) -> None:
-    """What `from_pretrained` needs besides weights and tokenizer; for the authors' layouts what shapes do not tell."""
+    """What `from_pretrained` needs besides weights and tokenizer, or what shapes do not determine."""
     if layout.name in (OURS.name, DIFFLLAMA.name):
         with torch.device("meta"):
             ours = layout.name == OURS.name

@@ -30,7 +30,7 @@ REGENERATED = {
     *("license", "language", "library_name", "pipeline_tag", "tags", "datasets", "base_model", "model-index"),
     *("model_name", "eval_results"),
 }
-# A training stage's names for its models; the trainer's state lies next to them
+# The names that a training stage gives its models; the trainer's state is next to them
 STAGE_FOLDERS = ("model", "adapter")
 # Arguments of a run about folders, logging and speed, which did not shape the model
 HOUSEKEEPING = (

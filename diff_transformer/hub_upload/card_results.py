@@ -107,7 +107,7 @@ def card_files(found: Sections, repo_id: str) -> dict[str, str | bytes]:
 def model_index(found: Sections, repo_id: str) -> list[EvalResult]:
     """The numbers of this model in the report's tables, for the card's metadata.
 
-    The metadata tells the metrics of a dataset apart by their names alone.
+    The metadata distinguishes the metrics of a dataset by their names alone.
     """
     numbers = []
     for section in found:
@@ -181,7 +181,7 @@ def _dataset(results: Results, row: list[str]) -> str | None:
 
 
 def _public_command(command: str, results: Results, repo_id: str) -> str:
-    """The command for anyone to run: the repository stands in place of this model's folder."""
+    """The command with the repository in place of this model's folder, so that anyone can run it."""
     arguments = shlex.split(command)
     if arguments and arguments[0] == "__main__.py":
         arguments[0] = "diff-transformer"

@@ -68,7 +68,7 @@ def compare_in_clean_process(
 ) -> list[str]:
     """Loads a folder or a repository in a clean process and returns the errors: its logits must equal `expected`.
 
-    The process has its own cache for code and, online, for files, so that nothing cached stands in for what is tested.
+    The process has its own cache for code and, online, for files, so that only the tested files are loaded.
     """
     with tempfile.TemporaryDirectory(prefix="diff_transformer_upload.") as work:
         report, saved = Path(work) / "report.json", Path(work) / "logits.safetensors"

@@ -57,7 +57,7 @@ class RemoteRepo:
 
 @contextmanager
 def hub_errors(doing: str) -> Iterator[None]:
-    """Turns the client's exceptions into a ValueError that says what failed and how to fix it."""
+    """Turns the client's exceptions into a ValueError with the failed step and the remedy."""
     try:
         yield
     except HfHubHTTPError as error:

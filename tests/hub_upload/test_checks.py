@@ -106,7 +106,7 @@ BROKEN = {
         lambda f: (give_code(f), (f / "attention_diff.py").unlink()), "code", "attention_diff.py does not exist",
     ),
     "a sibling is not Python": (lambda f: give_code(f, attention_diff="def"), "code", "not valid Python"),
-    "an import of others": (lambda f: give_code(f, attention_diff="import numpy"), "code", "imports numpy"),
+    "an import of another package": (lambda f: give_code(f, attention_diff="import numpy"), "code", "imports numpy"),
     "an import of the package": (
         lambda f: give_code(f, attention_diff="from diff_transformer import x"), "code", "imports diff_transformer",
     ),
@@ -150,7 +150,7 @@ def test_a_broken_folder_is_reported(folder, fault):
 def test_a_sound_folder_passes(folder):
     assert problems_of(folder) == []
     give_code(folder)
-    assert problems_of(folder) == [], "with code of its own"
+    assert problems_of(folder) == [], "with the code in the folder"
 
 
 def test_all_problems_are_reported_at_once_and_no_secret_is_repeated(folder):

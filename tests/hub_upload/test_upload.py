@@ -234,7 +234,7 @@ def change(path: Path) -> None:
 
 
 def test_an_interrupted_upload_resumes_where_it_stopped(hub, folder):
-    """One of three shards is rejected; the others are not sent again."""
+    """One of three shards is rejected; only it is sent again."""
     for path in folder.glob("*.safetensors"):
         change(path)
     before = len(read_requests(hub.root))
@@ -355,7 +355,7 @@ def test_a_branch_a_pull_request_and_a_tag(hub, folder):
     assert "discussions/1" in hub.upload_well(folder, repo, "--create-pr")
     hub.upload_well(folder, repo, "--revision", "trial", "--tag", "v2")
     taken = hub.upload(folder, repo, "--tag", "v1", "--revision", "trial")
-    assert hub.head(repo) == first == hub.head(repo, "v1"), "main was to stay"
+    assert hub.head(repo) == first == hub.head(repo, "v1"), "main must not change"
     assert Store(hub.root).read_repo(repo)["private"]
     assert hub.head(repo, "trial")["files"] == hub.head(repo, "refs/pr/1")["files"] != first["files"]
     assert hub.head(repo, "v2") == hub.head(repo, "trial")

@@ -1,0 +1,33 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Headers of safetensors files: what they contain, and errors for damaged and missing files."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from diff_transformer.safetensors_headers import TensorHeader, count_parameters, read_header, read_weight_map
+
+
+def test_headers_and_the_number_of_parameters(tmp_path):
+    save_file({"a": torch.ones(3, 4), "b": torch.ones((), dtype=torch.bfloat16)}, tmp_path / "one.safetensors")
+    save_file({"c": torch.ones(0, 5)}, tmp_path / "two.safetensors")
+    assert read_header(tmp_path / "one.safetensors") == {
+        "a": TensorHeader("F32", (3, 4)),
+        "b": TensorHeader("BF16", ()),
+    }
+    assert count_parameters(tmp_path) == 12 + 1 + 0
+
+
+def test_damaged_and_missing_files(tmp_path):
+    file, index = tmp_path / "a.safetensors", tmp_path / "index.json"
+    with pytest.raises(FileNotFoundError, match=r"holds no \*.safetensors files"):
+        count_parameters(tmp_path)
+    save_file({"a": torch.ones(3)}, file)
+    for damaged in (file.read_bytes()[:-1], b"\xff" * 64, b""):
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match="not a complete safetensors file"):
+            read_header(file)
+    for content in ("{", "[]", "{}", '{"weight_map": 1}'):
+        index.write_text(content)
+        with pytest.raises(ValueError, match="not an index of weight files"):
+            read_weight_map(index)
