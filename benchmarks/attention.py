@@ -1,26 +1,26 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Differential attention on one GPU: ours against every other way to compute it, and against standard attention.
+"""Differential attention on one GPU: our kernels, every other way to compute it, and standard attention.
 
     python -m benchmarks.attention --out benchmarks/results/attention_<hardware>_<date>
 
-writes `<out>.csv`, `<out>.md` and, where matplotlib is installed, `<out>.png`. The CSV is complete after every row, so
-a run that is stopped keeps what it measured.
+writes `<out>.csv`, `<out>.md` and, if matplotlib is installed, `<out>.png`. The CSV is rewritten after every cell, so
+an interrupted run keeps its measurements.
 
 A *way* is a composition over a backend (attention_ways).
 
-Before a way is timed, its output and its gradients are checked against float32; one that fails is RED and gets no
-speed. One that cannot run is listed with its reason. The ways of a cell (task, d, length) take turns; a figure is the
-median over the rounds. Every repetition finds the L2 cache flushed, and its launches queue up behind a short sleep of
-the GPU, so that the GPU's work is timed and not Python's.
+Before a way is timed, its output and its gradients are compared with float32. A way that fails is RED and gets no
+speed. A way that cannot run is listed with the reason. The ways of a cell (task, d, length) take turns, and a figure
+is the median over the rounds. The L2 cache is flushed before every repetition, whose launches queue up behind a short
+sleep of the GPU, so that the time is that of the GPU and not of Python.
 
-Useful work is what the fused computation needs, whatever a way spends. In units of 2 N^2 d FLOPs a differential head,
-halved by causality (N: tokens of a sequence):
+Useful work is what the fused computation needs, whatever a way computes. In units of 2 N^2 d FLOPs per differential
+head, halved by causality (N: tokens of a sequence):
 
     differential  forward 6 = 2 x q k^T (1 each) + 2 x p v (2 each)
                   backward 10 = scores again 2, dP = dO v^T 2, dV = (P1 - lambda P2)^T dO 2, dQ1 dQ2 dK1 dK2 1 each
     standard      forward 4, backward 10 (two heads of d)
 
-and for a decoding step the bytes of K and V, read once.
+and for a decoding step the bytes of K and V, which are read once.
 """
 
 import argparse
@@ -42,13 +42,13 @@ from benchmarks.attention_ways import TASKS, WAYS, WITH_GRADIENTS, Case, Problem
 from benchmarks.report import as_csv, first_line, hardware, rounded, versions, write
 from tests.tolerances import allowed_error
 
-UNITS = {  # of 2 N^2 d FLOPs a differential head, see above
+UNITS = {  # in 2 N^2 d FLOPs per differential head, see above
     "differential": {"forward": 6, "backward": 10, "both": 16, "varlen": 16},
     "standard": {"forward": 4, "backward": 10, "both": 14, "varlen": 14},
 }
 _DEVICE_HELP = (
-    "cpu only shows that the script runs: flash_diff there with TRITON_INTERPRET=1 set, and not in bfloat16, whose "
-    "tl.dot Triton's interpreter gets wrong"
+    "default: %(default)s. cpu only shows that the script runs; flash_diff then needs TRITON_INTERPRET=1 and another "
+    "type than bfloat16, whose tl.dot Triton's interpreter gets wrong"
 )
 MIN_ROUNDS = 3
 
@@ -57,7 +57,7 @@ MIN_ROUNDS = 3
 
 
 def results(task: str, way: Way, p: Problem) -> dict[str, torch.Tensor | None]:
-    """The output and, if the task has them, the gradients."""
+    """The output and, for tasks with a backward, the gradients."""
     if task not in WITH_GRADIENTS:
         with torch.no_grad():
             return {"output": way.run(p)}
@@ -95,7 +95,7 @@ def fault(way: Way, case: Case) -> str:
 
 
 def check_case(case: Case, length: int) -> Case:
-    """The modest problem that stands for all lengths of (task, d)."""
+    """The small problem that represents all lengths of (task, d)."""
     task = "both" if case.task == "backward" else case.task
     return replace(case, task=task, length=length, tokens=2 * length)
 
@@ -104,7 +104,7 @@ def check_case(case: Case, length: int) -> Case:
 
 
 class Stopwatch:
-    """Milliseconds of `timed(set_up())`, without the set-up."""
+    """Measures `timed(set_up())` in milliseconds, without the set-up."""
 
     def __init__(self, device: str) -> None:
         self.on_cuda = torch.device(device).type == "cuda"
@@ -119,7 +119,7 @@ class Stopwatch:
             return (time.perf_counter() - start) * 1000
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.flush.zero_()
-        torch.cuda._sleep(2_000_000)  # clock cycles, about a millisecond: time to launch what is timed
+        torch.cuda._sleep(2_000_000)  # clock cycles, about a millisecond, in which the timed kernels are launched
         start.record()
         timed(prepared)
         end.record()
@@ -128,7 +128,7 @@ class Stopwatch:
 
 
 def step(task: str, way: Way, p: Problem) -> tuple[Callable, Callable]:
-    """The set-up of a task, and the timed part, which gets what the set-up returns."""
+    """The set-up of a task and the timed part, which receives the result of the set-up."""
 
     def without_gradients(_):
         with torch.no_grad():
@@ -145,7 +145,7 @@ def step(task: str, way: Way, p: Problem) -> tuple[Callable, Callable]:
 
 
 def warm_up(stopwatch: Stopwatch, set_up: Callable, timed: Callable) -> tuple[float, float | str]:
-    """Two runs: milliseconds of the second, and its peak of memory in MiB above what was held before (CUDA only)."""
+    """Runs twice. Returns milliseconds and, on CUDA, peak memory in MiB above that before, both of the second run."""
     stopwatch(set_up, timed)
     if not stopwatch.on_cuda:
         return stopwatch(set_up, timed), ""
@@ -162,7 +162,7 @@ def useful_flops(case: Case, kind: str) -> float:
 
 
 def useful_bytes(case: Case) -> float:
-    """K and V of 2d numbers a token and head, once."""
+    """K and V once, 2d numbers each per token and head."""
     return 2 * case.batch * case.length * case.heads * 2 * case.d * case.dtype.itemsize
 
 
@@ -204,10 +204,10 @@ def row(case: Case, name: str, status: str, reason: str = "", ms: float | str = 
 
 
 def attempt(run: Callable[[], dict | tuple], case: Case, name: str):
-    """What `run` returns, or a row that says why it cannot run.
+    """What `run` returns, or a row with the reason why it cannot run.
 
-    Whatever a library raises is a reason; only a device that is left unusable ends the benchmark. Warnings
-    go into the reason, and are dropped where all went well.
+    Any exception of a library is a reason; only an unusable device ends the benchmark. Warnings are added to the
+    reason, and dropped if there is none.
     """
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always")
@@ -222,7 +222,7 @@ def attempt(run: Callable[[], dict | tuple], case: Case, name: str):
 
 
 def prepare(case: Case, name: str, p: Problem, stopwatch: Stopwatch, check_length: int) -> dict | tuple:
-    """Checks and warms up a way: (set-up, timed part, ms, peak memory), or the row that says RED."""
+    """Checks and warms up a way. Returns (set-up, timed part, ms, peak memory), or a row with the status RED."""
     way = WAYS[name]
     if way.kind != "standard":
         wrong = fault(way, check_case(case, check_length))
@@ -233,7 +233,7 @@ def prepare(case: Case, name: str, p: Problem, stopwatch: Stopwatch, check_lengt
 
 
 def measure(case: Case, names: list[str], options: argparse.Namespace, deadline: float, progress: tqdm) -> list[dict]:
-    """The rows of a cell: every way is checked and warmed up, then they take turns."""
+    """Returns the rows of a cell. Every way is checked and warmed up, then they take turns."""
     stopwatch = Stopwatch(case.device)
     p = attempt(lambda: make_problem(case), case, names[0])
     if isinstance(p, dict):
@@ -276,22 +276,35 @@ def show(rows: list[dict]) -> None:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="path of the result files, without their endings")
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="varlen: both, on documents")
+    parser.add_argument("--out", type=Path, help="path of the result files, without their extensions")
+    parser.add_argument(
+        "--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="varlen is both on packed documents"
+    )
     parser.add_argument("--lengths", nargs="+", type=int, default=[1024 << i for i in range(7)])
-    parser.add_argument("--head-dims", nargs="+", type=int, default=[128, 64], help="d; a head's values have 2d")
-    parser.add_argument("--hidden-size", type=int, default=3072, help="h = hidden size / 2d; the paper's 3B has 3072")
-    parser.add_argument("--tokens", type=int, default=65536, help="batch x length")
+    parser.add_argument("--head-dims", nargs="+", type=int, default=[128, 64], help="d; the values of a head have 2d")
+    parser.add_argument(
+        "--hidden-size", type=int, default=3072, help="sets h = hidden size / 2d (default: 3072, the paper's 3B)"
+    )
+    parser.add_argument("--tokens", type=int, default=65536, help="batch size times length (default: %(default)s)")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--device", default="cuda", help=_DEVICE_HELP)
-    parser.add_argument("--norm", action="store_true", help="end every differential way with the head norm of Eq. 3")
-    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS), metavar="WAY")
-    parser.add_argument("--rounds", type=int, default=50, help="at most so many rounds a cell")
     parser.add_argument(
-        "--seconds", type=float, default=3.0, help=f"of rounds a cell, but {MIN_ROUNDS} rounds at least"
+        "--norm", action="store_true", help="include the headwise norm of Eq. 3 in every differential way"
     )
-    parser.add_argument("--check-length", type=int, default=512, help="tokens of the check before a way is timed")
-    parser.add_argument("--minutes", type=float, default=30.0, help="budget: no way is started after it")
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS), metavar="WAY")
+    parser.add_argument("--rounds", type=int, default=50, help="maximum of rounds per cell (default: %(default)s)")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=3.0,
+        help=f"time limit of the rounds per cell, after the first {MIN_ROUNDS} (default: 3)",
+    )
+    parser.add_argument(
+        "--check-length", type=int, default=512, help="tokens of the check before the timing (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=30.0, help="time limit, after which no way is started (default: %(default)s)"
+    )
     options = parser.parse_args(arguments)
     for d in options.head_dims:
         if options.hidden_size % (2 * d):
@@ -323,7 +336,7 @@ def main(arguments: list[str] | None = None) -> int:
         for length in options.lengths
     ]
     total = len(cases) * len(options.ways)
-    cells = f"{len(cases)} cells x {len(options.ways)} ways, about {options.seconds:g} s of rounds a cell"
+    cells = f"{len(cases)} cells x {len(options.ways)} ways, about {options.seconds:g} s of rounds per cell"
     print(
         f"Budget  {options.minutes:g} minutes for {cells} and their warm-up, on {hardware(options.device)}", flush=True
     )

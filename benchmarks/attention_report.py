@@ -8,7 +8,7 @@ from benchmarks.attention_ways import TASKS, WAYS
 
 
 def add_ratios(rows: list[dict]) -> None:
-    """Speed over that of the fastest rival and of the fastest standard attention in the same cell."""
+    """Adds the speed relative to the fastest rival and to the fastest standard attention of the same cell."""
     cells: dict[tuple, list[dict]] = {}
     for one in rows:
         cells.setdefault((one["task"], one["d"], one["length"]), []).append(one)
@@ -21,10 +21,10 @@ def add_ratios(rows: list[dict]) -> None:
 
 
 def as_markdown(rows: list[dict], command: str) -> str:
-    """A table for each task and d: useful TFLOP/s (GB/s for decode) by way and length, and what did not run."""
+    """A table per task and d with the useful TFLOP/s (GB/s for decode) by way and length, and what did not run."""
     packages = ", ".join(f"{name} {rows[0][name]}" for name in ("torch", "triton", "transformers"))
     lines = [f"# Differential attention: {rows[0]['hardware']}", "", f"`{command}`, {packages}.", ""]
-    lines += ["Useful TFLOP/s (decode: GB/s of K and V), the median of rounds in turn.", ""]
+    lines += ["Useful TFLOP/s (decode: GB/s of K and V), median over rounds in which the ways take turns.", ""]
     for (task, d), group in groupby(rows, key=_table):
         cells = {(one["way"], one["length"]): one for one in group}
         lengths = sorted({length for _, length in cells})
@@ -63,7 +63,7 @@ def _speed(one: dict | None) -> str:
 
 
 def plot(rows: list[dict], path: Path) -> None:
-    """Useful speed over length, a panel for each task and d."""
+    """Plots the useful speed over the length, with a panel per task and d."""
     try:
         import matplotlib
     except ImportError:

@@ -4,11 +4,11 @@
 A *way* is a composition over a backend. With q1, q2, k1, k2 of width d and values of width 2d for each of h heads:
 
 - `flash_diff`: our fused kernels;
-- `eager`: Eq. 1 (arXiv:2410.05258) as it is written, and the oracle of all others;
-- `packed/...`: one call, two zero-padded queries of width 2d a head (`diff_transformer.attention_diff`);
-- `two_calls/...`: one call a map, values of 2d (the authors' FlashDiffAttn_1);
-- `four_calls/...`: one call a map and half of the values, all of width d (the authors' FlashDiffAttn_2);
-- `standard/...`: not differential: ordinary attention of equal parameters, 2h heads of d. The limit.
+- `eager`: Eq. 1 (arXiv:2410.05258) as it is written, the reference of all other ways;
+- `packed/...`: one call with two zero-padded queries of width 2d per head (`diff_transformer.attention_diff`);
+- `two_calls/...`: one call per map, with values of 2d (the authors' FlashDiffAttn_1);
+- `four_calls/...`: one call per map and half of the values, all of width d (the authors' FlashDiffAttn_2);
+- `standard/...`: ordinary attention with as many parameters, 2h heads of d, as the upper limit.
 """
 
 import functools
@@ -52,7 +52,7 @@ class Case:
 
     @property
     def documents(self) -> list[int]:
-        """Lengths of the sequences. For varlen, uneven: by turns 1/2 and 3/2 of the length."""
+        """Lengths of the sequences. For varlen they alternate between 1/2 and 3/2 of the length."""
         if self.task != "varlen" or self.batch == 1:
             return [self.length] * self.batch
         pairs = [self.length // 2, self.length - self.length // 2 + self.length] * (self.batch // 2)
@@ -61,9 +61,9 @@ class Case:
 
 @dataclass
 class Problem:
-    """Tensors of a case: q [q1 | q2] (B, T, h, 2d), k [k1 | k2] and v (B, S, h, 2d), in floats of one type.
+    """Tensors of a case: q [q1 | q2] (B, T, h, 2d), k [k1 | k2] and v (B, S, h, 2d), all of one floating-point type.
 
-    Packed documents lie one after the other in a single row, at the offsets `cu_seqlens`. A cache to decode from has
+    Packed documents are concatenated in a single row at the offsets `cu_seqlens`. The cache of the decoding task has
     the memory layout of transformers' caches, (B, h, S, 2d), and `cache_seqlens` valid keys.
     """
 
@@ -103,12 +103,12 @@ class Problem:
 
     @cached_property
     def block_mask(self):
-        """flex_attention's causal mask, for packed documents one that keeps them apart; made before the clock runs."""
+        """flex_attention's causal mask, which separates packed documents. It is created before the timing starts."""
         from torch.nn.attention.flex_attention import create_block_mask
 
         q_len, device = self.q.shape[1], self.q.device
         if self.cache_seqlens is not None:
-            return None  # a single token sees all keys
+            return None  # a single token attends to all keys
         lengths = torch.tensor(self.documents, device=device)
         document = torch.arange(len(lengths), device=device).repeat_interleave(lengths)
 
@@ -159,7 +159,7 @@ def make_problem(case: Case) -> Problem:
 
 
 def sdpa(backend: SDPBackend | None, p: Problem, q, k, v) -> torch.Tensor:
-    """torch's scaled_dot_product_attention on one backend; on packed documents varlen_attn, which is its flash one."""
+    """torch's scaled_dot_product_attention on one backend; for packed documents varlen_attn, its flash backend."""
     if p.cu_seqlens is not None:
         return torch_varlen(backend, p, q, k, v)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -187,7 +187,7 @@ def torch_varlen(backend: SDPBackend | None, p: Problem, q, k, v) -> torch.Tenso
 def compiled_flex_attention() -> Callable:
     from torch.nn.attention.flex_attention import flex_attention
 
-    torch._dynamo.config.recompile_limit = 1000  # one graph a shape: beyond the limit it would run uncompiled
+    torch._dynamo.config.recompile_limit = 1000  # one graph per shape: beyond the limit it would run uncompiled
     torch._dynamo.config.accumulated_recompile_limit = 1000
     return torch.compile(flex_attention, dynamic=False)
 
@@ -210,7 +210,7 @@ def flash_attn(module: str, p: Problem, q, k, v) -> torch.Tensor:
         out = library.flash_attn_with_kvcache(q, k, v, cache_seqlens=p.cache_seqlens, **options)
     else:
         out = library.flash_attn_func(q, k, v, **options)
-    out = out[0] if isinstance(out, tuple) else out  # some versions return the log-sums too
+    out = out[0] if isinstance(out, tuple) else out  # some versions also return the log-sum-exp
     return out if p.cu_seqlens is None else out[None]
 
 
@@ -218,12 +218,12 @@ def flash_attn(module: str, p: Problem, q, k, v) -> torch.Tensor:
 
 
 def difference(p: Problem, out1: torch.Tensor, out2: torch.Tensor) -> torch.Tensor:
-    """out1 - lambda out2, one kernel for a rival's sake."""
+    """out1 - lambda out2 in one kernel, in favour of the rivals."""
     return torch.addcmul(out1, out2, -p.lambda_full)
 
 
 def head_norm(p: Problem, out: torch.Tensor) -> torch.Tensor:
-    """The headwise norm of Eq. 3 with its fixed factor, where the problem has one."""
+    """The headwise norm of Eq. 3 with its fixed factor, if the problem has one."""
     if p.norm_weight is None:
         return out
     return F.rms_norm(out, p.norm_weight.shape, p.norm_weight, EPS) * OUT_SCALE
@@ -243,7 +243,7 @@ def flash_diff(p: Problem) -> torch.Tensor:
 
 
 def eager(p: Problem) -> torch.Tensor:
-    """The oracle, document by document where they are packed."""
+    """The reference, document by document if they are packed."""
     lengths = p.documents if p.cu_seqlens is not None else [p.q.shape[1]]
     if max(lengths) > LONGEST_EAGER:
         raise MemoryError(f"eager attention holds whole maps; it is run up to {LONGEST_EAGER} tokens")
@@ -281,7 +281,7 @@ def four_calls(attend: Callable, p: Problem) -> torch.Tensor:
 
 
 def standard(attend: Callable, p: Problem) -> torch.Tensor:
-    """The same memory taken for 2h heads of d."""
+    """The same memory interpreted as 2h heads of d."""
     q, k, v = (x.unflatten(-1, (2, p.d)).flatten(-3, -2) for x in (p.q, p.k, p.v))
     return attend(p, q, k, v).unflatten(-2, (-1, 2)).flatten(-2)
 

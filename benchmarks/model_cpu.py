@@ -3,12 +3,12 @@
 
     python -m benchmarks.model_cpu --out benchmarks/results/model_cpu_<hardware>_<date>
 
-writes `<out>.csv` and `<out>.md`. Hidden size 512, 8 layers, d = 64, vocabulary 4096; forward and forward+backward
-over 2048 tokens, decoding one token after a context of 4096. Before anything is timed, ours must give DiffLlama's
-logits.
+writes `<out>.csv` and `<out>.md`. The models have hidden size 512, 8 layers, d = 64 and a vocabulary of 4096. The
+tasks are forward and forward+backward over 2048 tokens, and decoding one token after a context of 4096. Before
+anything is timed, our logits must equal DiffLlama's.
 
-Every figure is the median of rounds in which the three models take turns, in process time (what the thread itself
-worked), so that a busy machine slows all of them alike.
+Every figure is the median over rounds in which the three models take turns, in process time (CPU time of the thread),
+so that a busy machine slows down all of them equally.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def build_models(dtype: torch.dtype) -> dict[str, torch.nn.Module]:
 
 
 def prepare(task: str, model: torch.nn.Module):
-    """A function that does the task once; its set-up is not timed."""
+    """Returns a function that performs the task once. The set-up here is not timed."""
     ids = torch.randint(0, 4096, (1, TASKS[task]))
     if task == "forward":
 
@@ -141,10 +141,17 @@ def as_markdown(rows: list[dict], command: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="path of the result files, without their endings")
+    parser.add_argument("--out", type=Path, help="path of the result files, without their extensions")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--rounds", type=int, default=5, help="timed rounds; decoding takes eight times as many")
-    parser.add_argument("--bf16-rounds", type=int, default=2, help="the same for bfloat16, slow where it is emulated")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="timed rounds (default: %(default)s); decoding takes eight times as many"
+    )
+    parser.add_argument(
+        "--bf16-rounds",
+        type=int,
+        default=2,
+        help="timed rounds in bfloat16, which is slow where it is emulated (default: %(default)s)",
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
 

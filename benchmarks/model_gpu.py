@@ -3,12 +3,12 @@
 
     python -m benchmarks.model_gpu --out benchmarks/results/model_gpu_<hardware>_<date>
 
-writes `<out>.csv` and `<out>.md`. DIFF is ours, Transformer is transformers' own Llama with 2h heads of d; both have
-the same widths, layers and vocabulary, and random weights. All run in one process and take turns; a figure is the
-median over the rounds, by the clock, Python included.
+writes `<out>.csv` and `<out>.md`. DIFF is our model, Transformer is transformers' own Llama with 2h heads of d. Both
+have the same widths, layers and vocabulary, and random weights. All configurations run in one process and take turns.
+Every figure is the median wall-clock time over the rounds, including Python.
 
-forward computes the logits of all tokens, forward+backward the loss and all gradients, without an optimizer. Before
-anything is timed, the logits and the gradients of a DIFF model of two layers are checked against float32.
+forward computes the logits of all tokens. forward+backward computes the loss and all gradients, without an optimizer.
+Before anything is timed, the logits and the gradients of a DIFF model with two layers are compared with float32.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def build(config: PreTrainedConfig, dtype: torch.dtype, device: str) -> PreTrain
 
 
 def faults(config: DiffTransformerConfig, dtype: torch.dtype, device: str) -> list[str]:
-    """What is wrong with flash_diff in a model of two layers, over 256 tokens.
+    """What is wrong with flash_diff in a model with two layers, over 256 tokens.
 
     The logits and the gradients of the weight matrices are compared with eager in float32 (float64 for float32). The
     errors of eager in `dtype` say how large theirs may be: see `allowed_error`.
@@ -105,8 +105,8 @@ def faults(config: DiffTransformerConfig, dtype: torch.dtype, device: str) -> li
 
 
 def loss_in_chunks(model: PreTrainedModel, ids: torch.Tensor, size: int) -> torch.Tensor:
-    """The loss that `labels=ids` gives, with the logits of only `size` tokens in memory: the backward computes them
-    again. ids (batch, tokens)."""
+    """The loss that `labels=ids` gives, with the logits of only `size` tokens in memory. The backward recomputes them.
+    ids (batch, tokens)."""
     hidden = model.model(ids, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
     labels = ids[:, 1:].flatten()
 
@@ -118,7 +118,7 @@ def loss_in_chunks(model: PreTrainedModel, ids: torch.Tensor, size: int) -> torc
 
 
 def step(task: str, model: PreTrainedModel, ids: torch.Tensor, loss_chunk: int) -> Callable[[], None]:
-    """A function that does the task once and leaves no gradients behind."""
+    """Returns a function that performs the task once and leaves no gradients behind."""
 
     def forward():
         with torch.no_grad():
@@ -135,7 +135,7 @@ def step(task: str, model: PreTrainedModel, ids: torch.Tensor, loss_chunk: int) 
 
 
 class Stage:
-    """The two models, on the device together or, with `one_at_a_time`, one while the other waits on the CPU."""
+    """Holds both models on the device or, with `one_at_a_time`, one of them while the other waits on the CPU."""
 
     def __init__(self, models: dict[str, PreTrainedModel], device: str, one_at_a_time: bool) -> None:
         self.models, self.device, self.one_at_a_time = models, device, one_at_a_time
@@ -169,7 +169,7 @@ def weight_bytes(model: PreTrainedModel) -> int:
 
 
 def peak_gib(run: Callable[[], None], model: PreTrainedModel, device: str) -> float | str:
-    """Peak memory of the model at work: its weights and all that the run allocates; not the other model."""
+    """Peak memory of a run in GiB: the weights of its model and what the run allocates, without the other model."""
     if not device.startswith("cuda"):
         run()
         return ""
@@ -195,7 +195,7 @@ def attempt(run: Callable[[], float | str], device: str) -> tuple[float | str, s
 
 
 def measure(task: str, length: int, stage: Stage, options: argparse.Namespace, progress: tqdm) -> list[dict]:
-    """The rows of a cell: every contestant warms up, then they take turns."""
+    """Returns the rows of a cell. Every contestant warms up, then they take turns."""
     batch = max(1, options.tokens // length)
     vocab_size = stage.models["DIFF"].config.vocab_size
     ids = torch.randint(0, vocab_size, (batch, length), device=options.device)
@@ -211,7 +211,7 @@ def measure(task: str, length: int, stage: Stage, options: argparse.Namespace, p
 
         peaks[name], reasons[name] = attempt(warm_up, options.device)
         for parameter in (p for model in stage.models.values() for p in model.parameters()):
-            parameter.grad = None  # of a backward that broke off
+            parameter.grad = None  # left by a backward that failed
         progress.update()
     ready = [name for name in CONTESTANTS if not reasons[name]]
     times: dict[str, list[float]] = {name: [] for name in ready}
@@ -249,19 +249,17 @@ def measure(task: str, length: int, stage: Stage, options: argparse.Namespace, p
 
 
 def settings(options: argparse.Namespace, config: DiffTransformerConfig) -> str:
-    """What differs from the paper's model, in words."""
-    said = [f"{config.num_hidden_layers} layers of width {config.hidden_size}, {options.dtype}"]
+    """Describes how the model and the run differ from the paper's."""
+    parts = [f"{config.num_hidden_layers} layers of width {config.hidden_size}, {options.dtype}"]
     if options.tiny:
-        said.append("a tiny model: the figures mean only that the script runs")
+        parts.append("a tiny model: the figures mean only that the script runs")
     elif options.layers is not None:
-        said.append(
-            f"fewer layers than the 3B's 28 (--layers {options.layers}): its vocabulary weighs more than there"
-        )
+        parts.append(f"fewer layers than the 3B's 28 (--layers {options.layers}): its vocabulary takes a larger share")
     if options.gradient_checkpointing:
-        said.append("gradient checkpointing (the backward computes every layer again)")
+        parts.append("gradient checkpointing (the backward recomputes every layer)")
     if options.loss_chunk:
-        said.append(f"loss in chunks of {options.loss_chunk} tokens (the backward computes the logits again)")
-    return "; ".join(said)
+        parts.append(f"loss in chunks of {options.loss_chunk} tokens (the backward recomputes the logits)")
+    return "; ".join(parts)
 
 
 def as_markdown(rows: list[dict], command: str, what: str) -> str:
@@ -285,21 +283,35 @@ def as_markdown(rows: list[dict], command: str, what: str) -> str:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="path of the result files, without their endings")
+    parser.add_argument("--out", type=Path, help="path of the result files, without their extensions")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--lengths", nargs="+", type=int, default=[2048, 4096, 16384, 65536])
-    parser.add_argument("--tokens", type=int, default=4096, help="batch x length, where it is more than a length")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=4096,
+        help="batch size times length (default: %(default)s), at least one sequence",
+    )
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--gradient-checkpointing", action="store_true", help="keep no activations inside a layer")
     parser.add_argument(
-        "--loss-chunk", type=int, default=0, help="tokens whose logits are held at a time; 0: all, as the models do"
+        "--gradient-checkpointing",
+        action="store_true",
+        help="recompute the activations inside of each layer in the backward",
     )
-    parser.add_argument("--one-at-a-time", action="store_true", help="the model that waits does so on the CPU")
-    parser.add_argument("--layers", type=int, help="fewer layers than the 3B's 28, where it does not fit")
-    parser.add_argument("--minutes", type=float, default=20.0, help="budget: no cell is started after it")
-    parser.add_argument("--tiny", action="store_true", help="a model small enough for a CPU, to try the script")
+    parser.add_argument(
+        "--loss-chunk",
+        type=int,
+        default=0,
+        help="tokens whose logits are in memory at a time (default: 0, all of them)",
+    )
+    parser.add_argument("--one-at-a-time", action="store_true", help="keep the idle model on the CPU")
+    parser.add_argument("--layers", type=int, help="number of layers, if the 28 of the 3B do not fit")
+    parser.add_argument(
+        "--minutes", type=float, default=20.0, help="time limit, after which no cell is started (default: %(default)s)"
+    )
+    parser.add_argument("--tiny", action="store_true", help="use a model small enough to try the script on a CPU")
     options = parser.parse_args(arguments)
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("--device cuda was asked for, but torch sees no GPU. --tiny --device cpu tries the script.")

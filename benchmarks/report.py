@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""What the benchmarks say of a run: the machine, the versions, the reasons, and files written whole."""
+"""What all benchmarks report: the hardware, the versions and the reasons of failures; and their result files."""
 
 import csv
 import functools
@@ -37,7 +37,7 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def write(path: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Writes the whole file or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".part")
     temporary.write_text(text)
@@ -53,8 +53,8 @@ def as_csv(rows: list[dict]) -> str:
 
 
 def first_line(error: BaseException, noted: Iterable[warnings.WarningMessage] = ()) -> str:
-    """An error in a line, with what torch warned of just before: there it says why no kernel took the call."""
+    """An error in one line, with torch's warnings just before it, which say why no kernel accepted the call."""
     text = str(error).strip().split("\n")[0]
-    said = dict.fromkeys(str(note.message).split(" (Triggered")[0].strip() for note in noted)
-    said = [line for line in said if "ttention" in line and not line.endswith("because:")]
-    return " - ".join([f"{type(error).__name__}: {text}"[:200], *said[:2]])
+    warned = dict.fromkeys(str(note.message).split(" (Triggered")[0].strip() for note in noted)
+    warned = [line for line in warned if "ttention" in line and not line.endswith("because:")]
+    return " - ".join([f"{type(error).__name__}: {text}"[:200], *warned[:2]])

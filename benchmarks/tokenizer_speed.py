@@ -3,9 +3,9 @@
 
     python benchmarks/tokenizer_speed.py --out benchmarks/results/tokenizer_cpu_2026-11-21.csv
 
-All four encode the same documents, sources of Python's standard library. No figure is given unless all return the
-same ids. Seconds are by the clock; CPU seconds, summed over threads, vary less where other programs share the cores
-(`load`: how many were running or waiting at the start).
+All methods encode the same documents, the sources of Python's standard library. No figures are written unless all
+return the same ids. Seconds are wall-clock time. CPU seconds, summed over threads, vary less when other programs share
+the cores (`load`: the load average at the start).
 """
 
 import argparse
@@ -27,21 +27,21 @@ from diff_transformer.tokenization_cl100k import RANKS_FILE, cl100k_tokenizer
 
 
 def documents(num_bytes: int) -> tuple[list[str], int]:
-    """The standard library's sources in the order of their paths, until `num_bytes` are reached; and their bytes."""
+    """The standard library's sources in the order of their paths until they reach `num_bytes`, and their size."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     texts: list[str] = []
     size = 0
     for path in sorted(folder.rglob("*.py")):
         if size >= num_bytes:
             return texts, size
-        if "site-packages" not in path.parts:  # lies inside the standard library's folder, but is not part of it
+        if "site-packages" not in path.parts:  # in the folder of the standard library, but not part of it
             texts.append(path.read_bytes().decode("utf-8", errors="replace"))
             size += len(texts[-1].encode())
-    raise ValueError(f"{folder} has {size} bytes of sources, --megabytes asks for {num_bytes}: lower it")
+    raise ValueError(f"{folder} has {size} bytes of sources, --megabytes asks for {num_bytes}: pass a smaller number")
 
 
 def tiktoken_cl100k() -> tiktoken.Encoding:
-    """tiktoken's own cl100k_base, reading the shipped ranks in place of a download."""
+    """tiktoken's own cl100k_base, which reads the shipped ranks instead of downloading them."""
 
     def load_shipped(url: str, expected_hash: str) -> dict[bytes, int]:
         return tiktoken.load.load_tiktoken_bpe(str(RANKS_FILE), expected_hash)
@@ -56,15 +56,21 @@ def tiktoken_cl100k() -> tiktoken.Encoding:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="the CSV file to write")
-    parser.add_argument("--megabytes", type=float, default=10, help="text to encode, in 10^6 bytes")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each, of which the fastest counts")
-    parser.add_argument("--hardware", default="AMD EPYC (2 cores)", help="the machine's name, for the table")
+    parser.add_argument(
+        "--megabytes", type=float, default=10, help="size of the text in 10^6 bytes (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="runs per method, of which the fastest counts (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--hardware", default="AMD EPYC (2 cores)", help="name of the machine, for the table (default: %(default)s)"
+    )
     arguments = parser.parse_args()
 
     texts, num_bytes = documents(int(arguments.megabytes * 1e6))
     encoding, tokenizer = tiktoken_cl100k(), cl100k_tokenizer()
     backend = tokenizer.backend_tokenizer
-    backend.encode_special_tokens = True  # special tokens are text to all of them
+    backend.encode_special_tokens = True  # all methods treat special tokens as text
     cores = len(os.sched_getaffinity(0))
     methods = {
         "tiktoken encode_ordinary": (1, lambda: [encoding.encode_ordinary(text) for text in texts]),

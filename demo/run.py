@@ -43,7 +43,7 @@ NOT_CODE = {"encodings", "pydoc_data"}  # generated tables that are near copies 
 PROMPT = "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"
 
 # A narrow and shallow model with many small steps makes the most of a few minutes on two cores, since the output layer
-# takes most of the arithmetic. initializer_range is close to hidden_size**-0.5; the usual 0.02 is meant for wide models.
+# takes most of the arithmetic. initializer_range is close to hidden_size**-0.5; the usual 0.02 is for wide models.
 # lr is the learning rate of Muon, which trains the matrices.
 FULL = {
     "model": {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 2, "initializer_range": 0.06},
@@ -215,9 +215,7 @@ def main() -> None:
         flush=True,
     )
     if steps < max_steps:
-        print(
-            f"            (this machine is too slow or too busy for all {max_steps:,} steps, so the loss will be higher)"
-        )
+        print(f"            (too slow or too busy a machine for all {max_steps:,} steps: the loss will be higher)")
 
     # 4. Training
     clock = Clock(steps, args.minutes)
