@@ -41,7 +41,7 @@ def linear_cross_entropy(
     """`cross_entropy(linear(hidden_states, weight, bias).float(), labels)` without the logits of all tokens at once.
 
     The logits of ignored tokens are not computed. Under autocast the products are in its type; the softmax is always
-    in float32 or better.
+    in float32 or better. On CUDA, Liger's kernel does the work if `liger_kernel` is installed.
 
     Memory in addition to the inputs: the logits of a chunk in float32, and half as much again in 16 bits; the gradient
     of `hidden_states`; the gradient of `weight`, `4 * weight.numel()` bytes, since it is summed in float32 even if
@@ -56,7 +56,8 @@ def linear_cross_entropy(
         bias: (vocab,) or None.
         ignore_index: The label of positions without loss.
         reduction: "sum", or "mean" over the labels that are not ignored: 0 if all of them are, not NaN.
-        chunk_tokens: Tokens whose logits exist at once; by default as many as fill 128 MiB in float32.
+        chunk_tokens: Tokens whose logits exist at once; by default as many as fill 128 MiB in float32. Liger uses its
+            own number.
 
     Returns:
         A scalar in float32, or in float64 for inputs of float64.
@@ -71,10 +72,12 @@ def linear_cross_entropy(
     with_gradients = torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in (hidden_states, weight, bias)
     )
-    if with_gradients:
-        loss = _LinearCrossEntropy.apply(inputs.hidden_states, weight, bias, inputs)
-    else:
+    if not with_gradients:
         loss = inputs.nll().sum()
+    elif hidden_states.is_cuda and hidden_states.requires_grad and inputs.num_labels and _liger() is not None:
+        loss = _liger_cross_entropy(inputs)
+    else:
+        loss = _LinearCrossEntropy.apply(inputs.hidden_states, weight, bias, inputs)
     return loss if reduction == "sum" else loss / max(inputs.num_labels, 1)
 
 
@@ -207,6 +210,39 @@ def _check_labels(labels: torch.Tensor, vocab_size: int, ignore_index: int) -> N
             f"labels has values from {lowest} to {highest}, but the head's vocabulary is 0 to {vocab_size - 1}. Use "
             f"the tokenizer saved with the model; positions without loss have the label {ignore_index}."
         )
+
+
+# ------------------------------------------------------------------------------------------------------ Liger's kernel
+
+
+@functools.cache
+def _liger() -> Any | None:
+    try:
+        from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
+    except ImportError:
+        return None
+    return LigerFusedLinearCrossEntropyFunction
+
+
+def _liger_cross_entropy(inputs: _Inputs) -> torch.Tensor:
+    """Liger has no gradient of the weight without that of the hidden states, and supports one backward pass."""
+    hidden_states = inputs.hidden_states
+    if inputs.num_labels < len(hidden_states):
+        hidden_states = hidden_states[inputs.kept]
+    return _liger().apply(  # type: ignore[union-attr]
+        hidden_states,
+        inputs.weight,
+        inputs.labels,
+        inputs.bias,
+        None,  # no weights of the classes
+        -100,  # the ignored labels are already removed
+        0.0,  # no z-loss
+        0.0,  # no label smoothing
+        "sum",
+        None,  # no soft cap
+        False,  # no z-loss in the result
+        torch.float32,  # the type in which the gradient of the weight is summed
+    )[0]
 
 
 # ---------------------------------------------------------------------------------------------------------- for models

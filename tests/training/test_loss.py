@@ -317,6 +317,22 @@ def test_errors(changes, message):
         linear_cross_entropy(**{**inputs, **changes})
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="Liger's kernel needs a GPU")
+@pytest.mark.parametrize("with_bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_liger_gives_the_same(monkeypatch, dtype, with_bias):
+    pytest.importorskip("liger_kernel")
+    inputs = [None if x is None else x.detach().cuda() for x in problem(dtype, tokens=301, with_bias=with_bias)]
+    inputs = [x.requires_grad_() if x is not None and x.is_floating_point() else x for x in inputs]
+    fused = linear_cross_entropy(*inputs)
+    monkeypatch.setattr(loss_module, "_liger", lambda: None)
+    ours = linear_cross_entropy(*inputs)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    assert error(fused.detach(), ours.detach()) < tolerance
+    for mine, theirs in zip(gradients_of(ours, inputs), gradients_of(fused, inputs), strict=True):
+        assert error(mine, theirs) < tolerance
+
+
 # ------------------------------------------------------------------------------------------- use_linear_cross_entropy
 
 
