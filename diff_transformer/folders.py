@@ -118,6 +118,3 @@ def sha256(file: Path) -> str:
         while block := content.read(2**20):
             digest.update(block)
     return digest.hexdigest()
-
-
-__all__ = ["sha256", "whole_file", "whole_folder"]

@@ -57,6 +57,3 @@ def count_parameters(folder: str | Path) -> int:
     if not files:
         raise FileNotFoundError(f"{folder} holds no *.safetensors files. Save the model with save_pretrained.")
     return sum(tensor.numel for file in files for tensor in read_header(file).values())
-
-
-__all__ = ["TensorHeader", "count_parameters", "read_header", "read_weight_map"]

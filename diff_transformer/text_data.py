@@ -286,14 +286,3 @@ def _pick_columns(rows: Any, names: dict[str, str], dataset: str) -> Dataset | I
 
 def _rename(row: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     return {ours: _inside(row, theirs) for theirs, ours in names.items()}
-
-
-__all__ = [
-    "STDLIB",
-    "TEXT_SUFFIXES",
-    "fault_of",
-    "load_documents",
-    "load_table",
-    "load_texts",
-    "standard_library_sources",
-]

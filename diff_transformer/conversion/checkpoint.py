@@ -228,6 +228,3 @@ def _check_names_and_shapes(
             "but its tensors do not match. Name tensors to leave out with --ignore.\n  " + "\n  ".join(faults)
         )
     return meta
-
-
-__all__ = ["OpenCheckpoint", "infer_config", "open_checkpoint"]

@@ -128,6 +128,3 @@ def write_shards(
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-
-
-__all__ = ["CheckpointFiles", "write_shards"]

@@ -151,6 +151,3 @@ def _write_config(folder: Path, layout: Layout, config: DiffTransformerConfig, d
     names += ["bos_token_id", "eos_token_id", "pad_token_id"]
     content = {"layout": layout.name} | {name: getattr(config, name) for name in names}
     (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n")
-
-
-__all__ = ["EXACT", "VerificationError", "convert"]

@@ -147,6 +147,3 @@ def out_of_ours(layout: Layout, config: DiffTransformerConfig) -> Iterator[Step]
             yield Step(theirs, (ours, ours.replace("o_proj", "subln")), fold)
         else:
             yield Step(theirs, (ours,), lambda x, order=order: x if order is None else x[order])
-
-
-__all__ = ["LAYOUTS", "Layout", "Step", "into_ours", "layer_names", "out_of_ours", "row_order"]

@@ -44,6 +44,3 @@ def yoco_tokenizer() -> PreTrainedTokenizerFast:
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
     )
-
-
-__all__ = ["yoco_tokenizer"]

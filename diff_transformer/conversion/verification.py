@@ -169,6 +169,3 @@ def compare(first: OpenCheckpoint, second: OpenCheckpoint, tolerance: float, len
         agreement = (a.argmax(-1) == b.argmax(-1)).float().mean().item()
         verdicts.append(Verdict(name, ids.numel(), difference, kl, agreement, tolerance))
     return verdicts
-
-
-__all__ = ["Verdict", "compare", "diffllama_config", "logits"]

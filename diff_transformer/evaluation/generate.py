@@ -315,23 +315,3 @@ def read(
     text = str(tokenizer.decode(ids[:length], skip_special_tokens=True))
     stop = min((text.find(s) for s in stop_strings if s in text), default=None)
     return Generated(text[:stop], length, length < max_new_tokens or stop is not None)
-
-
-__all__ = [
-    "BATCH_TOKENS",
-    "CHUNK",
-    "Generated",
-    "Prompt",
-    "chunks",
-    "end_tokens",
-    "fork",
-    "generate_greedily",
-    "generate_texts",
-    "in_batches",
-    "iterate_continuously",
-    "iterate_texts",
-    "prefill",
-    "read",
-    "token_log_probs",
-    "token_nll",
-]

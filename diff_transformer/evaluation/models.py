@@ -125,6 +125,3 @@ def check_length(model: PreTrainedModel, tokens: int, what: str) -> None:
             f"{what} needs {tokens:,} tokens, but the model has max_position_embeddings={limit:,}. Choose a shorter "
             "length, or extend the context first (docs/training.md)."
         )
-
-
-__all__ = ["LoadedModel", "check_length", "fingerprint", "load_model", "max_positions", "release", "split_spec"]

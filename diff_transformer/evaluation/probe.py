@@ -120,5 +120,3 @@ def probe_mask(*args, **kwargs) -> torch.Tensor | None:
 
 AttentionInterface.register(NAME, probe_attention_forward)
 AttentionMaskInterface.register(NAME, probe_mask)
-
-__all__ = ["Probe", "attention_probe", "differential_maps"]

@@ -325,28 +325,3 @@ img { max-width: 100%; height: auto; background: #fff; border-radius: 6px }
 pre { font-size: .85em; overflow-x: auto }
 details { margin: .8rem 0; color: var(--soft); font-size: .9rem } nav ul { columns: 2; padding-left: 1.2rem }
 """
-
-
-__all__ = [
-    "DIFFERS",
-    "PAPER_DIFF",
-    "PAPER_TRANSFORMER",
-    "Figure",
-    "Opening",
-    "Section",
-    "Table",
-    "color",
-    "draw_models",
-    "html_page",
-    "markdown_page",
-    "model_columns",
-    "models_table",
-    "other_sizes",
-    "percent",
-    "provenance",
-    "sections",
-    "spread",
-    "write_figures",
-    "write_pages",
-    "write_report",
-]

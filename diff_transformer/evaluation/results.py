@@ -443,19 +443,3 @@ def hardware(device: torch.device | str) -> str:
     names = [line for line in cpuinfo.read_text().splitlines() if "model name" in line] if cpuinfo.exists() else []
     name = names[0].split(":")[1].strip() if names else platform.processor() or platform.machine()
     return f"{name}, {os.cpu_count()} CPUs, {torch.get_num_threads()} threads"
-
-
-__all__ = [
-    "SCHEMA",
-    "Cell",
-    "Journal",
-    "Key",
-    "Measure",
-    "ResultSet",
-    "Results",
-    "average",
-    "common_documents",
-    "hardware",
-    "load_results",
-    "mean",
-]

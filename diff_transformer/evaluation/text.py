@@ -81,6 +81,3 @@ def token_rows(
             "documents, or concatenate them (--join)."
         )
     return found
-
-
-__all__ = ["DocumentArguments", "load_documents", "prompt_ids", "start_ids", "text_ids", "token_rows"]

@@ -358,6 +358,3 @@ def _table(columns: tuple[str, str], rows: Sequence[tuple[str, Any]]) -> str:
 
 def _as_list(value: Any) -> list[str]:
     return [] if value is None else [value] if isinstance(value, str) else list(value)
-
-
-__all__ = ["BEGIN", "CITATION", "END", "Facts", "gather", "read_run_file", "read_trainer_state", "write_card"]

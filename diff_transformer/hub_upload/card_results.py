@@ -195,6 +195,3 @@ def _public_command(command: str, results: Results, repo_id: str) -> str:
             value = without_folders(value)
         arguments[i] = f"{option}{equals}{value}"
     return shlex.join(arguments)
-
-
-__all__ = ["Sections", "card_files", "evaluation_markdown", "model_index", "own_results", "render_sections"]

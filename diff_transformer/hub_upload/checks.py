@@ -293,6 +293,3 @@ def hub_id(text: Any) -> str | None:
 def _first_five(names: Iterable[str]) -> str:
     names = sorted(names)
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-__all__ = ["Problem", "check_card", "check_files", "check_reload", "check_texts", "hub_id", "without_folders"]

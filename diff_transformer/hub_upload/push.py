@@ -193,6 +193,3 @@ def _is_transient(error: BaseException | None) -> bool:
     if isinstance(error, HfHubHTTPError):
         return error.response is not None and (error.response.status_code >= 500 or error.response.status_code == 429)
     return isinstance(error, HTTPError)
-
-
-__all__ = ["RemoteRepo", "inspect_repo", "push", "stale_files", "tag"]

@@ -135,6 +135,3 @@ def _add_code(staged: Staged) -> None:
 def _stat(path: Path) -> tuple[int, int]:
     stat = path.stat()
     return stat.st_size, stat.st_mtime_ns
-
-
-__all__ = ["Staged", "stage"]

@@ -213,5 +213,3 @@ def experiments(study: Results) -> list[ExperimentResults]:
 
 
 _COMMON = ("experiment", "model", "seed", "protocol")
-
-__all__ = ["RESULTS", "ExperimentResults", "ParityError", "check_parameters", "check_parity", "collect", "experiments"]

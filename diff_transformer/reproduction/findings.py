@@ -24,7 +24,7 @@ BETTER, WORSE = "better", "worse"
 SAME, OPPOSITE, OPEN, EQUAL = "same direction", "opposite direction", "undecided", "equal in the paper"
 NOT_IN_PAPER = "not in the paper"
 
-Pairs = Mapping[int, tuple[float, float]]  # by seed, the values of two models
+Pairs = dict[int, tuple[float, float]]  # by seed, the values of two models
 
 # Labels of the studies for the paper's ablations
 _ABLATIONS = {
@@ -214,6 +214,3 @@ def _at_equal_time(training: ResultSet, share: float) -> Pairs:
         if first is not None and second is not None:
             found[seed] = first, second
     return found
-
-
-__all__ = ["Checkpoint", "Finding", "findings", "loss_at", "training_curve"]

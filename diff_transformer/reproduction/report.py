@@ -135,6 +135,3 @@ def printed(value: float | str | None) -> str | None:
 def _range(values: Sequence[float]) -> str:
     """The range in millions."""
     return " to ".join(dict.fromkeys(f"{f(values) / 1e6:,.3g}" for f in (min, max))) if values else "unknown"
-
-
-__all__ = ["answer", "difference", "digits_of", "number", "opening", "printed", "write_report"]

@@ -190,5 +190,3 @@ def main(arguments: list[str] | None = None) -> None:
 
 if __name__ == "__main__":
     main()
-
-__all__ = ["JobError", "Stopped", "measure", "run_jobs", "write_data"]

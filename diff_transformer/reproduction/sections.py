@@ -227,6 +227,3 @@ def _rounded(measure: Measure | None) -> str | None:
     if measure is None:
         return None
     return f"{measure.value:,.0f}" + ("" if measure.stderr is None else f" ± {measure.stderr:,.0f}")
-
-
-__all__ = ["sections"]

@@ -174,17 +174,3 @@ def _problems(experiment: Experiment, study: Study) -> Iterator[str]:
             yield f"{name}: got {', '.join(unknown)}, which is not in evaluations. Add it there."
     if experiment.of_extended and experiment.extension is None:
         yield f"of_extended: got {', '.join(experiment.of_extended)}, but no extension. Add one."
-
-
-__all__ = [
-    "DIFF",
-    "PAIR",
-    "SCALES",
-    "STUDIES",
-    "TRANSFORMER",
-    "Experiment",
-    "Study",
-    "Variant",
-    "arguments_of",
-    "load_study",
-]

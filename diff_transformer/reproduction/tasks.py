@@ -234,5 +234,3 @@ def write_task(
 
 
 TASKS: dict[str, type[Text] | type[Recall] | type[Needles]] = {"text": Text, "recall": Recall, "needles": Needles}
-
-__all__ = ["TASKS", "Needles", "Recall", "Text", "python_sources", "write_task"]

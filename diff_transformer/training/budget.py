@@ -242,6 +242,3 @@ def _short(value: float) -> str:
             scaled = value / unit
             return f"{scaled:.{2 if scaled < 10 else 1 if scaled < 100 else 0}f} {name}"
     return f"{value:.0f}"
-
-
-__all__ = ["Budget", "Memory", "Parameters", "count_parameters", "model_flops_per_token", "peak_flops"]

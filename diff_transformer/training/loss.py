@@ -388,6 +388,3 @@ def _linear_head(model: PreTrainedModel) -> nn.Linear:
             "whole) and out of quantisation, or train with the logits."
         )
     return head
-
-
-__all__ = ["linear_cross_entropy", "use_linear_cross_entropy"]

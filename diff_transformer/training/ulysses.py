@@ -131,6 +131,3 @@ def _skip_first_batches(dataloader, num_batches: int = 0):
     for _ in range(rest):
         next(skipped)
     return skipped
-
-
-__all__ = ["enable_ulysses", "ulysses_attention_forward"]

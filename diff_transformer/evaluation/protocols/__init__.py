@@ -72,6 +72,3 @@ def load(name: str) -> ModuleType:
     if name not in names():
         raise ValueError(f"There is no protocol {name!r}. Choose one of {', '.join(names())}.")
     return import_module(f"{__name__}.{name}")
-
-
-__all__ = ["HIGHER", "LOWER", "Headline", "Paper", "describe", "load", "names"]

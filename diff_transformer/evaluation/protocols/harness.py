@@ -248,6 +248,3 @@ def _differs(results: ResultSet, task: str, shots: int) -> str:
     if cut:
         differences.append(f"{cut:,} prompts cut to the model's positions")
     return "; ".join(differences) or "training and lm-eval's version, if anything"
-
-
-__all__ = ["TASKS", "Arguments", "accuracies", "evaluate_task", "load_task", "run", "section", "truncated"]

@@ -280,17 +280,3 @@ def _figure(results: ResultSet, task: str) -> Figure:
 
     caption = f"{_NAMES[task]} by bits per logit, with standard errors."
     return Figure(f"logit_quantization_{task}", caption[0].upper() + caption[1:], draw, size=(7.0, 4.8))
-
-
-__all__ = [
-    "GRANULARITIES",
-    "TASKS",
-    "UNQUANTIZED",
-    "Arguments",
-    "LogitQuantizer",
-    "UnpaddedLM",
-    "headline",
-    "quantize",
-    "run",
-    "section",
-]

@@ -147,6 +147,3 @@ def headline(results: ResultSet) -> list[Headline]:
         Headline("accuracy", f"recall, {pairs:,} pairs", HIGHER, {"pairs": pairs})
         for (pairs,) in results.keys("pairs")
     ]
-
-
-__all__ = ["Arguments", "Row", "headline", "keys_and_values", "recall_accuracy", "recall_row", "run", "section"]

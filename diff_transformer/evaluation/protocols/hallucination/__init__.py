@@ -348,6 +348,3 @@ def _details(results: ResultSet) -> Table:
 
 def _run_name(r: Results, results: ResultSet) -> str:
     return r.label if len(results.of(r.label)) == 1 else f"{r.label}, seed {r.seed}"
-
-
-__all__ = ["Arguments", "agreement", "ask", "run", "section", "usage", "write"]

@@ -209,6 +209,3 @@ def _remedy(status: int | None = None) -> str:
             "--judge_concurrency), then run the same command again."
         )
     return "Change what the server rejects, then run the same command again."
-
-
-__all__ = ["PROMPT", "Judge", "JudgeError", "Reply", "ask_all"]

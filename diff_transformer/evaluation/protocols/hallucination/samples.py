@@ -162,6 +162,3 @@ def cut_middle(prompt: Sequence[int], length: int, around: int) -> list[int]:
             "Choose a larger --max_length, or a model with more positions."
         )
     return [*prompt[:half], *prompt[-half:]]
-
-
-__all__ = ["TASKS", "JudgedTask", "Sample", "cut_middle", "draw", "load_rows"]

@@ -417,6 +417,3 @@ def _draw_line(axes: Axes, label: str, of_seeds: list[list[Cell]], ink: str, pla
         low, high = ([bound(values) for _, values in drawn] for bound in (min, max))
         axes.fill_between(places, low, high, color=ink, alpha=0.15, linewidth=0)
     return places[-1]
-
-
-__all__ = ["Arguments", "curve_cells", "load_tasks", "margin", "run", "section", "stable_average"]

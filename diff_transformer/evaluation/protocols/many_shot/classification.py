@@ -157,6 +157,3 @@ def _read(source: Source, split: str, label_names: Sequence[str] | None) -> list
 def _names(rows: Dataset, source: Source, label_names: Sequence[str] | None) -> Sequence[str] | None:
     feature = rows.features[source.label_column]
     return label_names or (feature.names if isinstance(feature, ClassLabel) else None)
-
-
-__all__ = ["SOURCES", "ClassificationTask", "Example", "Source", "find_source", "load_task"]

@@ -133,6 +133,3 @@ class Prompts:
                 "--shots."
             )
         return shots * len(self.labels)
-
-
-__all__ = ["ORDERS", "Prompts", "alternating", "balanced", "randomly"]

@@ -170,14 +170,3 @@ def choose_labels(
     for (i, label), log_prob in in_batches(score, items, batch_size, start):
         scores[i].append(log_prob / len(trie.sequences[label]) if normalize else log_prob)
     return [max(range(len(row)), key=row.__getitem__) for row in scores]
-
-
-__all__ = [
-    "SCORINGS",
-    "LabelTrie",
-    "choose_labels",
-    "greedy_labels",
-    "label_ids",
-    "label_log_probs",
-    "continuation_ids",
-]

@@ -252,6 +252,3 @@ def _differs(results: ResultSet, name: str) -> str:
     if plain:
         parts.append(f"no chat template: {', '.join(plain)}")
     return "; ".join(parts)
-
-
-__all__ = ["Arguments", "check_room", "keep", "measure", "run", "section"]

@@ -116,5 +116,3 @@ def serve(time_limit: float) -> None:
 
 if __name__ == "__main__":
     serve(float(sys.argv[1]))
-
-__all__ = ["final_answer", "is_correct", "last_boxed", "serve"]

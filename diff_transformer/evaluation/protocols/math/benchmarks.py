@@ -192,15 +192,3 @@ def _closed(problem: MathProblem) -> MathProblem:
     pairs = {"yes": "Yes or No", "no": "Yes or No", "true": "True or False", "false": "True or False"}
     pair = pairs.get(problem.answer.casefold())
     return problem if pair is None else problem._replace(question=f"{problem.question} ({pair})")
-
-
-__all__ = [
-    "BENCHMARKS",
-    "PROMPTS",
-    "STOP_STRINGS",
-    "Benchmark",
-    "MathProblem",
-    "encode_prompt",
-    "find_datasets",
-    "load_problems",
-]

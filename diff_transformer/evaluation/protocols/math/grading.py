@@ -98,6 +98,3 @@ class _Grader:
             return None
         process.communicate()  # ends its input, and waits
         return process.returncode
-
-
-__all__ = ["CRASHED", "RIGHT", "TIMED_OUT", "TIME_LIMIT", "WRONG", "grade"]

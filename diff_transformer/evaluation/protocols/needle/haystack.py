@@ -239,6 +239,3 @@ def _sentence_end(tokenizer: PreTrainedTokenizerBase, filler: list[int], place: 
     while 0 < place < len(filler) and not str(tokenizer.decode(filler[place - 1])).rstrip().endswith("."):
         place -= 1
     return place
-
-
-__all__ = ["CITIES", "WORDINGS", "NeedleArguments", "NeedlePrompt", "Wording", "haystack_tokens", "needle_prompt"]
