@@ -46,33 +46,25 @@ def check_parameters(config: PreTrainedConfig) -> None:
     assert without == config.num_hidden_layers * layer + config.hidden_size, "embeddings were counted"
 
 
-@pytest.mark.parametrize("size", PAPER_SIZES)
-def test_parameters_of_the_paper_sizes(size):
-    for config in twins(DiffTransformerConfig.from_paper_size(size)):
-        check_parameters(config)
+def test_parameters_of_the_paper_sizes():
+    for size in PAPER_SIZES:
+        for config in twins(DiffTransformerConfig.from_paper_size(size)):
+            check_parameters(config)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_parameters_of_other_configurations(tiny_config):
+    for changes in (
         {"tie_word_embeddings": True},
         {"tie_word_embeddings": False},
         {"num_key_value_heads": 1},
         {"head_dim": 24},
         {"attention_bias": True, "mlp_bias": True},
         {"use_subln": False},
-    ],
-)
-def test_parameters_of_other_configurations(changes, tiny_config):
-    config = tiny_config(**changes)
-    check_parameters(config)
-    if not {"attention_bias", "use_subln"} & set(changes):  # a twin has neither
-        check_parameters(transformer_twin(config))
-
-
-def test_other_models_are_rejected():
-    with pytest.raises(ValueError, match="model type 'gpt2'.*diff_transformer and its twin, llama"):
-        count_parameters(GPT2Config())
+    ):
+        config = tiny_config(**changes)
+        check_parameters(config)
+        if not {"attention_bias", "use_subln"} & set(changes):  # a twin has neither
+            check_parameters(transformer_twin(config))
 
 
 def counted_flops(model: torch.nn.Module, backward: bool = True) -> float:
@@ -114,25 +106,22 @@ def test_twins_cost_the_same():
     assert model_flops_per_token(config, 4096) == model_flops_per_token(transformer_twin(config), 4096)
 
 
-@pytest.mark.parametrize(
-    ("device", "expected"),
-    [
-        ("NVIDIA A100-SXM4-80GB", 312e12),
-        ("NVIDIA A100-PCIE-40GB", 312e12),
-        ("NVIDIA H100 80GB HBM3", 989e12),
-        ("NVIDIA H100 PCIe", 756e12),
-        ("NVIDIA H100 NVL", 835e12),
-        ("NVIDIA H200", 989e12),
-        ("NVIDIA GH200 480GB", 989e12),
-        ("NVIDIA B200", 2250e12),
-        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
-        ("NVIDIA RTX A1000", None),
-        ("NVIDIA GeForce RTX 4090", None),
-        ("", None),
-    ],
-)
-def test_peak_flops_by_device_name(device, expected):
-    assert peak_flops(device) == expected
+def test_peak_flops_by_device_name():
+    for device, expected in {
+        "NVIDIA A100-SXM4-80GB": 312e12,
+        "NVIDIA A100-PCIE-40GB": 312e12,
+        "NVIDIA H100 80GB HBM3": 989e12,
+        "NVIDIA H100 PCIe": 756e12,
+        "NVIDIA H100 NVL": 835e12,
+        "NVIDIA H200": 989e12,
+        "NVIDIA GH200 480GB": 989e12,
+        "NVIDIA B200": 2250e12,
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb": None,
+        "NVIDIA RTX A1000": None,
+        "NVIDIA GeForce RTX 4090": None,
+        "": None,
+    }.items():
+        assert peak_flops(device) == expected, device
 
 
 # -------------------------------------------------------------------------------------------------------------- memory
@@ -292,11 +281,12 @@ def test_printed_lines_without_hardware(budget):
     assert "frozen; 10.0 M are trained" in str(replace(budget, trainable_parameters=10_000_000))
 
 
-@pytest.mark.parametrize("wrong", [{"mfu": 0.0}, {"mfu": 40}, {"tokens": 0}, {"peak_flops_per_device": -1.0}])
-def test_wrong_numbers_are_rejected(budget, wrong):
-    (name, value), *_ = wrong.items()
-    with pytest.raises(ValueError, match=f"{name}={value} was given; it "):
-        replace(budget, **wrong)
+def test_errors(budget):
+    with pytest.raises(ValueError, match="model type 'gpt2'.*diff_transformer and its twin, llama"):
+        count_parameters(GPT2Config())
+    for name, value in (("mfu", 0.0), ("mfu", 40), ("tokens", 0), ("peak_flops_per_device", -1.0)):
+        with pytest.raises(ValueError, match=f"{name}={value} was given; it "):
+            replace(budget, **{name: value})
 
 
 def test_the_docs_show_what_is_printed():

@@ -112,10 +112,18 @@ def test_load_documents_reads_every_kind_of_file(tmp_path, kind, streaming):
         assert set(found[0]) - {"fault"} == {"text", "source"}, "other columns were read as well"
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize(
-    "file, options, message",
-    [
+def test_errors_of_load_documents(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_lines(Path("corpus/a.jsonl"), [{"text": "a", "meta": {"name": "s"}}])
+    write_lines(Path("mixed/a.jsonl"), [{"text": "a"}])
+    Path("mixed/a.csv").write_text("text\na\n")
+    Path("nothing").mkdir()
+    Path("zst").mkdir()
+    Path("zst/a.jsonl.zst").write_bytes(b"")
+    rows = Dataset.from_list([{"text": "a"}])
+    DatasetDict({"train": rows, "other": rows}).save_to_disk("saved")
+    monkeypatch.setattr(text_data, "find_spec", lambda name: None)
+    for file, options, message in [
         ("", {}, "Got no dataset"),
         ("missing", {}, "'missing', configuration None, split 'train' cannot be opened"),
         ("corpus", {"text_column": "txt"}, "no column 'txt'; it has meta, meta.name, text. Name one with --text_c"),
@@ -123,22 +131,15 @@ def test_load_documents_reads_every_kind_of_file(tmp_path, kind, streaming):
         ("corpus", {"dataset_split": "test"}, "split 'test' of the files in"),
         ("mixed", {}, "holds .csv and .jsonl to read"),
         ("nothing", {}, "holds nothing to read"),
+        ("zst", {}, "pip install zstandard"),
         ("saved", {"dataset_split": "test"}, "splits train, other, not 'test'"),
         ("saved", {"text_column": "txt"}, "no column 'txt'; it has text"),
         ("corpus", {"dataset_config": "en"}, "Available: \\['default'\\]"),
         ("corpus", {"dataset_config": "default", "dataset_split": "test"}, "split 'test' cannot be .*train"),
-    ],
-)
-def test_load_documents_says_what_there_is(tmp_path, monkeypatch, file, options, message, streaming):
-    monkeypatch.chdir(tmp_path)
-    write_lines(Path("corpus/a.jsonl"), [{"text": "a", "meta": {"name": "s"}}])
-    write_lines(Path("mixed/a.jsonl"), [{"text": "a"}])
-    Path("mixed/a.csv").write_text("text\na\n")
-    Path("nothing").mkdir()
-    rows = Dataset.from_list([{"text": "a"}])
-    DatasetDict({"train": rows, "other": rows}).save_to_disk("saved")
-    with pytest.raises(ValueError, match=message):
-        arguments(file, streaming=streaming, **options).load_documents()
+    ]:
+        for streaming in (False, True):
+            with pytest.raises(ValueError, match=message):
+                arguments(file, streaming=streaming, **options).load_documents()
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -147,13 +148,6 @@ def test_columns_may_be_deep_inside(tmp_path, streaming):
     Dataset.from_list(rows).to_parquet(tmp_path / "a.parquet")
     options = {"text_column": "doc.body.text", "source_column": "doc.source", "streaming": streaming}
     assert list(arguments(tmp_path, **options).load_documents()) == [{"text": "a", "source": "s"}]
-
-
-def test_zst_files_need_a_package(tmp_path, monkeypatch):
-    (tmp_path / "a.jsonl.zst").write_bytes(b"")
-    monkeypatch.setattr(text_data, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="pip install zstandard"):
-        arguments(tmp_path).load_documents()
 
 
 def test_a_file_that_was_replaced_is_read_again(tmp_path, tokenizer):

@@ -73,7 +73,6 @@ def test_weight_decay_spares_lambda_the_norms_and_biases(make_trainer, tiny_conf
 
 def test_a_decayed_step_leaves_lambda_alone_without_gradients(make_trainer):
     """The plain Trainer would shrink it."""
-    trainer = make_trainer(weight_decay=0.5, learning_rate=1.0)
     for wanted, trainer_class in ((True, RunTrainer), (False, Trainer)):
         trainer = make_trainer(weight_decay=0.5, learning_rate=1.0)
         trainer.__class__ = trainer_class

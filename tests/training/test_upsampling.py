@@ -231,26 +231,20 @@ def test_the_report_counts_lengths_and_sources(upsample):
     assert report.to_json()["after"]["a"]["tokens"][3] == 4096
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"token_budget": 3}, "Got token_budget=3, sequence_length=4"),
-        ({"keep_short": 1.5}, "keep_short=1.5"),
-        ({"shares": {"a": 1, "b": 0}}, "every share must be above 0"),
-        ({"shares": {}}, "there must be a source"),
-        ({"shares": {"a": 1, "b": 1}, "sequence_length": 30}, "'a' has 0 rows to give|'b' has 0 rows to give"),
-    ],
-)
-def test_wrong_numbers_are_rejected(upsample, options, message):
-    with pytest.raises(ValueError, match=message):
-        upsample(corpus(HAND), **{"token_budget": 200, **options})
-
-
 def test_a_source_of_empty_documents_has_no_share(upsample):
     rows, report = upsample(corpus([*HAND, ("empty", 0)]), token_budget=32, keep_short=1.0)
     assert set(rows["source"]) == {"a", "b"} == set(report.shares) and len(rows) == 8
 
 
-def test_a_stream_needs_shares(upsample):
+def test_errors(upsample):
+    for options, message in [
+        ({"token_budget": 3}, "Got token_budget=3, sequence_length=4"),
+        ({"keep_short": 1.5}, "keep_short=1.5"),
+        ({"shares": {"a": 1, "b": 0}}, "every share must be above 0"),
+        ({"shares": {}}, "there must be a source"),
+        ({"shares": {"a": 1, "b": 1}, "sequence_length": 30}, "'a' has 0 rows to give|'b' has 0 rows to give"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            upsample(corpus(HAND), **{"token_budget": 200, **options})
     with pytest.raises(ValueError, match="SLIMPAJAMA_SHARES"):
         upsample(corpus(HAND).to_iterable_dataset(), token_budget=32)
