@@ -16,13 +16,11 @@ model card passes `validate-yaml`. Safetensors are large files (LFS) with `serve
 `plan_faults` makes the next requests to an endpoint fail: with a status, or because the connection is cut.
 """
 
-import argparse
 import base64
 import hashlib
 import json
 import os
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -387,29 +385,11 @@ def _remote_modules() -> list[str]:
 
 @contextmanager
 def serve(root: Path, lfs: bool = False) -> Iterator[str]:
-    """Run a stand-in Hub over `root` in its own process and yield its URL; repos in `root` outlive the process."""
-    command = [sys.executable, __file__, "--root", str(root), *(["--lfs"] if lfs else [])]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    """Run a stand-in Hub over `root` in threads of this process and yield its URL; its repos remain in `root`."""
+    handler = type("BoundHandler", (Handler,), {"store": Store(root), "lfs": lfs})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            assert process.stdout is not None
-            url = process.stdout.readline().strip()
-            if not url:
-                raise RuntimeError(f"the stand-in Hub exited before it was ready, see stderr; command: {command}")
-            yield url
+            yield f"http://127.0.0.1:{server.server_port}"
         finally:
-            process.terminate()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Serve a stand-in Hugging Face Hub on loopback.")
-    parser.add_argument("--root", type=Path, required=True, help="folder for the repos and the request log")
-    parser.add_argument("--lfs", action="store_true", help="safetensors are uploaded as large files")
-    options = parser.parse_args()
-    Handler.store, Handler.lfs = Store(options.root), options.lfs
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        print(f"http://127.0.0.1:{server.server_port}", flush=True)
-        server.serve_forever()
-
-
-if __name__ == "__main__":
-    main()
+            server.shutdown()

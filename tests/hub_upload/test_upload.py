@@ -46,8 +46,9 @@ class Hub(NamedTuple):
     root: Path
     home: Path
 
-    def upload(self, folder: Path, repo: str, *options: str, preflight: bool = False, verify: bool = False) -> Outcome:
-        """Runs the command. preflight and verify: with the clean process of that step."""
+    def upload(self, folder: Path, repo: str, *options: str, preflight="", verify="") -> Outcome:
+        """Runs the command. preflight, verify: "process" if the step starts its clean process, "here" if this process
+        does its work, and "" if the step is left out."""
         out, err = io.StringIO(), io.StringIO()
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             if not preflight:
@@ -55,6 +56,13 @@ class Hub(NamedTuple):
                 patch.setattr(cli, "check_reload", lambda staged, offline: (compute(staged.folder, staged.base), []))
             if not verify:
                 patch.setattr(cli, "compare_in_clean_process", lambda *args, **options: [])
+
+            def run_here(command, env, **options):
+                patch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", env["HF_HUB_CACHE"])
+                clean_load.run(json.loads(command[-1]))
+
+            if verify == "here":
+                patch.setattr(clean_load.subprocess, "run", run_here)
             code = cli.main([str(folder), repo, *options, "--license", "mit", "--language", "en"])
         outcome = Outcome(code, out.getvalue(), err.getvalue())
         assert TOKEN not in outcome.out + outcome.err, "the token was printed"
@@ -134,8 +142,8 @@ def uploads(hub, pristine, tmp_path_factory) -> Uploads:
     with warnings.catch_warnings():  # PEFT asks for an attribute by its old name
         warnings.simplefilter("ignore", FutureWarning)
         get_peft_model(model, lora).save_pretrained(folder)
-        out = hub.upload_well(pristine, "tester/small", "--tag", "v1", preflight=True, verify=True)
-        adapter_out = hub.upload_well(folder, "tester/lora", "--base-model", "tester/small", verify=True)
+        out = hub.upload_well(pristine, "tester/small", "--tag", "v1", verify="process")
+        adapter_out = hub.upload_well(folder, "tester/lora", "--base-model", "tester/small", verify="here")
     cards = {repo: hub.read(repo, "README.md").decode() for repo in ("tester/small", "tester/lora")}
     snippets = {repo: re.search(r"```python\n(.*?)```", text, re.DOTALL)[1] for repo, text in cards.items()}
     command = [sys.executable, "-c", USER, json.dumps(snippets)]
@@ -198,7 +206,7 @@ def test_a_dry_run_makes_no_request_and_reports_what_a_clean_process_finds(hub, 
     config["auto_map"]["AutoModelForMaskedLM"] = "modeling_diff.Missing"
     (folder / "config.json").write_text(json.dumps(config))
     before = len(read_requests(hub.root))
-    failed = hub.upload(folder, "tester/dry", "--dry-run", preflight=True)
+    failed = hub.upload(folder, "tester/dry", "--dry-run", preflight="process")
     assert len(read_requests(hub.root)) == before, "a request left the machine"
     assert failed.code == 1 and "Preflight: 2 errors" in failed.out
     assert "cannot load the code" in failed.out and "Missing" in failed.out
@@ -393,21 +401,14 @@ def test_a_file_that_changes_during_the_upload_is_an_error(hub, folder, monkeypa
     assert outcome.code == 1 and "tokenizer.json changed" in outcome.err
 
 
-def test_the_hub_must_return_a_model_that_computes_the_same(hub, pristine, monkeypatch):
+def test_the_hub_must_return_a_model_that_computes_the_same(hub, pristine):
     """Verification is not a formality: here the Hub serves other weights than were sent."""
-
-    def run_here(command, env, **options):
-        """What the clean process does, in this one."""
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", env["HF_HUB_CACHE"])
-        clean_load.run(json.loads(command[-1]))
-
-    monkeypatch.setattr(clean_load.subprocess, "run", run_here)
-    hub.upload_well(pristine, "tester/verified", verify=True)
+    hub.upload_well(pristine, "tester/verified", verify="here")
     blob = hub.root / "blobs" / hub.head("tester/verified")["files"]["model-00001-of-00003.safetensors"]
     right = blob.read_bytes()
     blob.write_bytes(right[:-400] + bytes(400))
     try:
-        outcome = hub.upload(pristine, "tester/verified", verify=True)
+        outcome = hub.upload(pristine, "tester/verified", verify="here")
     finally:
         blob.write_bytes(right)
     assert outcome.code == 1 and "different logits" in outcome.err, outcome
