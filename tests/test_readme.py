@@ -20,7 +20,7 @@ def python_blocks(page: str) -> list[str]:
 
 @pytest.fixture
 def demo_model(tiny_config, tmp_path):
-    """What `make demo` leaves behind, at the place where the pages look for it."""
+    """What `make demo` writes, in the place where the pages expect it."""
     tokenizer = cl100k_tokenizer(vocab_size=300)
     config = tiny_config(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
     folder = tmp_path / "demo/out/model"
@@ -36,12 +36,14 @@ def run(code: str, cwd: Path, **environment: str) -> str:
     return result.stdout
 
 
+@pytest.mark.process
 def test_readme_generates(demo_model):
     (code,) = python_blocks("README.md")
     assert len([line for line in code.splitlines() if line]) <= 10
     assert "def read_lines(path):" in run(code, demo_model)
 
 
+@pytest.mark.process
 def test_usage_page(demo_model):
     load, maps, _, build = python_blocks("docs/usage.md")
     inputs = 'inputs = tokenizer("import os", return_tensors="pt")\n'
@@ -50,6 +52,7 @@ def test_usage_page(demo_model):
     run("import torch\nwith torch.device('meta'):\n" + re.sub("^", "    ", build, flags=re.MULTILINE), demo_model)
 
 
+@pytest.mark.process
 def test_usage_of_the_kernels(tmp_path):
     pytest.importorskip("triton", reason="the kernels are written in Triton")
     (kernels,) = (block for block in python_blocks("docs/usage.md") if "flash_diff_attention(" in block)

@@ -13,7 +13,7 @@ from diff_transformer.training.ulysses import enable_ulysses, ulysses_attention_
 
 
 @pytest.fixture(autouse=True)
-def _put_back(monkeypatch):
+def _restore(monkeypatch):
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, FLASH_DIFF, flash_diff_attention_forward)
     monkeypatch.setattr("transformers.trainer.skip_first_batches", None)
 
@@ -33,24 +33,24 @@ def test_whole_sequences_go_to_flash_diff(tiny_config, attn_implementation):
     assert model.config._attn_implementation == "flash_diff"
 
 
-def test_other_architectures_are_left_alone():
+def test_other_architectures_are_unchanged():
     enable_ulysses(SimpleNamespace(config=LlamaConfig()))
     assert ALL_ATTENTION_FUNCTIONS[FLASH_DIFF] is flash_diff_attention_forward
 
 
-def test_remote_code_is_refused():
+def test_remote_code_is_rejected():
     with pytest.raises(ValueError, match="load without trust_remote_code"):
         enable_ulysses(SimpleNamespace(config=SimpleNamespace(model_type="diff_transformer")))
 
 
-def test_rope_that_depends_on_the_length_is_refused(tiny_config):
+def test_rope_that_depends_on_the_length_is_rejected(tiny_config):
     config = tiny_config(rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0})
     with pytest.raises(ValueError, match="rope_type='dynamic'"):
         enable_ulysses(SimpleNamespace(config=config))
 
 
 @pytest.mark.parametrize("attn_implementation", [None, "flash_diff", "sdpa"])
-def test_split_sequences_are_refused_before_it_is_called(tiny_config, monkeypatch, attn_implementation):
+def test_split_sequences_are_rejected_before_it_is_called(tiny_config, monkeypatch, attn_implementation):
     model = DiffTransformerForCausalLM._from_config(tiny_config(), attn_implementation=attn_implementation)
     input_ids = torch.randint(0, 199, (1, 8))
     monkeypatch.setattr(attention_diff, "sequence_parallel_group", lambda: "a group")
