@@ -57,7 +57,7 @@ def run(command: str, arguments: tuple[str, ...]) -> None:
 
 
 for _command in app.commands.values():
-    _command.topic = "transformers"  # the heading under which the help lists it; ours are the main commands
+    _command.topic = "transformers"  # type: ignore[attr-defined]  # its heading in the help; ours are the main commands
 for _name, (_, _, _help) in COMMANDS.items():
     app.add_command(
         click.Command(
