@@ -28,7 +28,10 @@ COMMANDS = {
 # The modules that the extras of setup.py install
 EXTRAS = {
     "hub": {"yaml"},
-    "eval": {"accelerate", "datasets", "lm_eval", "math_verify", "matplotlib"},
+    "eval": {
+        *("accelerate", "datasets", "lm_eval", "markdown_it", "math_verify", "matplotlib", "openai", "pydantic"),
+        "scipy",
+    },
     "train": {"accelerate", "datasets", "matplotlib", "peft", "tensorboard", "trl", "zstandard"},
     "ulysses": {"deepspeed"},
     "triton": {"triton"},
@@ -57,7 +60,7 @@ def run(command: str, arguments: tuple[str, ...]) -> None:
 
 
 for _command in app.commands.values():
-    _command.topic = "transformers"  # the heading under which the help lists it; ours are the main commands
+    _command.topic = "transformers"  # type: ignore[attr-defined]  # its heading in the help; ours are the main commands
 for _name, (_, _, _help) in COMMANDS.items():
     app.add_command(
         click.Command(

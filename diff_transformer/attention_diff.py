@@ -16,6 +16,7 @@ Legend for shapes: B batch, H query heads, K key/value heads, T query tokens, S 
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -395,7 +396,7 @@ def prepare_attention(
     attention_mask: torch.Tensor | None,
     past_key_values,
     packed_position_ids: torch.Tensor | None,
-) -> tuple[torch.Tensor | None, dict]:
+) -> tuple[Any, dict]:
     """Once for all layers: the mask for the attention implementation of `config` and, for "flash_diff", the keyword
     arguments that describe documents and padding.
 
@@ -406,7 +407,7 @@ def prepare_attention(
     is_flash_diff = config._attn_implementation == FLASH_DIFF
     if is_flash_diff:
         cu_seq_lens, max_length = flash_diff_cu_seq_lens(packed_position_ids)
-    causal_mask = spans = None
+    causal_mask: Any = None  # a tensor, or a BlockMask for flex_attention
     if cu_seq_lens is None:  # the documents need no mask beside their offsets
         causal_mask = create_causal_mask(
             config=config,

@@ -199,10 +199,11 @@ def run_model(model, ids, mask, rows, implementation, direction):
     return hidden.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize(("batch", "length", "heads", "kv_heads", "head_dim", "padding"), list(cases()))
 def test_backends_agree(tiny_config, batch, length, heads, kv_heads, head_dim, padding):
-    """In float64, where nothing but a mistake makes a difference (a gradient of lambda is a sum that nearly cancels);
-    the outputs in float32 too."""
+    """In float64, where only a mistake makes a difference (a gradient of lambda is a sum that nearly cancels); the
+    outputs in float32 too."""
     config = tiny_config(hidden_size=heads * head_dim, num_attention_heads=heads, num_key_value_heads=kv_heads)
     model = DiffTransformerModel(config).double().train()
     ids = torch.randint(0, config.vocab_size, (batch, length))
@@ -237,7 +238,7 @@ COMPILED_FLEX = (
     ("padding", "stance"),
     [
         ("none", "force_eager"),
-        *(pytest.param(side, "default", marks=pytest.mark.compile) for side in ("left", "right")),
+        *(pytest.param(side, "default", marks=COMPILED_FLEX) for side in ("left", "right")),
     ],
 )
 def test_flex_attention_agrees(tiny_config, padding, stance):
@@ -303,7 +304,7 @@ def test_attention_weights_are_the_differential_map(tiny_config):
         assert (maps < 0).any(), "a difference of maps has negative entries"
 
 
-def test_flash_diff_says_that_it_has_no_maps(tiny_config, caplog):
+def test_flash_diff_returns_no_maps(tiny_config):
     model = DiffTransformerForCausalLM(tiny_config()).eval()
     with torch.no_grad():
         outputs = model(torch.tensor([[1, 2, 3]]), output_attentions=True)
@@ -313,12 +314,12 @@ def test_flash_diff_says_that_it_has_no_maps(tiny_config, caplog):
 # ---------------------------------------------------------------------- dropout
 
 
-def test_flash_diff_says_where_it_runs(tiny_config, monkeypatch):
+def test_flash_diff_error_names_its_devices(tiny_config, monkeypatch):
     ids = torch.zeros(1, 4, dtype=torch.long, device="meta")
     model = DiffTransformerForCausalLM._from_config(tiny_config(), attn_implementation="flash_diff").to("meta")
     with pytest.raises(ValueError, match="on CUDA with triton 3.6"):
         model(input_ids=ids)
-    model = DiffTransformerForCausalLM(tiny_config()).to("meta")  # by default what runs there
+    model = DiffTransformerForCausalLM(tiny_config()).to("meta")  # the default is whatever runs there
     assert model(input_ids=ids).logits.shape == (1, 4, model.config.vocab_size)
 
     qkv = [torch.zeros(1, 4, 2, 32, device="meta")] * 3
@@ -342,7 +343,7 @@ def test_dropout_drops_the_differential_map(tiny_config):
 
 
 @pytest.mark.parametrize("implementation", ["flash_diff", "sdpa"])
-def test_dropout_is_refused_where_it_cannot_be_done(tiny_config, implementation):
+def test_dropout_is_rejected_where_it_is_not_supported(tiny_config, implementation):
     model = DiffTransformerModel._from_config(tiny_config(attention_dropout=0.1), attn_implementation=implementation)
     ids = torch.tensor([[1, 2, 3]])
     with torch.no_grad():

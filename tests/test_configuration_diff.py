@@ -8,8 +8,10 @@ from transformers import AutoConfig
 
 from diff_transformer import PAPER_SIZES, DiffTransformerConfig, DiffTransformerForCausalLM
 
+pytestmark = pytest.mark.oldest
+
 # Exact parameters with tied embeddings, and Table 10's counts (in billions) for a feed-forward width of exactly 8/3:
-# rounding it up to a multiple of 128 adds at most 1 %. Table 9's 3B counts 3.48 billion.
+# rounding it up to a multiple of 128 adds at most 1 %. Table 9's 3B has 3.48 billion.
 PARAMETERS = {
     "830M": (833_608_704, 0.833),
     "1.4B": (1_419_759_616, 1.413),
@@ -106,7 +108,7 @@ def test_legacy_rope_arguments():
         ({"rope_parameters": {"partial_rotary_factor": 1.0}}, r"\['partial_rotary_factor'\]=1.0 .* always 0.5"),
     ],
 )
-def test_bad_values_say_what_came_and_what_is_needed(kwargs, message):
+def test_bad_values_say_what_was_given_and_what_is_needed(kwargs, message):
     with pytest.raises((ValueError, StrictDataclassClassValidationError), match=f"(?s){message}"):
         DiffTransformerConfig(**kwargs)
 

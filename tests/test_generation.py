@@ -1,8 +1,8 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""`generate` in all its modes: every road to a token ends at the token that a full forward pass gives.
+"""`generate` in all its modes, each of which must give the tokens of full forward passes.
 
 Not here: the offloaded caches (`cache_implementation="offloaded"` and `"offloaded_static"`), which wait for CUDA
-streams inside transformers and fail on the CPU for every model; contrastive search, which transformers moved to a
+streams inside transformers and fail on the CPU for every model, and contrastive search, which transformers moved to a
 repository on the Hub.
 """
 
@@ -84,6 +84,7 @@ def test_the_tiny_models_tokens_can_show_a_mistake(make_model):
         assert greedy(model, changed).tolist() != tokens.tolist(), f"token {position} of the prompt has no influence"
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
 def test_every_cache_gives_the_tokens_of_a_full_forward(make_model, attn_implementation):
     model = make_model(attn_implementation)
@@ -104,8 +105,8 @@ def test_every_cache_gives_the_tokens_of_a_full_forward(make_model, attn_impleme
 @pytest.mark.parametrize("attn_implementation", [*IMPLEMENTATIONS, "flash_diff"])
 @pytest.mark.parametrize("cache_implementation", ["dynamic", "static"])
 @pytest.mark.parametrize("length", [1, 11])
-def test_the_first_thing_a_new_model_does(make_model, attn_implementation, cache_implementation, length):
-    """A model without an implementation of its own settles for flash_diff while it runs for the first time."""
+def test_generation_by_a_model_that_has_not_run(make_model, attn_implementation, cache_implementation, length):
+    """A model for which no implementation was requested switches to flash_diff in its first forward."""
     prompt = random_ids(1, length)
     tokens = greedy(make_model(attn_implementation), prompt, cache_implementation=cache_implementation)
     assert_same_tokens(tokens, argmax_by_full_forward(make_model("eager"), prompt), "the first tokens of a model")
@@ -246,7 +247,7 @@ def test_assisted_decoding(make_model, attn_implementation, assistant):
 def test_prompt_lookup_decoding(make_model, attn_implementation):
     model = make_model(attn_implementation)
     first = random_ids(1, 8)
-    # A prompt that holds its own continuation: some look-ups are accepted, some refused
+    # A prompt that contains its own continuation: some look-ups are accepted, some rejected
     prompt = torch.cat((first, greedy(model, first), first), dim=1)
     expected = greedy(model, prompt)
     with counted_forwards(model) as count:
@@ -410,6 +411,7 @@ def batch_tokens(model: PreTrainedModel, prompts: list[list[int]], config=None, 
     return [list(output.generated_tokens) for output in outputs.values()]
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize("attn_implementation", [*IMPLEMENTATIONS, "flash_diff"])
 def test_generate_batch_gives_the_tokens_of_generate(make_model, attn_implementation):
     model, reference = make_model(attn_implementation), make_model("eager")
@@ -450,6 +452,7 @@ def test_a_manager_of_ones_own_restores_the_implementation_when_it_stops(make_mo
     assert model.config._attn_implementation == "flash_diff"
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize("attn_implementation", ["default", "flash_diff"])
 @pytest.mark.parametrize("failure", ["setting up", "warming up", "running"])
 def test_the_implementation_is_restored_when_continuous_batching_raises(make_model, attn_implementation, failure):
@@ -534,6 +537,6 @@ def test_a_decoding_step_copies_no_cache(make_model, dtype, layout, q_len):
     arguments = (module, query, key, value, mask, torch.tensor(0.3), module.scaling)
     with torch.no_grad(), LargestNewTensor(*buffers) as recorder:
         expected, _ = eager_attention_forward(*arguments)
-    assert recorder.num_bytes >= one_cache, "the oracle repeats the keys: a recorder that misses this sees nothing"
+    assert recorder.num_bytes >= one_cache, "the oracle repeats the keys: a recorder that misses this is broken"
     tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-3}
     torch.testing.assert_close(output, expected, **tolerance)

@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""The whole model: against DiffLlama, its heads and losses, rope types, compilation, and what bad input is told."""
+"""The whole model: against DiffLlama, its heads and losses, rope types, compilation, and the errors for bad input."""
 
 import json
 import logging
@@ -57,6 +57,7 @@ def assert_close(got, expected, tolerance=1e-5):
     assert (got - expected).abs().max() <= tolerance * expected.abs().max()
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize("implementation", ["flash_diff", "eager", "sdpa"])
 @torch.no_grad()
 def test_same_logits_as_diffllama(twins, implementation):
@@ -113,7 +114,7 @@ def test_cached_equals_uncached(tiny_config, implementation, static):
     ids = torch.randint(0, config.vocab_size, (2, 60))
     whole = model(ids, use_cache=False).logits
     cache = StaticCache(config=config, max_cache_len=80) if static else None
-    for start, end in ((0, 25), (25, 26), (26, 33), (33, 60)):  # a prompt, a token, a draft, another turn
+    for start, end in ((0, 25), (25, 26), (26, 33), (33, 60)):  # a prompt, a token, a draft, a second turn
         outputs = model(ids[:, start:end], past_key_values=cache, use_cache=True)
         cache = outputs.past_key_values
         assert_close(outputs.logits, whole[:, start:end])
@@ -188,6 +189,7 @@ def test_rope_types_match_diffllama(twins, rope):
 # ---------------------------------------------------------------------- heads, Auto classes, saving
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize(
     ("auto_class", "model_class"),
     [
@@ -213,9 +215,10 @@ def test_auto_classes_save_and_load(tiny_config, tmp_path, auto_class, model_cla
                 assert torch.equal(a, b)
 
 
+@pytest.mark.oldest
 @torch.no_grad()
 def test_flash_diff_is_the_default(tiny_config, tmp_path):
-    """What nobody asked for is decided by the first forward; what was asked for stays."""
+    """A default is resolved by the first forward; a requested implementation stays."""
     ids = torch.tensor([[1, 2, 3]])
     model = DiffTransformerForCausalLM(tiny_config())
     assert model.config._attn_implementation == "sdpa", "what transformers expects of a model that has not run"
@@ -227,13 +230,13 @@ def test_flash_diff_is_the_default(tiny_config, tmp_path):
     loaded(ids)
     assert loaded.config._attn_implementation == "flash_diff"
     for implementation in ("sdpa", "eager", "flash_diff"):
-        asked = DiffTransformerForCausalLM.from_pretrained(tmp_path, attn_implementation=implementation)
-        asked(ids)
-        assert asked.config._attn_implementation == implementation
+        requested = DiffTransformerForCausalLM.from_pretrained(tmp_path, attn_implementation=implementation)
+        requested(ids)
+        assert requested.config._attn_implementation == implementation
     model = DiffTransformerForCausalLM(tiny_config())
     model.set_attn_implementation("sdpa")
     model(ids)
-    assert model.config._attn_implementation == "sdpa", "asked for by name, though it was the value before"
+    assert model.config._attn_implementation == "sdpa", "requested by name, though it equals the default"
 
 
 def test_classification_heads_train(tiny_config):
@@ -352,13 +355,14 @@ def test_input_longer_than_the_rope_was_trained_for(model, caplog):
     assert "rope_theta" in caplog.text
 
 
+@pytest.mark.oldest
 def test_unknown_attention_implementation(model, tiny_config):
     message = 'Specified `attn_implementation="fused_diff"` is not supported: .* runs on flash_diff, eager, .*sdpa'
     with pytest.raises(ValueError, match=message):
         model.set_attn_implementation("fused_diff")
     with pytest.raises(ValueError, match=message):
         DiffTransformerForCausalLM._from_config(tiny_config(), attn_implementation="fused_diff")
-    # a name with "flash" in it is looked for among flash-attn kernels first
+    # transformers first searches flash-attn kernels for a name with "flash" in it
     with pytest.raises((ValueError, ImportError), match="flashy_diff"):
         model.set_attn_implementation("flashy_diff")
     model(torch.ones(1, 4, dtype=torch.long))

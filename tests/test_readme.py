@@ -20,7 +20,7 @@ def python_blocks(page: str) -> list[str]:
 
 @pytest.fixture
 def demo_model(tiny_config, tmp_path):
-    """What `make demo` leaves behind, at the place where the pages look for it."""
+    """What `make demo` writes, in the place where the pages expect it."""
     tokenizer = cl100k_tokenizer(vocab_size=300)
     config = tiny_config(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
     folder = tmp_path / "demo/out/model"

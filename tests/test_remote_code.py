@@ -1,10 +1,10 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""The files that `save_pretrained` puts beside the weights, on a machine that has never heard of this package.
+"""The files that `save_pretrained` puts beside the weights, on a machine without this package.
 
-Two fresh processes talk to a stand-in Hub. The *author* has the package: it saves and pushes models, and loads the
-pushed code as a second copy of its own. The *stranger* has neither the package nor triton, its standard input is
-closed, and it loads folders and repositories with `trust_remote_code=True`. Both are this file, run as a script: the
-functions marked `@check` run there, one test reports each.
+Two processes connect to a local Hub. The *author* has the package: it saves and pushes models, and loads the pushed
+code as a second copy. The *user* has neither the package nor triton, its standard input is closed, and it loads
+folders and repositories with `trust_remote_code=True`. Both run this file as a script: the functions marked `@check` run in
+them, and one test reports each.
 """
 
 import ast
@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__" and sys.argv[1] == "stranger":  # before torch, which remembers whether it found triton
+if __name__ == "__main__" and sys.argv[1] == "user":  # before torch, which remembers whether it found triton
     sys.modules["diff_transformer"] = sys.modules["triton"] = None  # type: ignore[assignment]
 
 import pytest
@@ -40,6 +40,8 @@ from transformers import (
 )
 from transformers.dynamic_module_utils import get_class_from_dynamic_module, get_imports
 from transformers.masking_utils import AttentionMaskInterface
+
+pytestmark = [pytest.mark.process, pytest.mark.oldest]
 
 REPO = "tester/diff"
 HUB_FILES = {
@@ -64,7 +66,7 @@ TEXT = "def mean(values):\n    return sum(values) / 12345"
 CHAT = [{"role": "user", "content": "Hi"}]
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13, 14, 15, 16], [17]]
 INPUT_IDS = torch.arange(5, 45).view(2, 20)
-# The first row is padded on the left, so that the masks of either copy are put to the test
+# The first row is padded on the left, so that the masks of either copy are tested
 PADDED = {
     "input_ids": INPUT_IDS,
     "attention_mask": torch.ones(2, 20, dtype=torch.long).index_fill(0, torch.tensor(0), 1),
@@ -79,7 +81,7 @@ def _attend(*args):
     return torch.zeros_like(_attend_rightly(*args))
 """
 
-CHECKS: dict[str, dict[str, Callable[[Path], None]]] = {"author": {}, "stranger": {}}
+CHECKS: dict[str, dict[str, Callable[[Path], None]]] = {"author": {}, "user": {}}
 
 
 def check(role: str) -> Callable:
@@ -93,7 +95,7 @@ def check(role: str) -> Callable:
 
 
 def main(role: str, root: Path, report: Path) -> None:
-    """Run the checks of a role one after the other; the report maps each to its traceback, or to null."""
+    """Runs the checks of a role in sequence; the report maps each to its traceback, or to null."""
     if role == "author":
         write_models(root)
     outcomes: dict[str, str | None] = {}
@@ -176,7 +178,7 @@ def write_models(root: Path) -> None:
             vocab_size=320,
             hidden_size=64,
             intermediate_size=96,
-            num_hidden_layers=2,
+            num_hidden_layers=1,
             num_attention_heads=4,
             num_key_value_heads=2,
             max_position_embeddings=128,
@@ -249,7 +251,7 @@ def two_copies_in_one_process_compute_the_same(root: Path) -> None:
 
 
 @check("author")
-def two_copies_in_one_process_are_strangers_to_each_other(root: Path) -> None:
+def two_copies_in_one_process_do_not_know_each_other(root: Path) -> None:
     assert_do_not_know_each_other(installed_copy(root), remote_copy())
     # What transformers looks up by name in one global table must serve either copy
     mask_function = AttentionMaskInterface()["flash_diff"]
@@ -261,7 +263,7 @@ def assert_do_not_know_each_other(one, other) -> None:
         theirs = tuple({type(module) for module in second.modules() if "diff" in type(module).__module__})
         assert len(theirs) > 5
         known = [type(module) for module in first.modules() if isinstance(module, theirs)]
-        assert not known, f"modules of one copy pass for the other copy's: {known}"
+        assert not known, f"modules of one copy are instances of the other copy's classes: {known}"
         assert not isinstance(first.config, type(second.config))
         attention = [sys.modules[type(m).__module__.replace("modeling_", "attention_")] for m in (first, second)]
         functions = [set(module.DIFFERENTIAL_ATTENTION_FUNCTIONS) for module in attention]
@@ -284,10 +286,10 @@ def two_copies_in_one_process_compile(root: Path) -> None:
         torch.testing.assert_close(gradients, expected["gradients"], rtol=1e-3, atol=1e-4)
 
 
-# The stranger --------------------------------------------------------------------------------------------------------
+# The user ------------------------------------------------------------------------------------------------------------
 
 
-@check("stranger")
+@check("user")
 def package_and_triton_are_absent(root: Path) -> None:
     for name in ("diff_transformer", "triton"):
         assert importlib.util.find_spec(name) is None
@@ -298,7 +300,7 @@ def package_and_triton_are_absent(root: Path) -> None:
         raise AssertionError(f"{name} can be imported: the checks of this process would mean nothing")
 
 
-@check("stranger")
+@check("user")
 def a_folder_loads_as_the_class_it_was_saved_from(root: Path) -> None:
     failures = {}
     for name, auto_class in AUTO_CLASSES.items():
@@ -313,7 +315,7 @@ def a_folder_loads_as_the_class_it_was_saved_from(root: Path) -> None:
     assert not failures, failures
 
 
-@check("stranger")
+@check("user")
 def a_causal_model_loads_as_every_class(root: Path) -> None:
     """As for a model inside transformers: fine-tuning a classifier starts from the causal model's folder."""
     causal = local_model(root)
@@ -329,9 +331,9 @@ def a_causal_model_loads_as_every_class(root: Path) -> None:
     assert not failures, failures
 
 
-@check("stranger")
+@check("user")
 def a_classifier_is_built_from_a_configuration(root: Path) -> None:
-    """Without any Auto class: what the constructors need must lie in the folder."""
+    """Without any Auto class: what the constructors need must be in the folder."""
     for name in AUTO_CLASSES:
         model_class = get_class_from_dynamic_module(f"modeling_diff.{name}", root / name)
         model = model_class(model_class.config_class.from_pretrained(root / name))
@@ -343,7 +345,7 @@ def local_model(root: Path):
     return AutoModelForCausalLM.from_pretrained(root / "DiffTransformerForCausalLM", trust_remote_code=True).eval()
 
 
-@check("stranger")
+@check("user")
 def a_configuration_loads(root: Path) -> None:
     config = AutoConfig.from_pretrained(root / "DiffTransformerForCausalLM", trust_remote_code=True)
     assert type(config).__module__.startswith("transformers_modules.")
@@ -355,7 +357,7 @@ def a_configuration_loads(root: Path) -> None:
     assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in local_model(root).parameters())
 
 
-@check("stranger")
+@check("user")
 def a_tokenizer_beside_the_model_loads(root: Path) -> None:
     for source in (root / "DiffTransformerForCausalLM", REPO):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=True)
@@ -364,12 +366,12 @@ def a_tokenizer_beside_the_model_loads(root: Path) -> None:
         assert chat == expected_values(root)["chat"]
 
 
-@check("stranger")
+@check("user")
 def the_gradients_are_those_of_the_package(root: Path) -> None:
     assert_bit_equal(gradients_of(local_model(root)), expected_values(root)["gradients"], "gradients")
 
 
-@check("stranger")
+@check("user")
 def generation_works(root: Path) -> None:
     model, expected = local_model(root), expected_values(root)["generated"]
     assert generated_by(model) == expected
@@ -377,7 +379,7 @@ def generation_works(root: Path) -> None:
     assert model.config._attn_implementation == "flash_diff", "not restored after continuous batching"
 
 
-@check("stranger")
+@check("user")
 def a_pipeline_works(root: Path) -> None:
     generator = pipeline("text-generation", str(root / "DiffTransformerForCausalLM"), trust_remote_code=True)
     assert_is_remote(generator.model)
@@ -385,7 +387,7 @@ def a_pipeline_works(root: Path) -> None:
     assert answer == expected_values(root)["answer"]
 
 
-@check("stranger")
+@check("user")
 def a_model_saved_again_loads_again(root: Path) -> None:
     for source in (root / "DiffTransformerForCausalLM", REPO):
         model = AutoModelForCausalLM.from_pretrained(source, trust_remote_code=True).eval()
@@ -400,7 +402,7 @@ def a_model_saved_again_loads_again(root: Path) -> None:
             assert_bit_equal(outputs_of(again), outputs, f"saved again from {source}")
 
 
-@check("stranger")
+@check("user")
 def peft_knows_the_target_modules(root: Path) -> None:
     from peft import LoraConfig, PeftModel, get_peft_model
 
@@ -416,7 +418,7 @@ def peft_knows_the_target_modules(root: Path) -> None:
     assert not torch.equal(outputs[0], outputs_of(local_model(root))[0]), "the adapter does nothing"
 
 
-@check("stranger")
+@check("user")
 def two_revisions_of_a_repository_live_side_by_side(root: Path) -> None:
     expected = expected_values(root)
     models = [
@@ -432,8 +434,8 @@ def two_revisions_of_a_repository_live_side_by_side(root: Path) -> None:
     assert_do_not_know_each_other(models[0], local_model(root))
 
 
-@check("stranger")
-def a_revision_keeps_its_kernel_in_the_company_of_others(root: Path) -> None:
+@check("user")
+def a_revision_keeps_its_kernel_beside_other_revisions(root: Path) -> None:
     """With and without torch.compile, whose operators are registered by name for the whole process."""
     right, wrong = (
         AutoModelForCausalLM.from_pretrained(REPO, revision=revision, trust_remote_code=True).eval()
@@ -445,12 +447,14 @@ def a_revision_keeps_its_kernel_in_the_company_of_others(root: Path) -> None:
         for forward in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
             with torch.no_grad():
                 logits = forward(INPUT_IDS, use_cache=False).logits
-            assert torch.allclose(logits, reference, rtol=1e-4, atol=1e-4) == (model is right), "another one's kernel"
+            assert torch.allclose(logits, reference, rtol=1e-4, atol=1e-4) == (model is right), (
+                "another revision's kernel"
+            )
 
 
-@check("stranger")
+@check("user")
 def the_package_can_be_imported_after_remote_code(root: Path) -> None:
-    """Last, because it ends the absence of the package."""
+    """Runs last, because from here on the package is imported."""
     remote = local_model(root)
     del sys.modules["diff_transformer"]
     import diff_transformer
@@ -477,7 +481,7 @@ def reports(tmp_path_factory) -> Iterator[dict[str, Any]]:
     with serve(folder / "hub") as url:
         for role in CHECKS:
             report = folder / f"{role}.json"
-            isolated = ["-I"] if role == "stranger" else []  # -I: neither the folder of this file nor PYTHONPATH
+            isolated = ["-I"] if role == "user" else []  # -I: neither the folder of this file nor PYTHONPATH
             command = [sys.executable, *isolated, __file__, role, str(root), str(report)]
             environment = client_environment(url, folder / f"{role}'s home")
             environment |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -519,7 +523,7 @@ def test_the_hub_files_are_the_modeling_file_and_its_siblings():
 def test_a_hub_file_needs_torch_and_transformers_only(name):
     needed = {module for module in get_imports(package_folder() / name) if module not in sys.stdlib_module_names}
     assert needed <= {"torch", "transformers", "huggingface_hub"}, (
-        "a load from the Hub refuses every other import, unless it stands in a try block"
+        "a load from the Hub rejects every other import outside of a try block"
     )
 
 
@@ -539,17 +543,17 @@ def test_with_the_package(reports, name):
     assert reports["author"][name] is None, reports["author"][name]
 
 
-@pytest.mark.parametrize("name", CHECKS["stranger"])
+@pytest.mark.parametrize("name", CHECKS["user"])
 def test_without_the_package(reports, name):
-    assert reports["stranger"][name] is None, reports["stranger"][name]
+    assert reports["user"][name] is None, reports["user"][name]
 
 
 def test_every_hub_file_came_from_the_hub(reports):
-    assert reports["files after the stranger"] >= {*HUB_FILES, "config.json", "model.safetensors", "tokenizer.json"}
+    assert reports["files after the user"] >= {*HUB_FILES, "config.json", "model.safetensors", "tokenizer.json"}
 
 
 def test_nobody_was_asked_whether_to_trust_the_code(reports):
-    assert "Do you wish to run the custom code?" not in reports["stranger's output"]
+    assert "Do you wish to run the custom code?" not in reports["user's output"]
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def corpus() -> list[str]:
     groups = ((packages, "*.md", 1_000_000), (stdlib, "*.py", 10_500_000), (packages, "*.py", 10_500_000))
     texts: list[str] = []
     size = 0
-    for folder, pattern, upto in groups:  # the last one only counts where the others are too small
+    for folder, pattern, upto in groups:  # the last group counts only if the first two are too small
         for path in sorted(folder.rglob(pattern)) if size < upto else []:
             if size >= upto:
                 break
@@ -113,9 +113,9 @@ def assert_same_ids(tokenizer, oracle: tiktoken.Encoding, texts: list[str], spli
     return sum(map(len, ids))
 
 
-def fragments(pieces: list[str]) -> st.SearchStrategy[str]:
-    """Strings made of awkward pieces and arbitrary characters in any order."""
-    return st.lists(st.sampled_from(pieces) | st.text(max_size=3), max_size=30).map("".join)
+def fragments(parts: list[str]) -> st.SearchStrategy[str]:
+    """Strings of awkward parts and arbitrary characters in any order."""
+    return st.lists(st.sampled_from(parts) | st.text(max_size=3), max_size=30).map("".join)
 
 
 AWKWARD = ["'", "'s", "'LL", "’s", " ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "1", "12", "١", "Ⅷ", "²"]
@@ -131,7 +131,7 @@ def test_prose_code_emoji_runs(tokenizer, oracle):
 
 
 def code_points() -> tuple[list[str], list[str]]:
-    """Every assigned character, and a sample of the private and unassigned ones, on which regex engines may differ."""
+    """Every assigned character, and a sample of private and unassigned ones, on which regex engines may differ."""
     assigned, others = [], []
     for code in range(0x110000):
         category = unicodedata.category(chr(code))
@@ -287,8 +287,8 @@ def test_batch_with_padding_and_truncation(oracle):
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "\ud83d\ude00", "ok \udc80"])
-def test_lone_surrogates_are_refused(tokenizer, text):
-    """No UTF-8 form exists, so no id does either: an exception, never a replacement character in silence."""
+def test_lone_surrogates_are_rejected(tokenizer, text):
+    """They have no UTF-8 form and so no id: an exception is raised, and nothing is replaced silently."""
     for call in (tokenizer, tokenizer.encode, tokenizer.tokenize, tokenizer.backend_tokenizer.encode):
         with pytest.raises(TypeError, match="Text(Encode)?Input(Sequence)? must be"):
             call(text)
@@ -301,7 +301,7 @@ def test_lone_surrogates_are_refused(tokenizer, text):
 # The vocabulary file
 
 
-def test_changed_vocabulary_file_is_refused(tmp_path, monkeypatch):
+def test_changed_vocabulary_file_is_rejected(tmp_path, monkeypatch):
     changed = tmp_path / "cl100k_base.tiktoken"
     data = bytearray(RANKS_FILE.read_bytes())
     data[-2] ^= 1  # the last digit of the last rank
@@ -404,7 +404,7 @@ def test_chat_template_content_that_starts_with_a_newline(tokenizer, oracle):
     assert out["assistant_masks"] == [0, 0, 1, 1, 1, 0]
 
 
-def test_chat_template_refuses_other_roles_and_contents(tokenizer):
+def test_chat_template_rejects_other_roles_and_contents(tokenizer):
     with pytest.raises(jinja2.TemplateError, match="got role 'critic'; the roles are system, user"):
         tokenizer.apply_chat_template([{"role": "critic", "content": "no"}])
     for message in ({"role": "user"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}):

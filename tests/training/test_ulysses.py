@@ -15,7 +15,7 @@ pytestmark = pytest.mark.oldest
 
 
 @pytest.fixture(autouse=True)
-def _put_back(monkeypatch):
+def _restore(monkeypatch):
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, FLASH_DIFF, flash_diff_attention_forward)
     monkeypatch.setattr("transformers.trainer.skip_first_batches", None)
 
@@ -35,7 +35,7 @@ def test_whole_sequences_go_to_flash_diff(tiny_config, attn_implementation):
     assert model.config._attn_implementation == "flash_diff"
 
 
-def test_other_architectures_are_left_alone():
+def test_other_architectures_are_unchanged():
     enable_ulysses(SimpleNamespace(config=LlamaConfig()))
     assert ALL_ATTENTION_FUNCTIONS[FLASH_DIFF] is flash_diff_attention_forward
 
@@ -52,7 +52,7 @@ def test_rope_that_depends_on_the_length_is_rejected(tiny_config):
 
 
 @pytest.mark.parametrize("attn_implementation", [None, "flash_diff", "sdpa"])
-def test_split_sequences_are_rejected_without_it(tiny_config, monkeypatch, attn_implementation):
+def test_split_sequences_are_rejected_before_it_is_called(tiny_config, monkeypatch, attn_implementation):
     model = DiffTransformerForCausalLM._from_config(tiny_config(), attn_implementation=attn_implementation)
     input_ids = torch.randint(0, 199, (1, 8))
     monkeypatch.setattr(attention_diff, "sequence_parallel_group", lambda: "a group")
