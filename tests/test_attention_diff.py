@@ -21,6 +21,7 @@ CPU_TRAINING_BACKENDS = ["flash_diff", "eager", "sdpa"]
 
 @pytest.mark.parametrize("implementation", CPU_TRAINING_BACKENDS)
 @pytest.mark.parametrize("name", GOLDEN_NAMES)
+@pytest.mark.oldest
 def test_matches_the_authors_code(name, implementation):
     golden = Golden(name)
     output, input_grad, grads, _ = run_attention(
@@ -260,6 +261,7 @@ def test_low_precision(tiny_config, implementation, dtype):
         assert error(grads[name], expected) <= allowed, name
 
 
+@pytest.mark.oldest
 def test_attention_weights_are_the_differential_map(tiny_config):
     config = tiny_config()
     model = DiffTransformerForCausalLM._from_config(config, attn_implementation="eager").eval()
