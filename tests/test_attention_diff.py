@@ -22,6 +22,7 @@ CPU_TRAINING_BACKENDS = ["flash_diff", "eager", "sdpa"]
 
 @pytest.mark.parametrize("implementation", CPU_TRAINING_BACKENDS)
 @pytest.mark.parametrize("name", GOLDEN_NAMES)
+@pytest.mark.oldest
 def test_matches_the_authors_code(name, implementation):
     """Every value is as close to float64 as the authors' own float32: at most 4 times as far, and a few roundings."""
     golden = Golden(name)
@@ -288,6 +289,7 @@ def test_low_precision(tiny_config, implementation, dtype):
         assert (grads[name] - expected).norm() <= allowed, name
 
 
+@pytest.mark.oldest
 def test_attention_weights_are_the_differential_map(tiny_config):
     config = tiny_config()
     model = DiffTransformerForCausalLM._from_config(config, attn_implementation="eager").eval()

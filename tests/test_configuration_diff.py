@@ -47,6 +47,7 @@ def test_paper_size_overrides_and_unknown_name():
         DiffTransformerConfig.from_paper_size("7B")
 
 
+@pytest.mark.oldest
 def test_derived_values():
     config = DiffTransformerConfig(hidden_size=96, num_attention_heads=3)
     assert (config.head_dim, config.diff_head_dim, config.num_key_value_heads) == (32, 16, 3)
@@ -63,6 +64,7 @@ def test_lambda_init():
     assert DiffTransformerConfig(lambda_init=0.5).layer_lambda_init(7) == 0.5
 
 
+@pytest.mark.oldest
 def test_save_and_load(tmp_path):
     rope = {"rope_type": "yarn", "factor": 16.0, "rope_theta": 640000.0, "original_max_position_embeddings": 4096}
     config = DiffTransformerConfig(
@@ -77,6 +79,7 @@ def test_save_and_load(tmp_path):
     assert "diff_head_dim" not in json.loads((tmp_path / "config.json").read_text()), "derived values are not stored"
 
 
+@pytest.mark.oldest
 def test_legacy_rope_arguments():
     config = DiffTransformerConfig(rope_theta=640000.0, rope_scaling={"type": "linear", "factor": 2.0})
     assert config.rope_parameters["rope_theta"] == 640000.0
@@ -114,6 +117,7 @@ def test_bad_values_say_what_was_given_and_what_is_needed(kwargs, message):
 
 
 @pytest.mark.parametrize("kwargs", [{"vocab_size": "100k"}, {"lambda_init": True}, {"use_subln": "no"}])
+@pytest.mark.oldest
 def test_wrong_types(kwargs):
     with pytest.raises(StrictDataclassFieldValidationError, match=next(iter(kwargs))):
         DiffTransformerConfig(**kwargs)

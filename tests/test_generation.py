@@ -86,6 +86,7 @@ def test_the_tiny_models_tokens_can_show_a_mistake(make_model):
 
 @pytest.mark.oldest
 @pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
+@pytest.mark.oldest
 def test_every_cache_gives_the_tokens_of_a_full_forward(make_model, attn_implementation):
     model = make_model(attn_implementation)
     prompt = random_ids(2, 11)
@@ -196,6 +197,7 @@ def test_sampling_draws_from_the_same_distribution_on_every_backend(make_model):
 
 
 @pytest.mark.parametrize("cache_implementation", ["dynamic", "static"])
+@pytest.mark.oldest
 def test_beam_search(make_model, cache_implementation):
     prompt = left_padded([random_ids(11), random_ids(6, seed=1)])
     outputs = {
@@ -226,6 +228,7 @@ def test_beam_search(make_model, cache_implementation):
 
 @pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("assistant", ["another model", "the model itself"])
+@pytest.mark.oldest
 def test_assisted_decoding(make_model, attn_implementation, assistant):
     model = make_model(attn_implementation)
     if assistant == "another model":
@@ -244,6 +247,7 @@ def test_assisted_decoding(make_model, attn_implementation, assistant):
 
 
 @pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
+@pytest.mark.oldest
 def test_prompt_lookup_decoding(make_model, attn_implementation):
     model = make_model(attn_implementation)
     first = random_ids(1, 8)
@@ -283,6 +287,7 @@ def positions(attention_mask: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("lengths", [(3, 14, 9), (3, 40, 25)])  # short prompts and long ones take different kernels
+@pytest.mark.oldest
 def test_a_left_padded_row_gives_its_own_tokens(make_model, attn_implementation, lengths):
     model = make_model(attn_implementation)
     rows = [random_ids(length, seed=i) for i, length in enumerate(lengths)]
@@ -294,6 +299,7 @@ def test_a_left_padded_row_gives_its_own_tokens(make_model, attn_implementation,
 
 @pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("cache_class", [DynamicCache, StaticCache])
+@pytest.mark.oldest
 def test_a_second_turn_continues_the_cache_of_the_first(make_model, attn_implementation, cache_class):
     model = make_model(attn_implementation)
     cache = {
@@ -343,6 +349,7 @@ def test_logits_to_keep(make_model):
 @pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("cache_implementation", ["dynamic", "static"])
 @pytest.mark.parametrize("chunk_size", [1, 6, 20])
+@pytest.mark.oldest
 def test_chunked_prefill(make_model, attn_implementation, cache_implementation, chunk_size):
     model = make_model(attn_implementation)
     prompt = random_ids(1, 50)
@@ -361,6 +368,7 @@ def test_inputs_embeds_instead_of_input_ids(make_model, attn_implementation):
     assert_same_tokens(tokens, greedy(model, **batch), "generation from embeddings")
 
 
+@pytest.mark.oldest
 def test_text_generation_pipeline(make_model):
     tokenizer = cl100k_tokenizer(vocab_size=300, padding_side="left")
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
@@ -413,6 +421,7 @@ def batch_tokens(model: PreTrainedModel, prompts: list[list[int]], config=None, 
 
 @pytest.mark.oldest
 @pytest.mark.parametrize("attn_implementation", [*IMPLEMENTATIONS, "flash_diff"])
+@pytest.mark.oldest
 def test_generate_batch_gives_the_tokens_of_generate(make_model, attn_implementation):
     model, reference = make_model(attn_implementation), make_model("eager")
     # Several pages a request, a prompt longer than a step's tokens, and a prefix shared by two requests

@@ -60,6 +60,7 @@ def assert_close(got, expected, tolerance=1e-5):
 @pytest.mark.oldest
 @pytest.mark.parametrize("implementation", ["flash_diff", "eager", "sdpa"])
 @torch.no_grad()
+@pytest.mark.oldest
 def test_same_logits_as_diffllama(twins, implementation):
     model, peer = twins
     model.set_attn_implementation(implementation)
@@ -69,6 +70,7 @@ def test_same_logits_as_diffllama(twins, implementation):
 
 @pytest.mark.parametrize("implementation", ["flash_diff", "eager", "sdpa"])
 @torch.no_grad()
+@pytest.mark.oldest
 def test_same_logits_as_diffllama_with_cache_and_left_padding(twins, implementation):
     model, peer = twins
     model.set_attn_implementation(implementation)
@@ -86,6 +88,7 @@ def test_same_logits_as_diffllama_with_cache_and_left_padding(twins, implementat
         assert_close(a.logits[rows], b.logits[rows])
 
 
+@pytest.mark.oldest
 def test_same_loss_and_gradients_as_diffllama(twins):
     model, peer = twins
     model.set_attn_implementation("flash_diff")
@@ -108,6 +111,7 @@ def test_same_loss_and_gradients_as_diffllama(twins):
 @pytest.mark.parametrize("implementation", ["flash_diff", "eager", "sdpa"])
 @pytest.mark.parametrize("static", [False, True])
 @torch.no_grad()
+@pytest.mark.oldest
 def test_cached_equals_uncached(tiny_config, implementation, static):
     config = tiny_config()
     model = DiffTransformerForCausalLM._from_config(config, attn_implementation=implementation).eval()
@@ -200,6 +204,7 @@ def test_rope_types_match_diffllama(twins, rope):
         (AutoModelForQuestionAnswering, DiffTransformerForQuestionAnswering),
     ],
 )
+@pytest.mark.oldest
 def test_auto_classes_save_and_load(tiny_config, tmp_path, auto_class, model_class):
     config = tiny_config(pad_token_id=0)
     model = auto_class.from_config(config).eval()
@@ -217,6 +222,7 @@ def test_auto_classes_save_and_load(tiny_config, tmp_path, auto_class, model_cla
 
 @pytest.mark.oldest
 @torch.no_grad()
+@pytest.mark.oldest
 def test_flash_diff_is_the_default(tiny_config, tmp_path):
     """A default is resolved by the first forward; a requested implementation stays."""
     ids = torch.tensor([[1, 2, 3]])
@@ -239,6 +245,7 @@ def test_flash_diff_is_the_default(tiny_config, tmp_path):
     assert model.config._attn_implementation == "sdpa", "requested by name, though it equals the default"
 
 
+@pytest.mark.oldest
 def test_classification_heads_train(tiny_config):
     ids = torch.randint(1, 199, (3, 9))
     sequence = DiffTransformerForSequenceClassification(tiny_config(num_labels=3, pad_token_id=0))
@@ -266,6 +273,7 @@ def test_loss_counts_the_items_of_the_whole_batch(tiny_config):
     assert model(ids, shift_labels=shifted, labels=ids).loss.item() == pytest.approx(expected.item() / 16, rel=1e-6)
 
 
+@pytest.mark.oldest
 def test_logits_to_keep(tiny_config):
     model = DiffTransformerForCausalLM(tiny_config()).eval()
     ids = torch.randint(0, 199, (2, 9))

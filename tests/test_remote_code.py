@@ -528,6 +528,7 @@ def test_a_hub_file_needs_torch_and_transformers_only(name):
 
 
 @pytest.mark.parametrize("name", AUTO_CLASSES)
+@pytest.mark.oldest
 def test_a_saved_folder_holds_the_hub_files(reports, name):
     folder = reports["root"] / name
     assert python_files(folder) == HUB_FILES
@@ -539,10 +540,12 @@ def test_a_saved_folder_holds_the_hub_files(reports, name):
 
 
 @pytest.mark.parametrize("name", CHECKS["author"])
+@pytest.mark.oldest
 def test_with_the_package(reports, name):
     assert reports["author"][name] is None, reports["author"][name]
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize("name", CHECKS["user"])
 def test_without_the_package(reports, name):
     assert reports["user"][name] is None, reports["user"][name]

@@ -253,6 +253,7 @@ def test_all_ranks_are_cl100k_itself(tokenizer):
 # The tokenizer object
 
 
+@pytest.mark.oldest
 def test_attributes_and_special_ids(tokenizer):
     assert type(tokenizer) is PreTrainedTokenizerFast
     assert tokenizer.model_input_names == ["input_ids", "attention_mask"]
@@ -271,6 +272,7 @@ def test_len_exceeds_every_id_and_added_tokens_follow(tokenizer):
     assert len(tokenizer) == len(cl100k_tokenizer()) == 100_277, "tokenizers share their vocabulary"
 
 
+@pytest.mark.oldest
 def test_batch_with_padding_and_truncation(oracle):
     texts = ["a", "The quick brown fox", ""]
     ids = [oracle.encode_ordinary(text) for text in texts]
@@ -351,6 +353,7 @@ def chat_ids_and_mask(oracle, chat) -> tuple[list[int], list[int]]:
     return ids, mask
 
 
+@pytest.mark.oldest
 def test_chat_template_text(tokenizer):
     assert tokenizer.apply_chat_template(CHAT, tokenize=False) == CHAT_TEXT
     prompt = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
@@ -359,6 +362,7 @@ def test_chat_template_text(tokenizer):
     assert open_end == CHAT_TEXT.removesuffix("<|im_end|>\n")
 
 
+@pytest.mark.oldest
 def test_chat_template_assistant_mask(tokenizer, oracle):
     for chat in (CHAT, CHAT[:3], CHAT[:2], CHAT[2:3]):
         need_ids, need_mask = chat_ids_and_mask(oracle, chat)
@@ -442,6 +446,7 @@ print(json.dumps(loaded))
 """
 
 
+@pytest.mark.oldest
 @pytest.mark.process
 def test_save_and_load_without_this_package(tmp_path):
     tokenizers = [cl100k_tokenizer(vocab_size, model_max_length=4096) for vocab_size in (None, 1000)]
