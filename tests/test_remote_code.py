@@ -3,8 +3,8 @@
 
 Two processes connect to a local Hub. The *author* has the package: it saves and pushes models, and loads the pushed
 code as a second copy. The *user* has neither the package nor triton, its standard input is closed, and it loads
-folders and repositories with `trust_remote_code=True`. Both run this file as a script: the functions marked `@check` run in
-them, and one test reports each.
+folders and repositories with `trust_remote_code=True`. Both run this file as a script: the functions marked `@check`
+run in them, and one test reports each.
 """
 
 import ast
