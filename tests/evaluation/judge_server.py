@@ -63,30 +63,22 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(answer)
 
     def answer(self, answer):
-        status, headers = 200, {}
+        cut = answer is JudgeServer.CUT
         if answer is JudgeServer.SLOW:
             time.sleep(JudgeServer.SLOW_SECONDS)
+        if cut or answer is JudgeServer.SLOW:
             answer = TRUE
-        if answer is JudgeServer.CUT:
-            whole = json.dumps(completion(TRUE)).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(whole)))
-            self.end_headers()
-            self.wfile.write(whole[: len(whole) // 2])
-            return
         if isinstance(answer, int):
             answer = (answer, {})
-        if isinstance(answer, tuple):
-            status, headers, *rest = answer
-            answer = rest[0] if rest else "no"
-            content = answer.encode()
-        else:
-            content = json.dumps(answer if isinstance(answer, dict) else completion(answer)).encode()
+        if not isinstance(answer, tuple):
+            answer = (200, {}, json.dumps(answer if isinstance(answer, dict) else completion(answer)))
+        status, headers, content = (*answer, "no")[:3]
+        content = content.encode()
         self.send_response(status)
         for name, value in {"Content-Length": str(len(content)), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(content)
+        self.wfile.write(content[: len(content) // 2] if cut else content)
 
     def log_message(self, *args):
         pass

@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""A row of each of the eight benchmarks, as in the originals, with its question and gold answer by hand."""
+"""A row of each of the eight benchmarks, with the columns that are read, its question and gold answer by hand."""
 
 import json
 
@@ -15,8 +15,6 @@ ROWS = {
     "math": (
         {
             "problem": "What is $\\frac{1}{2}$ of $\\frac{3}{2}$?",
-            "level": "Level 1",
-            "type": "Prealgebra",
             "solution": "It is not $\\boxed{\\frac{3}{2}}$ but $\\boxed{\\frac{3}{2^{2}}}$.",
         },
         "What is $\\frac{1}{2}$ of $\\frac{3}{2}$?",
@@ -27,8 +25,6 @@ ROWS = {
             "Body": "There are 87 oranges and 290 bananas",
             "Question": "How many bananas more are there? ",
             "Answer": 203.0,
-            "Equation": "( 290.0 - 87.0 )",
-            "Type": "Subtraction",
         },
         "There are 87 oranges and 290 bananas. How many bananas more are there?",
         "203",
@@ -44,7 +40,7 @@ ROWS = {
         "0.6666666667",
     ),
     "carp_en": (
-        {"content": "If $x + 2 > 0$, then ____?", "answer": "x > - 2", "steps": "", "exprs": []},
+        {"content": "If $x + 2 > 0$, then ____?", "answer": "x > - 2"},
         "If $x + 2 > 0$, then ____?",
         "x > - 2",
     ),
@@ -54,7 +50,6 @@ ROWS = {
             "table": "Price | Demand | Supply\n$985 | 7,900 | 12,200",
             "question": "Look at the table. Is there a shortage or a surplus?",
             "choices": ["shortage", "surplus"],
-            "ans_type": "extractive_text",
             "answer": "surplus",
         },
         'Read this table about "Rice" and answer the question.\nPrice | Demand | Supply\n$985 | 7,900 | 12,200\n'

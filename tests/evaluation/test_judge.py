@@ -8,7 +8,14 @@ from email.utils import formatdate
 import pytest
 from judge_server import FALSE, TRUE, JudgeServer, completion, judge_server
 
-from diff_transformer.evaluation.protocols.hallucination.judge import PROMPT, Judge, JudgeError, Reply, ask_all
+from diff_transformer.evaluation.protocols.hallucination.judge import (
+    PROMPT,
+    Judge,
+    JudgeError,
+    Reply,
+    ask_all,
+    read_verdict,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -31,22 +38,12 @@ def in_turn(*answers):
     return lambda prompt, times: answers[min(times, len(answers) - 1)]
 
 
-def reply(text, cut=False):
-    return Reply(text, None, None, None, cut)
-
-
 VERDICTS = {
     True: [TRUE, "Conclusion: True", "x\nConclusion: True.\n\n", "x\n `Conclusion: True` "],
     False: [FALSE, "x\n**Conclusion:** False", "Conclusion: True\nNo, wait.\nConclusion: False"],
     None: [
-        "",
-        "True",
-        "conclusion: true",
-        "The Conclusion: True",
-        "Conclusion: True or False",
-        "Conclusion: Truely",
-        "Conclusion: True\nThat is all.",
-        "Conclusion: Partially True",
+        *("", "True", "conclusion: true", "The Conclusion: True", "Conclusion: True or False", "Conclusion: Truely"),
+        *("Conclusion: True\nThat is all.", "Conclusion: Partially True"),
     ],
 }
 
@@ -54,35 +51,23 @@ VERDICTS = {
 @pytest.mark.parametrize("verdict", VERDICTS)
 def test_verdict(verdict):
     for text in VERDICTS[verdict]:
-        assert reply(text).verdict is verdict, text
-
-
-def test_verdict_of_a_reply_that_was_cut_is_none():
-    """The line may quote the prompt, before the verdict."""
-    assert reply("Conclusion: True", cut=True).verdict is None
+        assert read_verdict(text) is verdict, text
 
 
 def test_prompt_asks_for_the_explanation_first_and_the_verdict_last():
     prompt = PROMPT.format(document="{doc}", ground_truth="[gt]", output="out")
     assert prompt.index("{doc}") < prompt.index("[gt]") < prompt.index("\nout\n") < prompt.index("Explain first")
-    assert (
-        reply("x\n" + prompt.split('"')[-4]).verdict is True and reply("x\n" + prompt.split('"')[-2]).verdict is False
-    )
+    assert [read_verdict("x\n" + prompt.split('"')[i]) for i in (-4, -2)] == [True, False]
 
 
 def test_ask_good():
     with judge_server(TRUE) as server:
         found = ask(judge(server, api_key="sk-secret", max_tokens=77))
-        assert found == Reply(TRUE, "judge-2026-01-01", 100, 10, False)
+        assert found == Reply(TRUE, True, "judge-2026-01-01", 100, 10)
         path, headers, body = server.requests[0]
-    assert path == "/v1/chat/completions"
-    assert headers["Authorization"] == "Bearer sk-secret"
-    assert body == {
-        "model": "gpt-4o",
-        "messages": [{"role": "user", "content": "Is it?"}],
-        "temperature": 0,
-        "max_tokens": 77,
-    }
+    assert (path, headers["Authorization"]) == ("/v1/chat/completions", "Bearer sk-secret")
+    messages = [{"role": "user", "content": "Is it?"}]
+    assert body == {"model": "gpt-4o", "messages": messages, "temperature": 0, "max_tokens": 77}
 
 
 @pytest.mark.parametrize("key", [None, "sk-own"])
@@ -109,11 +94,12 @@ def test_ask_through_a_proxy_of_the_environment(monkeypatch):
 
 
 def test_ask_cut_by_its_limit_and_without_usage():
+    """The line may quote the prompt, before the verdict."""
     cut = completion("Conclusion: True", usage=None)
     cut["choices"][0]["finish_reason"] = "length"
     with judge_server(cut) as server:
         found = ask(judge(server))
-    assert found.cut and found.verdict is None and found.prompt_tokens is None
+    assert found == Reply("Conclusion: True", None, "judge-2026-01-01", None, None)
 
 
 def test_ask_with_rejected_content_gets_an_empty_text():
@@ -121,52 +107,44 @@ def test_ask_with_rejected_content_gets_an_empty_text():
         assert ask(judge(server)).text == ""
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        in_turn(500, 503, TRUE),
-        in_turn(JudgeServer.CUT, TRUE),
-        in_turn({"error": "busy"}, (200, {}, "<html>"), TRUE),
-        in_turn((429, {}), TRUE),
-    ],
-)
-def test_ask_again_until_it_succeeds(script):
-    with judge_server(script) as server:
+HTML = (200, {}, "<html>")
+
+
+@pytest.mark.parametrize("failures", [(500, 503), (JudgeServer.CUT,), ({"error": "busy"}, HTML), ((429, {}),)])
+def test_ask_again_until_it_succeeds(failures):
+    with judge_server(in_turn(*failures, TRUE)) as server:
         assert ask(judge(server)).verdict is True
         assert 2 <= server.asked["Is it?"] <= 3
 
 
-def test_ask_honors_retry_after():
-    with judge_server(in_turn((429, {"Retry-After": "1"}), TRUE)) as server:
-        ask(judge(server))
-        assert server.times[1] - server.times[0] >= 1.0
-
-
-def test_ask_honors_retry_after_a_date():
-    in_two_seconds = formatdate(time.time() + 2, usegmt=True)  # whole seconds, so at least one
-    with judge_server(in_turn((503, {"Retry-After": in_two_seconds}), TRUE)) as server:
+@pytest.mark.parametrize("wait", [lambda: "1", lambda: formatdate(time.time() + 2, usegmt=True)])
+def test_ask_honors_retry_after(wait):
+    """Seconds or a date, which has whole seconds, so it is at least one away."""
+    with judge_server(in_turn((429, {"Retry-After": wait()}), TRUE)) as server:
         ask(judge(server))
         assert server.times[1] - server.times[0] >= 0.9
 
 
-def test_ask_does_not_wait_for_hours():
-    with judge_server((429, {"Retry-After": "7200"})) as server:
-        with pytest.raises(JudgeError, match="answered 429 .*--judge_concurrency"):
-            ask(judge(server))
-        assert len(server.requests) == 1
+REJECTED = "too long for sk-secret"
 
 
-def test_ask_gives_up_after_its_retries():
-    with judge_server(500) as server:
-        with pytest.raises(JudgeError, match="answered 500 .*--judge_concurrency"):
-            ask(judge(server))
-        assert len(server.requests) == 4
-    with judge_server((200, {}, "<html>")) as server:
-        with pytest.raises(
-            JudgeError, match="did not answer.*no chat completion: '<html>'.*run the same command again"
-        ):
-            ask(judge(server, retries=1))
-        assert len(server.requests) == 2
+@pytest.mark.parametrize(
+    ("script", "message", "requests"),
+    [
+        (500, "answered 500 .*--judge_concurrency", 2),
+        (HTML, "did not answer.*no chat completion: '<html>'.*run the same command again", 2),
+        # A wait of hours, and what a retry cannot help, fail at once
+        ((429, {"Retry-After": "7200"}), "answered 429 .*--judge_concurrency", 1),
+        ((401, {}, REJECTED), "401.*--judge_key_variable", 1),
+        ((404, {}, REJECTED), "404.*--judge_base_url", 1),
+        ((400, {}, REJECTED), "400.*too long.*Change what", 1),
+    ],
+)
+def test_ask_fails(script, message, requests):
+    with judge_server(script) as server:
+        with pytest.raises(JudgeError, match=message) as failed:
+            ask(judge(server, retries=1, api_key="sk-secret"))
+        assert len(server.requests) == requests and "sk-secret" not in str(failed.value)
 
 
 def test_ask_slow_runs_into_the_timeout():
@@ -174,17 +152,6 @@ def test_ask_slow_runs_into_the_timeout():
         begin = time.monotonic()
         assert ask(judge(server, timeout=0.2)).verdict is True
         assert time.monotonic() - begin < JudgeServer.SLOW_SECONDS and server.asked["Is it?"] == 2
-
-
-@pytest.mark.parametrize(
-    ("status", "remedy"), [(401, "--judge_key_variable"), (404, "--judge_base_url"), (400, "too long.*Change what")]
-)
-def test_ask_fails_at_once_where_a_retry_cannot_help(status, remedy):
-    with judge_server((status, {}, "too long for sk-secret")) as server:
-        with pytest.raises(JudgeError, match=remedy) as failed:
-            ask(judge(server, api_key="sk-secret"))
-        assert len(server.requests) == 1
-    assert str(status) in str(failed.value) and "sk-secret" not in str(failed.value)
 
 
 @pytest.mark.parametrize("status", [302, 307])
@@ -211,19 +178,16 @@ def test_key_is_in_no_text(caplog):
     assert "Retrying request" in caplog.text and "sk-secret" not in caplog.text
 
 
-BAD_JUDGES = [
-    ("localhost:8000", "m", None, "must be like"),
-    ("file:///etc/passwd", "m", None, "must be like"),
-    ("http://user:secret@host/v1", "m", None, "environment variable"),
-    ("http://host/v1?key=secret", "m", None, "environment variable"),
-    ("http://host/v1", "", None, "--judge_model"),
-    ("http://host/v1", "m", "secret\n", "printable ASCII"),
-    ("http://host/v1", "m", "sécret", "printable ASCII"),
-]
-
-
 def test_bad_judges():
-    for url, model, key, message in BAD_JUDGES:
+    for url, model, key, message in [
+        ("localhost:8000", "m", None, "must be like"),
+        ("file:///etc/passwd", "m", None, "must be like"),
+        ("http://user:secret@host/v1", "m", None, "environment variable"),
+        ("http://host/v1?key=secret", "m", None, "environment variable"),
+        ("http://host/v1", "", None, "--judge_model"),
+        ("http://host/v1", "m", "secret\n", "printable ASCII"),
+        ("http://host/v1", "m", "sécret", "printable ASCII"),
+    ]:
         with pytest.raises(ValueError, match=message) as failed:
             Judge(url, model, key)
         assert "secret" not in str(failed.value)

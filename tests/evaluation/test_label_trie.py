@@ -81,9 +81,8 @@ def test_a_label_that_begins_another(scoring, end, longer, expected):
 @pytest.fixture(scope="module")
 def prepared(twin_folders):
     tokenizer = cl100k_tokenizer(vocab_size=300)
-    context = torch.tensor(
-        [tokenizer("query: hi\nintent: cash\n==\nquery: no\nintent: refund\n==\n" * 3)["input_ids"]]
-    )
+    text = "query: hi\nintent: cash\n==\nquery: no\nintent: refund\n==\n" * 3
+    context = torch.tensor([tokenizer(text)["input_ids"]])
     prompts = [continuation_ids(tokenizer, text) for text in PROMPTS]
     return context, prompts, LabelTrie(label_ids(tokenizer, LABELS, "\n==\n"))
 
@@ -162,9 +161,8 @@ def test_prompts_of_one_length_share_a_batch(loaded, prepared):
     context, prompts, trie = prepared
     cache, _ = prefill(loaded.model, context)
     rows = [prompts[0], prompts[0][:-1] + [40], prompts[0][:-1] + [50]]
-    assert greedy_labels(loaded.model, cache, rows, trie) == [
-        greedy_labels(loaded.model, cache, [row], trie)[0] for row in rows
-    ]
+    alone = [greedy_labels(loaded.model, cache, [row], trie)[0] for row in rows]
+    assert greedy_labels(loaded.model, cache, rows, trie) == alone
 
 
 def test_parts_have_the_tokens_of_the_whole_text():
@@ -190,11 +188,8 @@ def sentencepiece():
 def test_parts_for_a_tokenizer_that_adds_a_space(sentencepiece):
     assert sentencepiece.convert_ids_to_tokens(sentencepiece("ab")["input_ids"]) == ["<s>", "▁", "a", "b"]
     parts = [continuation_ids(sentencepiece, part) for part in ("q: a", " ab", "\n==\n")]
-    assert [sentencepiece.convert_ids_to_tokens(ids) for ids in parts] == [
-        ["q", ":", "▁", "a"],
-        ["▁", "a", "b"],
-        ["\n", "=", "=", "\n"],
-    ]
+    tokens = [" ".join(sentencepiece.convert_ids_to_tokens(ids)) for ids in parts]
+    assert tokens == ["q : ▁ a", "▁ a b", "\n = = \n"]
 
 
 def test_labels_that_cannot_be_used(sentencepiece):

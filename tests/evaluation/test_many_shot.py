@@ -19,7 +19,7 @@ from diff_transformer import cl100k_tokenizer
 from diff_transformer.evaluation.__main__ import Options, main
 from diff_transformer.evaluation.models import LoadedModel
 from diff_transformer.evaluation.protocols import many_shot
-from diff_transformer.evaluation.protocols.many_shot import Arguments, curve_cells, margin, section, stable_average
+from diff_transformer.evaluation.protocols.many_shot import Arguments, cells_by_label, margin, section, stable_average
 from diff_transformer.evaluation.protocols.many_shot.classification import (
     SOURCES,
     Example,
@@ -80,32 +80,27 @@ def test_copies_of_the_known_datasets(tmp_path):
     assert load(f"trec={tmp_path}/trec").test == [Example("Who ?", "human")]
     assert load(f"trec_fine={tmp_path}/trec").test == [Example("Who ?", "human individual")]
 
-    features = Features(
-        {"text": Value("string"), "label": ClassLabel(names=["card_arrival", "Refund_not_showing_up"])}
-    )
-    split = Dataset.from_dict({"text": ["x", "y"], "label": [1, 0]}, features=features)
-    DatasetDict({"train": split, "test": split}).save_to_disk(tmp_path / "banking")
-    assert load(f"banking77={tmp_path}/banking").labels == ["Refund not showing up", "card arrival"]
+    def save(name, column, names):
+        features = Features({"text": Value("string"), column: ClassLabel(names=names)})
+        rows = {"text": [f"text {name}" for name in names], column: range(len(names))}
+        split = Dataset.from_dict(rows, features=features)
+        DatasetDict({"train": split, "test": split}).save_to_disk(tmp_path / name)
+        return load(f"{name}={tmp_path}/{name}")
 
-    features = Features({"text": Value("string"), "intent": ClassLabel(names=["pay_bill", "oos", "yes"])})
-    split = Dataset.from_dict({"text": ["x", "y", "z"], "intent": [0, 1, 2]}, features=features)
-    DatasetDict({"train": split, "test": split}).save_to_disk(tmp_path / "clinic")
-    task = load(f"clinic150={tmp_path}/clinic")
+    banking = save("banking77", "label", ["card_arrival", "Refund_not_showing_up"])
+    assert banking.labels == ["Refund not showing up", "card arrival"]
+    task = save("clinic150", "intent", ["pay_bill", "oos", "yes"])
     assert task.labels == ["pay bill", "yes"] and len(task.test) == 2, "out-of-scope examples are not a class"
 
 
 def test_the_known_datasets():
-    assert {name: source.prompt for name, source in SOURCES.items()} == {
-        "trec": "Question: {text}\nType: {label}",
-        "trec_fine": "Question: {text}\nType: {label}",
-        "banking77": "query: {text}\nintent: {label}",
-        "clinic150": "utterance: {text}\nintent: {label}",
-    }
-    fine = SOURCES["trec_fine"].readable
-    assert [fine(x) for x in ("ENTY:cremat", "NUM:volsize", "ABBR:exp", "DESC:desc", "LOC:mount", "NUM:date")] == [
-        *("entity creation", "numeric size", "abbreviation expansion", "description description"),
-        *("location mountain", "numeric date"),
+    assert [source.prompt for source in SOURCES.values()] == [
+        *["Question: {text}\nType: {label}"] * 2,
+        *("query: {text}\nintent: {label}", "utterance: {text}\nintent: {label}"),
     ]
+    fine = {"ENTY:cremat": "entity creation", "NUM:volsize": "numeric size", "ABBR:exp": "abbreviation expansion"}
+    fine |= {"DESC:desc": "description description", "LOC:mount": "location mountain", "NUM:date": "numeric date"}
+    assert {code: SOURCES["trec_fine"].readable(code) for code in fine} == fine
     assert find_source("org/set")[1] == Source("org/set") and find_source("org/set")[0] == "set"
     assert find_source("clinic150")[1].config == "plus" and find_source("clinic150=here")[1].config is None
 
@@ -114,9 +109,9 @@ def test_labels_that_are_numbers(tmp_path):
     for split in ("train", "test"):
         write(tmp_path / f"{split}.jsonl", [{"text": "x", "label": 1}, {"text": "y", "label": 0}])
     assert load(str(tmp_path), ["no", "yes"]).train == [Example("x", "yes"), Example("y", "no")]
-    with pytest.raises(ValueError, match="--label_names"):
+    with pytest.raises(ValueError, match="there are no names of labels. .*--label_names"):
         load(str(tmp_path))
-    with pytest.raises(ValueError, match="label 1, but there are names for 0 to 0"):
+    with pytest.raises(ValueError, match="label 1 in column 'label', but there are names for 0 to 0"):
         load(str(tmp_path), ["no"])
 
 
@@ -155,9 +150,7 @@ def test_balanced_by_class_for_every_number(pool, seed):
     for n in range(len(found) + 1):
         shown = Counter(example.label for example in found[:n])
         most = max(shown.values(), default=0)
-        assert all(shown[label] >= min(most - 1, available[label]) for label in available), (
-            "a class has too few examples"
-        )
+        assert all(shown[label] >= min(most - 1, available[label]) for label in available), "too few of a class"
 
 
 @given(examples, st.integers(0, 9).map(str))
@@ -168,14 +161,8 @@ def test_orders_are_permutations(pool, seed):
     classes = [example.label for example in alternating(pool, seed)]
     first = classes[: len(set(classes))]
     assert len(set(first)) == len(first), "a class appears twice in the first round"
-    left = Counter(classes)
-    expected = []
-    while sum(left.values()):  # every class in turn, until it has none left
-        for label in first:
-            if left[label]:
-                expected.append(label)
-                left[label] -= 1
-    assert classes == expected
+    number = Counter(classes)  # every class in turn, until it has none left
+    assert classes == [label for turn in range(max(number.values())) for label in first if turn < number[label]]
 
 
 def test_seeds_give_different_orders(colors):
@@ -250,10 +237,9 @@ def no_cache(monkeypatch):
 
 def test_accuracy_of_a_model_with_one_label(tmp_path, no_cache):
     """ "green" is correct for 2 of 5 test rows, "red" for 3."""
-    rows = {"green": ["grass", "leaf"], "red": ["blood", "rose", "ruby"]}
+    labels = {"grass": "green", "leaf": "green", "blood": "red", "rose": "red", "ruby": "red"}
     for split in ("train", "test"):
-        rows_of_split = [{"text": text, "label": label} for label, texts in rows.items() for text in texts]
-        write(tmp_path / f"data/{split}.jsonl", rows_of_split)
+        write(tmp_path / f"data/{split}.jsonl", [{"text": text, "label": label} for text, label in labels.items()])
     tokenizer = cl100k_tokenizer(vocab_size=300)
     arguments = Arguments([str(tmp_path / "data")], lengths=[100], order_seeds=2)
     for label, accuracy in (("green", 0.4), ("red", 0.6)):
@@ -280,9 +266,8 @@ def test_the_tokens_that_the_model_gets(colors, tmp_path, no_cache):
             seen.append(input_ids)
             return super().__call__(input_ids, **kwargs)
 
-    arguments = Arguments([str(colors)], lengths=[300], queries=3, order_seeds=2)
-    results = Results(tmp_path / "r.json", "many_shot", {"label": "x"}, {}, 0)
-    many_shot.run(LoadedModel("x", Recording([70, 71]), tokenizer, {}), arguments, Options(), results)
+    recording = LoadedModel("x", Recording([70, 71]), tokenizer, {})
+    results = run_with(recording, tmp_path, [str(colors)], order_seeds=2)
     begin = tokenizer.bos_token_id
     prompts = [ids[0].tolist() for ids in seen if begin in ids]
     assert len(prompts) == 5, "expected the curve's first prompt and two permutations for each order"
@@ -311,19 +296,12 @@ def cells(out, label):
 def test_both_twins_resumption_and_report(twin_folders, colors, tmp_path, monkeypatch):
     assert run_cli(twin_folders, tmp_path / "whole", colors) == 0
     whole = {label: cells(tmp_path / "whole", label) for label in twin_folders}
-    assert [key for key, _, _ in whole["DIFF"]] == [
-        {"dataset": "colors", "shots": 1},
-        {"dataset": "colors", "length": 300},
-        {"dataset": "colors", "length": 600},
-        *(
-            {"dataset": "colors", "length": 400, "order": order, "order_seed": seed}
-            for order in ("random", "alternating")
-            for seed in range(2)
-        ),
-    ]
-    assert [data for _, _, data in whole["DIFF"]] == [data for _, _, data in whole["Transformer"]], (
-        "the twins got different prompts"
-    )
+    orders = [(order, seed) for order in ("random", "alternating") for seed in range(2)]
+    expected = [{"shots": 1}, {"length": 300}, {"length": 600}]
+    expected += [{"length": 400, "order": order, "order_seed": seed} for order, seed in orders]
+    assert [key for key, _, _ in whole["DIFF"]] == [{"dataset": "colors", **key} for key in expected]
+    diff, twin = ([data for _, _, data in whole[label]] for label in ("DIFF", "Transformer"))
+    assert diff == twin, "the twins got different prompts"
     shown = [data["demonstrations"] for _, _, data in whole["DIFF"]]
     assert shown[0] == 3 and shown[0] < shown[1] < shown[2] and len(set(shown[3:])) == 1
     assert all(data["tokens"] <= key.get("length", 300) for key, _, data in whole["DIFF"])
@@ -354,19 +332,17 @@ def test_the_curve_equals_separate_prompts(loaded, colors, tmp_path):
     """Extending a cache from one length to the next equals a prefill for each length."""
     found = []
     for lengths in ([200, 400, 600], [400], [600]):
-        arguments = Arguments([str(colors)], lengths=lengths, queries=9, order_seeds=0, chunk_size=64)
-        results = Results(tmp_path / f"{lengths}.json", "many_shot", {"label": "x"}, {}, 0)
-        many_shot.run(loaded, arguments, Options(), results)
+        results = run_with(loaded, tmp_path, [str(colors)], lengths=lengths, queries=9, chunk_size=64)
         found.append({cell.key["length"]: cell for cell in results.cells if "length" in cell.key})
-    for alone in found[1:]:
-        for length, cell in alone.items():
-            assert found[0][length].measures == cell.measures and found[0][length].data == cell.data
+    for length, cell in {**found[1], **found[2]}.items():
+        assert found[0][length].measures == cell.measures and found[0][length].data == cell.data
 
 
 def run_with(loaded, tmp_path, data, **changes):
     arguments = Arguments(data, **{"lengths": [300], "queries": 3, "order_seeds": 0, **changes})
     results = Results(tmp_path / "r.json", "many_shot", {"label": "x"}, {}, 0)
     many_shot.run(loaded, arguments, Options(), results)
+    return results
 
 
 def test_what_cannot_be_measured(loaded, colors, tmp_path):
@@ -405,13 +381,8 @@ def cell(accuracy, shown, **key):
 
 
 def results_of(label, model_type, accuracies, by_seed, **settings):
-    results = Results(
-        None,
-        "many_shot",
-        {"label": label, "model_type": model_type},
-        {"scoring": "trie", "prompt": None, **settings},
-        0,
-    )
+    model, settings = {"label": label, "model_type": model_type}, {"scoring": "trie", "prompt": None, **settings}
+    results = Results(None, "many_shot", model, settings, 0)
     results.cells = [cell(a, n, length=10 * n) for n, a in accuracies.items()]
     for order, values in by_seed.items():
         results.cells += [cell(a, 9, length=99, order=order, order_seed=i) for i, a in enumerate(values)]
@@ -420,10 +391,8 @@ def results_of(label, model_type, accuracies, by_seed, **settings):
 
 def test_averages_and_margins_by_hand():
     results = results_of("x", "llama", {100: 0.9, 40: 0.1, 50: 0.5, 60: 0.7}, {"random": [0.5, 0.75, 0.625]})
-    found = curve_cells(results, "trec")
-    assert [c.data["demonstrations"] for c in found] == [40, 50, 60, 100], (
-        "expected the points without permutations, sorted"
-    )
+    (found,) = cells_by_label(ResultSet([results]), "trec")["x"]
+    assert [c.data["demonstrations"] for c in found] == [40, 50, 60, 100], "not the sorted curve"
     assert stable_average(found) == pytest.approx(0.7)  # 0.5, 0.7 and 0.9 have at least half of 100 demonstrations
     assert margin(results.select(order="random")) == 0.25
 
@@ -433,9 +402,8 @@ def test_the_section():
     other = results_of("B", "llama", {10: 0.1, 100: 0.5}, {"random": [0.4, 0.8]})
     found = section(ResultSet([diff, other]))
     averages, margins = found.tables
-    assert averages.columns[:-1] == [
-        *("dataset", "paper: Transformer", "paper: DIFF", "paper: gain", "A", "B", "gain of A")
-    ]
+    columns = ["dataset", "paper: Transformer", "paper: DIFF", "paper: gain", "A", "B", "gain of A"]
+    assert averages.columns[:-1] == columns
     assert averages.rows[0][:-1] == ["TREC", 69.9, 87.9, 18.0, 80.0, 50.0, 30.0]
     assert "SetFit/TREC-QC, 6 classes, 100 queries; at most 1,000 tokens" in averages.rows[0][-1]
     assert [row[:4] for row in margins.rows] == [

@@ -2,6 +2,7 @@
 """The mathematics protocol, end to end on local data, and its section of the report."""
 
 import json
+from dataclasses import replace
 from math import sqrt
 
 import pytest
@@ -75,9 +76,8 @@ def test_command_line_and_report(twin_folders, tmp_path):
     for results in by_protocol["math"]:
         assert [cell.key["benchmark"] for cell in results.cells] == list(ROWS)
         for cell in results.cells:
-            assert {name: m.n for name, m in cell.measures.items()} == dict.fromkeys(
-                ("accuracy", "length", "cut_off", "timed_out", "crashed"), 2
-            )
+            assert list(cell.measures) == ["accuracy", "length", "cut_off", "timed_out", "crashed"]
+            assert {measure.n for measure in cell.measures.values()} == {2}
             lengths = [record["tokens"] for record in results.journal(cell.key["benchmark"]).records.values()]
             assert max(lengths) <= 5 and cell["length"] == sum(lengths) / 2
             assert (cell["accuracy"], cell["cut_off"]) == (0, lengths.count(5) / 2)
@@ -87,9 +87,8 @@ def test_command_line_and_report(twin_folders, tmp_path):
     assert accuracy.columns == ["benchmark", PAPER_TRANSFORMER, PAPER_DIFF, "DIFF", "Transformer", DIFFERS]
     assert accuracy.rows[0][:3] == ["GSM-8K", 41.2, 42.6] and accuracy.rows[-1][:3] == ["Average", 43.3, 50.8]
     for table in (accuracy, length):
-        assert [row[0] for row in table.rows[:-1]] == [
-            "GSM-8K", "MATH", "SVAMP", "ASDiv", "MAWPS", "CARP", "TABMWP", "CollegeMath"
-        ]  # fmt: skip
+        titles = ["GSM-8K", "MATH", "SVAMP", "ASDiv", "MAWPS", "CARP", "TABMWP", "CollegeMath"]
+        assert [row[0] for row in table.rows[:-1]] == titles
         differs = f"2 problems of {data}/math/test.jsonl; solutions to 5 tokens, not 16,384"
         assert table.rows[1][-1] == f"models of 0.1 million parameters; {differs}"
     assert length.rows[-1][:3] == ["Average", 6913, 6144]
@@ -98,42 +97,31 @@ def test_command_line_and_report(twin_folders, tmp_path):
         assert shares.rows[0][1 + i].value == pytest.approx(100 * sum(cell["cut_off"] for cell in results.cells) / 8)
     assert section.paper == "Figure 10"
     # Everything exists: nothing is generated or loaded again
-    before = (tmp_path / "out" / "math" / "DIFF.json").read_text()
     (tmp_path / "data" / "gsm8k" / "test.jsonl").unlink()
     assert main([*command, "--max_new_tokens", "5"]) == 0
-    assert json.loads(before)["cells"] == json.loads((tmp_path / "out" / "math" / "DIFF.json").read_text())["cells"]
+    assert [r.cells for r in load_results(tmp_path / "out")["math"]] == [r.cells for r in by_protocol["math"]]
 
 
 def test_correct_solutions_score_one_and_wrong_solutions_zero(diff, tmp_path, answering):
-    names = list(ROWS)
     settings = protocol.Arguments(data_dir=write_rows(tmp_path / "data"), max_new_tokens=9)
     for score, given in ((1, None), (0, "17")):
         results = open_results(tmp_path / f"out{score}", settings)
-        for name in names:  # one by one, because the answer depends on the benchmark
-            text = f"By \\boxed{{0}} we get \\boxed{{{given or ROWS[name][2]}}}."
+        for name, (_, _, gold) in ROWS.items():  # one by one, because the answer depends on the benchmark
+            text = f"By \\boxed{{0}} we get \\boxed{{{given or gold}}}."
             answering(lambda i, text=text: Generated(text, 7, True))
-            one = protocol.Arguments(**{**vars(settings), "benchmarks": [name]})
-            cell = run(diff, one, results)[name]
-            assert {k: m.value for k, m in cell.measures.items()} == {
-                "accuracy": score, "length": 7, "cut_off": 0, "timed_out": 0, "crashed": 0
-            }, name  # fmt: skip
+            cell = run(diff, replace(settings, benchmarks=[name]), results)[name]
+            assert [m.value for m in cell.measures.values()] == [score, 7, 0, 0, 0], name
 
 
 @pytest.mark.process
 def test_measures_by_hand(tmp_path):
     journal = Journal(tmp_path / "journal.jsonl")
-    solutions = [
-        ("\\boxed{3}", 10, True),
-        ("\\boxed{4}", 20, True),
-        ("3, so the answer is 3", 90, False),
-        ("?", 0, False),
-    ]
-    for i, (text, tokens, finished) in enumerate(solutions):
-        journal.add(str(i), text=text, tokens=tokens, finished=finished)
+    solutions = [("\\boxed{3}", 10, True), ("\\boxed{4}", 20, True)]
+    solutions += [("3, so the answer is 3", 90, False), ("?", 0, False)]
+    for i, solution in enumerate(solutions):
+        journal.add(str(i), **Generated(*solution)._asdict())
     measures = protocol.measure([protocol.MathProblem("1 + 2 = ?", "3")] * 4, journal)
-    assert {name: measure.value for name, measure in measures.items()} == {
-        "accuracy": 0.5, "length": 30, "cut_off": 0.5, "timed_out": 0, "crashed": 0
-    }  # fmt: skip
+    assert [measure.value for measure in measures.values()] == [0.5, 30, 0.5, 0, 0]
 
 
 def test_answers_that_time_out_or_crash_are_counted(tmp_path, monkeypatch):
@@ -148,32 +136,28 @@ def test_answers_that_time_out_or_crash_are_counted(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("continuous_batching", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_stopped_run_resumes_with_the_next_problem(loaded, tmp_path, monkeypatch, continuous_batching):
-    settings = protocol.Arguments(
-        benchmarks=["mawps", "carp_en"],
-        data_dir=write_rows(tmp_path / "data", copies=3),
-        max_new_tokens=6,
-        continuous_batching=continuous_batching,
-    )
+    data = write_rows(tmp_path / "data", copies=3)
+    settings = protocol.Arguments(["mawps", "carp_en"], data, max_new_tokens=6)
+    settings.continuous_batching = continuous_batching
     whole = open_results(tmp_path / "whole", settings)
     run(loaded, settings, whole, batch_size=1)
 
-    add, added = Journal.add, []
+    add, added, most = Journal.add, [], 4
 
-    def stop_after_four(journal, id, **record):
-        if len(added) == 4:
+    def add_at_most(journal, id, **record):
+        if len(added) == most:
             raise KeyboardInterrupt
         added.append(id)
         add(journal, id, **record)
 
-    monkeypatch.setattr(Journal, "add", stop_after_four)
+    monkeypatch.setattr(Journal, "add", add_at_most)
     with pytest.raises(KeyboardInterrupt):
         run(loaded, settings, open_results(tmp_path / "out", settings), batch_size=1)
-    monkeypatch.setattr(Journal, "add", lambda journal, id, **record: added.append(id) or add(journal, id, **record))
+    most = None
     resumed = open_results(tmp_path / "out", settings)
     assert len(resumed.cells) == 1
     run(loaded, settings, resumed, batch_size=1)
-    assert plain(resumed) == plain(whole)
-    assert len(added) == 6, "existing solutions were written again"
+    assert plain(resumed) == plain(whole) and len(added) == 6, "a solution was written twice"
 
 
 def test_a_run_with_other_settings_does_not_resume_a_journal(diff, tmp_path, answering):
@@ -182,14 +166,12 @@ def test_a_run_with_other_settings_does_not_resume_a_journal(diff, tmp_path, ans
             raise KeyboardInterrupt
         return Generated("", 1, True)
 
-    data = write_rows(tmp_path / "data", copies=2)
     answering(stop)
-    settings = protocol.Arguments(["mawps"], data, max_new_tokens=6)
+    settings = protocol.Arguments(["mawps"], write_rows(tmp_path / "data", copies=2), max_new_tokens=6)
     with pytest.raises(KeyboardInterrupt):
         run(diff, settings, open_results(tmp_path, settings))
-    other = protocol.Arguments(["mawps"], data, max_new_tokens=7)
     with pytest.raises(ValueError, match="another max_new_tokens"):
-        open_results(tmp_path, other)
+        open_results(tmp_path, replace(settings, max_new_tokens=7))
 
 
 def test_continuous_batching_gives_the_same_solutions(loaded, tmp_path):
@@ -197,16 +179,13 @@ def test_continuous_batching_gives_the_same_solutions(loaded, tmp_path):
     (tmp_path / "gsm8k.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     journals = {}
     for continuous_batching in (False, True):
-        settings = protocol.Arguments(
-            ["gsm8k"], data, prompt="cot", max_new_tokens=24, continuous_batching=continuous_batching
-        )
+        settings = protocol.Arguments(["gsm8k"], data, prompt="cot", max_new_tokens=24)
+        settings.continuous_batching = continuous_batching
         results = open_results(tmp_path / str(continuous_batching), settings)
         run(loaded, settings, results, batch_size=3)
         journals[continuous_batching] = results.journal("gsm8k").records
     assert journals[True] == journals[False]
-    assert len({record["text"] for record in journals[True].values()}) == len(LENGTHS), (
-        "the texts are equal, so the test shows little"
-    )
+    assert len({record["text"] for record in journals[True].values()}) == len(LENGTHS), "the texts are equal"
 
 
 def test_without_a_chat_template(diff, tmp_path, answering, monkeypatch):

@@ -1,18 +1,16 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Contextual hallucination (Table 4, arXiv:2410.05258): summaries and answers judged by a language model.
 
-The model first writes all its outputs. A judge then decides for each whether it is accurate, given the document and
-the reference. Both steps resume where they were stopped. Without a judge the outputs are kept, and a later run has
-them judged:
-
-    diff-transformer evaluate hallucination --model A --judge_base_url http://localhost:8000/v1 --judge_model NAME
+The model first writes all its outputs. A judge (--judge_base_url, --judge_model) then decides for each whether it is
+accurate, given the document and the reference. Both steps resume where they were stopped. Without a judge the outputs
+are kept, and a later run has them judged.
 """
 
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,19 +21,14 @@ from ....text_data import load_table
 from ...generate import iterate_texts
 from ...models import LoadedModel
 from ...render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Section, Table, model_columns, other_sizes
-from ...results import Journal, Measure, Results, ResultSet
+from ...results import Cell, Journal, Measure, Results, ResultSet, mean
 from .judge import PROMPT, Judge, ask_all
-from .samples import TASKS, Sample, draw, load_rows
+from .samples import TASKS, draw, load_rows
 
 ORDER = 6
 NO_SETTINGS = (  # no existing cell depends on how the judge is reached or checked
-    "judge_base_url",
-    "judge_key_variable",
-    "judge_concurrency",
-    "judge_timeout",
-    "judge_retries",
-    "price_per_million_tokens",
-    "labelled",
+    *("judge_base_url", "judge_key_variable", "judge_concurrency", "judge_timeout", "judge_retries"),
+    *("price_per_million_tokens", "labelled"),
 )
 
 # Table 4 (page 8): Transformer, DIFF
@@ -44,6 +37,7 @@ PAPER = {
     "Table 4b: answers": {"qasper": (0.28, 0.39), "hotpotqa": (0.36, 0.46), "2wikimqa": (0.29, 0.36)},
 }
 PAPER_SAMPLES = 100
+COUNTS = ("samples", "unparsed", "empty", "cut", "unfinished")
 
 
 @dataclass
@@ -58,17 +52,11 @@ class Arguments:
     samples: int = field(default=100, metadata={"help": "Samples per dataset."})
     max_length: int | None = field(
         default=None,
-        metadata={
-            "help": "Maximum tokens of a prompt with its output; the middle of a longer prompt is cut out. By default "
-            "the model's number of positions."
-        },
+        metadata={"help": "Tokens of a prompt, the middle of which is cut, and its output; by default all positions."},
     )
     judge_base_url: str | None = field(
         default=None,
-        metadata={
-            "help": "Address of a server with an OpenAI-compatible API, including its /v1. Without it the outputs are "
-            "kept, but not judged."
-        },
+        metadata={"help": "Address of an OpenAI-compatible server, with its /v1. Without it nothing is judged."},
     )
     judge_model: str | None = field(default=None, metadata={"help": "The judge's model, by its name on the server."})
     judge_key_variable: str = field(
@@ -83,26 +71,20 @@ class Arguments:
     judge_retries: int = field(
         default=10,
         metadata={
-            "help": "Retries per request, after 0.5, 1, 2, 4 and then every 8 seconds, or after the wait that the "
-            "server asks for, up to two minutes."
+            "help": "Retries per request, after 0.5, 1, 2, 4, 8, 8, ... seconds, or up to 120 if the server says so."
         },
     )
     price_per_million_tokens: list[float] = field(
-        default_factory=list,
-        metadata={"help": "The judge's price for prompts and replies: one for both, or one for each."},
+        default_factory=list, metadata={"help": "The judge's price, for prompts and replies together or one for each."}
     )
     labelled: str | None = field(
         default=None,
-        metadata={
-            "help": "Rows with document, ground_truth, output and label (true if the output is accurate), on which "
-            "the judge's agreement is measured."
-        },
+        metadata={"help": "Rows with document, ground_truth, output and label (true or false) to check the judge on."},
     )
 
     def __post_init__(self):
         names = [entry.partition("=")[0] for entry in self.datasets]
-        unknown = [name for name in names if name not in TASKS]
-        if unknown or not names or len(set(names)) < len(names):
+        if not names or not set(names) <= set(TASKS) or len(set(names)) < len(names):
             raise ValueError(
                 f"Got --datasets {' '.join(self.datasets)}; it needs at least one of {', '.join(TASKS)}, each at most "
                 "once."
@@ -124,16 +106,27 @@ class Arguments:
 
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
-    judge = _judge(arguments)
+    judge = None
+    if arguments.judge_base_url is not None:
+        api_key = os.environ.get(arguments.judge_key_variable, "").strip() or None
+        limits = (arguments.judge_max_tokens, arguments.judge_timeout, arguments.judge_retries)
+        judge = Judge(arguments.judge_base_url, arguments.judge_model or "", api_key, *limits)
     sources = {name: source for name, _, source in (entry.partition("=") for entry in arguments.datasets)}
     samples = min(arguments.samples, options.limit or arguments.samples)
     outputs = results.journal("outputs")
     written = {}
+    model = {name: loaded.identity[name] for name in ("revision", "dtype", "attn_implementation")}
     for key in results.todo([{"dataset": name} for name in sources]):
         name = str(key["dataset"])
-        rows = load_rows(TASKS[name], sources[name])
-        drawn = draw(loaded, name, rows, samples, options.seed, arguments.max_length)
-        written[name] = list(zip(drawn, write(loaded, name, drawn, options.batch_size, outputs), strict=True))
+        task = TASKS[name]
+        drawn = draw(loaded, name, load_rows(task, sources[name]), samples, options.seed, arguments.max_length)
+        ids = [f"{sample.id}/{_digest(model, sample.prompt, task.max_new_tokens, task.stop)}" for sample in drawn]
+        missing = [i for i, id in enumerate(ids) if id not in outputs]
+        inputs = (loaded.model, loaded.tokenizer, [drawn[i].prompt for i in missing], task.max_new_tokens)
+        texts = iterate_texts(*inputs, options.batch_size, [task.stop])
+        for i, generated in tqdm(texts, f"{loaded.label}: {name}, writing", len(missing), unit="output"):
+            outputs.add(ids[missing[i]], **generated._asdict())
+        written[name] = [(sample, outputs.records[id]) for sample, id in zip(drawn, ids, strict=True)]
     if judge is None:
         print(f"{loaded.label}: {len(outputs.records)} outputs in {outputs.path}; --judge_base_url has them judged.")
         return
@@ -148,45 +141,18 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         measures = {"length": Measure.of(output["tokens"] for _, output in pairs)}
         if parsed:
             measures["accuracy"] = Measure.of(parsed)
-        data = {
-            "samples": len(pairs),
-            "unparsed": len(pairs) - len(parsed),
-            "empty": len(pairs) - len(asked),
-            "cut": sum(sample.cut for sample, _ in pairs),
-            "unfinished": sum(not output["finished"] for _, output in pairs),
-            **usage(replies, arguments.price_per_million_tokens),
-        }
+        cut = sum(sample.cut for sample, _ in pairs)
+        unfinished = sum(not output["finished"] for _, output in pairs)
+        counts = (len(pairs), len(pairs) - len(parsed), len(pairs) - len(asked), cut, unfinished)
+        data = dict(zip(COUNTS, counts, strict=True)) | usage(replies, arguments.price_per_million_tokens)
         results.add({"dataset": name}, measures, data)
-
-
-def write(
-    loaded: LoadedModel, name: str, samples: Sequence[Sample], batch_size: int | None, journal: Journal
-) -> list[dict[str, Any]]:
-    """The model's outputs as records with text, tokens and finished. Those in the journal are not written again."""
-    task = TASKS[name]
-    model = {key: loaded.identity[key] for key in ("revision", "dtype", "attn_implementation")}
-    ids = [f"{s.id}/{_digest(model, s.prompt, task.max_new_tokens, task.stop)}" for s in samples]
-    missing = [i for i, id in enumerate(ids) if id not in journal]
-    texts = iterate_texts(
-        loaded.model,
-        loaded.tokenizer,
-        [samples[i].prompt for i in missing],
-        task.max_new_tokens,
-        batch_size,
-        [task.stop],
-    )
-    for i, generated in tqdm(texts, f"{loaded.label}: {name}, writing", len(missing), unit="output"):
-        journal.add(ids[missing[i]], **generated._asdict())
-    return [journal.records[id] for id in ids]
 
 
 def ask(
     judge: Judge, questions: Mapping[str, tuple[str, str, str]], concurrency: int, journal: Journal, what: str
 ) -> list[dict[str, Any]]:
-    """The judge's replies to (document, reference, output) by id, as records with text, verdict, model and tokens.
-
-    The judge is not asked again for those in the journal.
-    """
+    """The judge's replies to (document, reference, output) by id, as records; it is not asked again for those in the
+    journal."""
     prompts = {id: PROMPT.format(document=d, ground_truth=r, output=o) for id, (d, r, o) in questions.items()}
     ids = {f"{id}/{_digest(judge.model, judge.max_tokens, prompt)}": prompt for id, prompt in prompts.items()}
     missing = {id: prompt for id, prompt in ids.items() if id not in journal}
@@ -194,75 +160,50 @@ def ask(
         tokens = sum(map(len, missing.values())) // 4
         print(f"{what}: {len(missing)} requests with about {tokens:,} tokens in total")
     for id, reply in tqdm(ask_all(judge, missing, concurrency), what, len(missing), unit="verdict"):
-        journal.add(
-            id,
-            text=reply.text,
-            verdict=reply.verdict,
-            model=reply.model,
-            prompt_tokens=reply.prompt_tokens,
-            completion_tokens=reply.completion_tokens,
-        )
+        journal.add(id, **reply._asdict())
     return [journal.records[id] for id in ids]
 
 
-def agreement(verdicts: Sequence[bool], labels: Sequence[bool]) -> tuple[float, float | None]:
-    """The share of equal verdicts and labels, and Cohen's kappa, which is None if all of both are the same."""
-    n = len(verdicts)
-    equal = sum(a == b for a, b in zip(verdicts, labels, strict=True)) / n
-    true, labelled_true = sum(verdicts) / n, sum(labels) / n
+def agreement(pairs: Sequence[tuple[bool, bool]]) -> dict[str, float]:
+    """The share of equal verdicts and labels and, unless all of both are the same, Cohen's kappa."""
+    if not pairs:
+        return {}
+    equal, true, labelled_true = (mean(x) for x in zip(*((a == b, a, b) for a, b in pairs), strict=True))
     by_chance = true * labelled_true + (1 - true) * (1 - labelled_true)
-    return equal, None if by_chance == 1 else (equal - by_chance) / (1 - by_chance)
+    kappa = {} if by_chance == 1 else {"kappa": (equal - by_chance) / (1 - by_chance)}
+    return {"accuracy": equal, **kappa}
 
 
-def usage(replies: Iterable[dict[str, Any]], prices: Sequence[float] = ()) -> dict[str, Any]:
+def usage(replies: Sequence[dict[str, Any]], prices: Sequence[float] = ()) -> dict[str, Any]:
     """The tokens that the judge reports, and their cost. A request that was retried counts once.
 
     prices: Per million tokens; one price, or that of prompts and that of replies.
     """
-    replies = list(replies)
     total: dict[str, Any] = {"judge": sorted({r["model"] for r in replies if r["model"]})}
     for kind in ("prompt_tokens", "completion_tokens"):
         total[kind] = sum(r[kind] or 0 for r in replies)
-    total["without_usage"] = sum(r["prompt_tokens"] is None or r["completion_tokens"] is None for r in replies)
+    total["without_usage"] = sum(None in (r["prompt_tokens"], r["completion_tokens"]) for r in replies)
     if prices:
         total["cost"] = (total["prompt_tokens"] * prices[0] + total["completion_tokens"] * prices[-1]) / 1e6
     return total
 
 
-def _judge(arguments: Arguments) -> Judge | None:
-    if arguments.judge_base_url is None:
-        return None
-    key = os.environ.get(arguments.judge_key_variable, "").strip() or None
-    return Judge(
-        arguments.judge_base_url,
-        arguments.judge_model or "",
-        key,
-        arguments.judge_max_tokens,
-        arguments.judge_timeout,
-        arguments.judge_retries,
-    )
-
-
 def _add_agreement(judge: Judge, arguments: Arguments, results: Results, journal: Journal) -> None:
-    rows = load_table(arguments.labelled or "", columns=["document", "ground_truth", "output", "label"])
+    path = arguments.labelled or ""
+    rows = list(load_table(path, columns=["document", "ground_truth", "output", "label"]))
     wrong = [row["label"] for row in rows if row["label"] not in (True, False)]
     if wrong:
-        raise ValueError(f"{arguments.labelled} has the label {wrong[0]!r}; every label must be true or false.")
-    key = {"labelled": Path(arguments.labelled or "").name, "digest": _digest(list(rows))}
+        raise ValueError(f"{path} has the label {wrong[0]!r}; every label must be true or false.")
+    key = {"labelled": Path(path).name, "digest": _digest(rows)}
     if key in results:
         return
     questions = {f"labelled/{i}": (row["document"], row["ground_truth"], row["output"]) for i, row in enumerate(rows)}
     replies = ask(judge, questions, arguments.judge_concurrency, journal, "Labelled sample, judging")
-    pairs = [(r["verdict"], bool(row["label"])) for r, row in zip(replies, rows, strict=True)]
+    pairs = [(reply["verdict"], bool(row["label"])) for reply, row in zip(replies, rows, strict=True)]
     parsed = [pair for pair in pairs if pair[0] is not None]
-    measures = {}
-    if parsed:
-        accuracy, kappa = agreement(*zip(*parsed, strict=True))
-        measures["accuracy"] = Measure(accuracy, len(parsed))
-        if kappa is not None:
-            measures["kappa"] = Measure(kappa, len(parsed))
-    data = {"samples": len(pairs), "unparsed": len(pairs) - len(parsed)}
-    results.add(key, measures, {**data, **usage(replies, arguments.price_per_million_tokens)})
+    measures = {name: Measure(value, len(parsed)) for name, value in agreement(parsed).items()}
+    data = {"samples": len(rows), "unparsed": len(rows) - len(parsed)}
+    results.add(key, measures, data | usage(replies, arguments.price_per_million_tokens))
 
 
 def _digest(*content: Any) -> str:
@@ -292,16 +233,16 @@ def section(results: ResultSet) -> Section:
 def _accuracy(caption: str, paper: Mapping[str, tuple[float, float]], results: ResultSet) -> Table:
     rows: list[list] = []
     for name, values in paper.items():
-        if any(cell.matches(dataset=name) for cell in results.cells):
+        cells = [cell for cell in results.cells if cell.matches(dataset=name)]
+        if cells:
             ours = model_columns(results, "accuracy", dataset=name)
-            rows.append([TASKS[name].title, *values, *ours, _differs(name, results)])
+            rows.append([TASKS[name].title, *values, *ours, _differs(name, results, cells)])
     columns = ["dataset", PAPER_TRANSFORMER, PAPER_DIFF, *results.labels, DIFFERS]
     return Table(f"{caption}, accuracy", columns, rows, digits=2)
 
 
-def _differs(name: str, results: ResultSet) -> str:
+def _differs(name: str, results: ResultSet, cells: list[Cell]) -> str:
     found, settings = other_sizes(results), results.settings
-    cells = [cell for cell in results.cells if cell.matches(dataset=name)]
     judge = settings["judge_model"]
     if not re.fullmatch(r"(.*/)?gpt-4o(-\d{4}-\d{2}-\d{2})?", judge):
         found.append(f"judge {judge}, not GPT-4o")
@@ -336,13 +277,12 @@ def _details(results: ResultSet) -> Table:
     for name in TASKS:
         for r in results.results:
             for cell in r.select(dataset=name):
-                data = cell.data
-                counts = [data[key] for key in ("samples", "unparsed", "empty", "cut", "unfinished")]
-                used = [data["prompt_tokens"], data["completion_tokens"], data.get("cost")]
-                used = [None] * 3 if data["without_usage"] else used
-                judge = ", ".join(data["judge"]) or r.settings["judge_model"]
-                run_name = _run_name(r, results)
-                rows.append([TASKS[name].title, run_name, *counts, cell.measures["length"], judge, *used])
+                counts = [cell.data[key] for key in COUNTS]
+                used = [cell.data.get(key) for key in ("prompt_tokens", "completion_tokens", "cost")]
+                used = [None] * 3 if cell.data["without_usage"] else used
+                judge = ", ".join(cell.data["judge"]) or r.settings["judge_model"]
+                names = (TASKS[name].title, _run_name(r, results))
+                rows.append([*names, *counts, cell.measures["length"], judge, *used])
     return Table("What was judged", columns, rows, digits=2)
 
 

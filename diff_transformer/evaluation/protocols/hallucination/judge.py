@@ -1,9 +1,8 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """A language model behind an OpenAI-compatible API that decides whether an output is free of hallucination.
 
-The questions and the form of the verdict follow Chuang et al. (2024, arXiv:2407.07071), whom the paper follows: all of
-the output must follow from the document, a wording that differs from the reference's is not an error, the explanation
-comes first and the verdict last. The wording of the prompt is our own.
+The questions and the form of the verdict follow Chuang et al. (2024, arXiv:2407.07071), whom the paper follows. The
+wording of the prompt is our own.
 
 The client is openai's. `huggingface_hub.InferenceClient` rejects every address under HF_HUB_OFFLINE=1, even that of a
 judge on the same machine, and sends the Hub's saved token to it if no other key is given.
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx2
@@ -44,6 +43,11 @@ Explain first, by what the document says, why the output is accurate or not. The
 either "Conclusion: True" (everything is accurate) or "Conclusion: False" (something is not).\
 """
 
+_SET_KEY = "Set the key in the environment variable that --judge_key_variable names."
+_RETRIED = (
+    "All replies so far are kept. Check that the server runs and can take this many requests at once (fewer: "
+    "--judge_concurrency), then run the same command again."
+)
 _VERDICT = re.compile(r"[*_`]*Conclusion:[*_` ]*(True|False)[*_`.]*")
 
 
@@ -51,32 +55,26 @@ class JudgeError(OSError):
     """The judge cannot be asked. All replies so far are kept."""
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(NamedTuple):
     text: str
+    verdict: bool | None
     model: str | None  # the name that the judge gives itself, often more exact than the requested one
     prompt_tokens: int | None
     completion_tokens: int | None
-    cut: bool = False  # by the limit of tokens
 
-    @property
-    def verdict(self) -> bool | None:
-        """True if the output is accurate, None if the reply does not end with a verdict in the requested form."""
-        lines = self.text.split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        match = _VERDICT.fullmatch(last)
-        return None if match is None or self.cut else match[1] == "True"
+
+def read_verdict(text: str) -> bool | None:
+    """True if the output is accurate, None if the text does not end with a verdict in the requested form."""
+    match = _VERDICT.fullmatch(text.strip().rpartition("\n")[2].strip())
+    return None if match is None else match[1] == "True"
 
 
 @dataclass
 class Judge:
-    """`base_url` is that of an OpenAI-compatible server, as in http://localhost:8000/v1.
+    """Raises ValueError for an invalid address, for one that contains a secret, which would end up in the results, and
+    for a key that no HTTP header can hold."""
 
-    Raises ValueError for an invalid address, for one that contains a secret, which would end up in the results, and
-    for a key that no HTTP header can hold.
-    """
-
-    base_url: str
+    base_url: str  # of an OpenAI-compatible server, as in http://localhost:8000/v1
     model: str
     api_key: str | None = field(default=None, repr=False)
     max_tokens: int = 1024
@@ -90,14 +88,14 @@ class Judge:
         if url.username or url.password or url.query or url.fragment:
             raise ValueError(
                 "The judge's address must not contain a user, a password or parameters, because it is written into "
-                "the results. Set the key in the environment variable that --judge_key_variable names."
+                f"the results. {_SET_KEY}"
             )
         if not self.model:
             raise ValueError("Got no name of the judge's model; give the one that its server uses: --judge_model.")
         if self.api_key and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise ValueError(
-                "The judge's key contains characters other than printable ASCII, which no HTTP header can hold. Set "
-                "it again in the environment variable that --judge_key_variable names."
+                "The judge's key contains characters other than printable ASCII, which no HTTP header can hold. "
+                f"{_SET_KEY}"
             )
 
     def connect(self, stop: threading.Event) -> OpenAI:
@@ -106,7 +104,7 @@ class Judge:
 
         def check_stop(request: httpx2.Request) -> None:
             if stop.is_set():
-                raise JudgeError(f"{self._name} gets no more requests after a failed one.")
+                raise self._failed("gets no more requests after a failed one.")
 
         def check_body(response: httpx2.Response) -> None:
             """openai retries what breaks off. This makes it retry a success without a chat completion, too."""
@@ -143,26 +141,21 @@ class Judge:
             )
         except APIStatusError as error:
             answer = f"{error.status_code} {error.response.reason_phrase}: {self._redacted(error.response.text)[:500]}"
-            raise JudgeError(f"{self._name} answered {answer}. {_remedy(error.status_code)}") from None
+            raise self._failed(f"answered {answer}. {_remedy(error.status_code)}") from None
         except APIConnectionError as error:
             reason = self._redacted(f"{type(error.__cause__).__name__}: {error.__cause__}")
-            raise JudgeError(f"{self._name} did not answer ({reason}). {_remedy()}") from None
+            raise self._failed(f"did not answer ({reason}). {_RETRIED}") from None
         return self._parse(response.text)
 
-    @property
-    def _name(self) -> str:
-        return f"The judge {self.model} at {self.base_url}"
+    def _failed(self, how: str) -> JudgeError:
+        return JudgeError(f"The judge {self.model} at {self.base_url} {how}")
 
     def _parse(self, body: str) -> Reply:
         content: dict[str, Any] = json.loads(self._redacted(body))
         choice, usage = content["choices"][0], content.get("usage") or {}
-        return Reply(
-            choice["message"]["content"] or "",
-            content.get("model"),
-            usage.get("prompt_tokens"),
-            usage.get("completion_tokens"),
-            choice.get("finish_reason") == "length",
-        )
+        text = choice["message"]["content"] or ""
+        verdict = None if choice.get("finish_reason") == "length" else read_verdict(text)  # it may quote the prompt
+        return Reply(text, verdict, content.get("model"), usage.get("prompt_tokens"), usage.get("completion_tokens"))
 
     def _redacted(self, text: str) -> str:
         """A server may repeat the key; it must reach neither a file nor a screen."""
@@ -198,14 +191,11 @@ def ask_all(judge: Judge, prompts: Mapping[str, str], concurrency: int) -> Itera
         raise failure
 
 
-def _remedy(status: int | None = None) -> str:
+def _remedy(status: int) -> str:
     if status in (401, 403):
-        return "Set the key in the environment variable that --judge_key_variable names."
+        return _SET_KEY
     if status == 404:
         return "Check --judge_model and --judge_base_url, which usually ends with /v1."
-    if status is None or status in (408, 409, 429) or status >= 500:  # it was retried
-        return (
-            "All replies so far are kept. Check that the server runs and can take this many requests at once (fewer: "
-            "--judge_concurrency), then run the same command again."
-        )
+    if status in (408, 409, 429) or status >= 500:
+        return _RETRIED
     return "Change what the server rejects, then run the same command again."

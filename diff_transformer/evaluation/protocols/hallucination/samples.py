@@ -36,7 +36,7 @@ class JudgedTask:
 
     @property
     def columns(self) -> list[str]:
-        return [column for column in (self.document, self.reference, self.question) if column is not None]
+        return [column for column in (self.document, self.reference, self.question) if column]
 
 
 def _summary(
@@ -93,10 +93,9 @@ def load_rows(task: JudgedTask, source: str = "") -> Dataset:
 
     Raises ValueError if they cannot be loaded or lack a column.
     """
-    if source:
-        return load_table(source, None if Path(source).expanduser().exists() else task.config, "test", task.columns)
-    if task.source != LONGBENCH:
-        return load_table(task.source, task.config, "test", task.columns)
+    if source or task.source != LONGBENCH:
+        config = None if source and Path(source).expanduser().exists() else task.config
+        return load_table(source or task.source, config, "test", task.columns)
     try:
         path = hf_hub_download(LONGBENCH, "data.zip", repo_type="dataset", revision=LONGBENCH_REVISION)
     except (ValueError, OSError) as error:
@@ -121,24 +120,19 @@ def draw(
     limit = max_length or max_positions(loaded.model)
     for index in random.Random(f"{seed}|{name}").sample(range(len(rows)), len(rows)):
         row = rows[index]
-        document, question = row[task.document], row[task.question] if task.question else ""
-        reference = row[task.reference]
-        if not document or not document.strip() or not reference:
+        document, reference = row[task.document], row[task.reference]
+        question = row[task.question] if task.question else ""
+        if not (document or "").strip() or not reference:
             continue
-        prompt = prompt_ids(loaded.tokenizer, task.prompt.format(document=document, question=question))
-        whole = len(prompt)
-        if limit is not None and whole > limit - task.max_new_tokens:
+        whole = prompt = prompt_ids(loaded.tokenizer, task.prompt.format(document=document, question=question))
+        if limit is not None and len(whole) > limit - task.max_new_tokens:
             around = len(prompt_ids(loaded.tokenizer, task.prompt.format(document="", question=question)))
-            prompt = cut_middle(prompt, limit - task.max_new_tokens, around)
-        drawn.append(
-            Sample(
-                f"{name}/{index}",
-                f"{document}\n\nQuestion: {question}" if question else document,
-                reference if isinstance(reference, str) else json.dumps(list(reference), ensure_ascii=False),
-                prompt,
-                len(prompt) < whole,
-            )
-        )
+            prompt = cut_middle(whole, limit - task.max_new_tokens, around)
+        if question:
+            document = f"{document}\n\nQuestion: {question}"
+        if not isinstance(reference, str):
+            reference = json.dumps(list(reference), ensure_ascii=False)
+        drawn.append(Sample(f"{name}/{index}", document, reference, prompt, len(prompt) < len(whole)))
         if len(drawn) == samples:
             break
     if not drawn:
@@ -149,12 +143,8 @@ def draw(
 
 
 def cut_middle(prompt: Sequence[int], length: int, around: int) -> list[int]:
-    """The first and the last `length // 2` tokens, as in LongBench.
-
-    around: Tokens of the prompt that do not belong to the document.
-
-    Raises ValueError if one half cannot hold them.
-    """
+    """The first and the last `length // 2` tokens, as in LongBench. Raises ValueError if one half cannot hold the
+    `around` tokens that do not belong to the document."""
     half = length // 2
     if around > half:
         raise ValueError(

@@ -7,9 +7,9 @@ For robustness the same demonstrations are shown in other orders: at random, or 
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,14 @@ from .label_trie import SCORINGS, choose_labels
 
 ORDER = 5
 
-NAMES = {"trec": "TREC", "trec_fine": "TREC-fine", "banking77": "Banking-77", "clinic150": "Clinic-150"}
-ORDER_NAMES = {
-    "random": ("at random", "Figures 7a and 11"),
-    "alternating": ("alternately by class", "Figure 7b"),
+ORDER_NAMES = {"random": ("at random", "Figures 7a and 11"), "alternating": ("alternately by class", "Figure 7b")}
+# Title, then percent: Transformer and DIFF, the heights of Figure 6's dashed lines, read off; the printed gain
+AVERAGES: dict[str, tuple[str, float | None, float | None, float | None]] = {
+    "trec": ("TREC", 69.9, 87.9, 18.0),
+    "trec_fine": ("TREC-fine", 61.0, 82.6, 21.6),
+    "banking77": ("Banking-77", 65.2, 75.6, 10.4),
+    "clinic150": ("Clinic-150", 74.0, 79.2, 5.2),
 }
-# In percent: Transformer and DIFF, the heights of Figure 6's dashed lines, read off the figure; the printed gains
-AVERAGES = {"trec": (69.9, 87.9), "trec_fine": (61.0, 82.6), "banking77": (65.2, 75.6), "clinic150": (74.0, 79.2)}
-GAINS = {"trec": 18.0, "trec_fine": 21.6, "banking77": 10.4, "clinic150": 5.2}
 # Transformer, DIFF, and the number of orders: printed in Figures 7 and 11
 MARGINS = {
     ("trec", "random"): (19.0, 4.0, 10),
@@ -58,22 +58,19 @@ class Arguments:
         },
     )
     shots: list[int] = field(
-        default_factory=lambda: [1],
-        metadata={"help": "Demonstrations per class in the first prompts of the curve."},
+        default_factory=lambda: [1], metadata={"help": "Demonstrations per class in the first prompts of the curve."}
     )
     lengths: list[int] = field(
         default_factory=lambda: [4096 * i for i in range(1, 17)],
         metadata={"help": "Tokens of the other prompts of the curve, which hold as many demonstrations as fit."},
     )
-    queries: int = field(
-        default=100, metadata={"help": "Number of texts from the test split, the same for every prompt."}
-    )
+    queries: int = field(default=100, metadata={"help": "Texts from the test split, the same for every prompt."})
     scoring: str = field(
         default="trie",
         metadata={"help": "Constrained greedy decoding, or the likelihood of whole labels.", "choices": SCORINGS},
     )
     normalize: bool = field(
-        default=False, metadata={"help": "Divide the log-likelihood of a label by its number of tokens."}
+        default=False, metadata={"help": "Divide log-likelihoods by the label's number of tokens."}
     )
     orders: list[str] = field(
         default_factory=lambda: list(ORDERS),
@@ -83,21 +80,11 @@ class Arguments:
     order_length: int | None = field(
         default=None, metadata={"help": "Tokens of a permuted prompt; by default the largest of --lengths."}
     )
-    text_column: str | None = field(
-        default=None, metadata={"help": "Column of the texts, if it is not the dataset's usual one."}
-    )
-    label_column: str | None = field(
-        default=None, metadata={"help": "Column of the labels, if it is not the dataset's usual one."}
-    )
-    dataset_config: str | None = field(
-        default=None, metadata={"help": "Configuration of the dataset, if it is not the usual one."}
-    )
-    train_split: str | None = field(
-        default=None, metadata={"help": "Split of the demonstrations, if it is not the usual one."}
-    )
-    test_split: str | None = field(
-        default=None, metadata={"help": "Split of the queries, if it is not the usual one."}
-    )
+    text_column: str | None = field(default=None, metadata={"help": "Column of the texts, if not the usual one."})
+    label_column: str | None = field(default=None, metadata={"help": "Column of the labels, if not the usual one."})
+    dataset_config: str | None = field(default=None, metadata={"help": "Configuration, if not the usual one."})
+    train_split: str | None = field(default=None, metadata={"help": "Split of the demonstrations; by default train."})
+    test_split: str | None = field(default=None, metadata={"help": "Split of the queries; by default test."})
     prompt: str | None = field(
         default=None, metadata={"help": r"Template of an example, such as 'query: {text}\nintent: {label}'."}
     )
@@ -108,8 +95,7 @@ class Arguments:
     chunk_size: int = field(default=CHUNK, metadata={"help": "Tokens that go through the model at once."})
 
     def __post_init__(self):
-        numbers = {"shots": self.shots, "lengths": self.lengths, "queries": [self.queries]}
-        for name, values in numbers.items():
+        for name, values in {"shots": self.shots, "lengths": self.lengths, "queries": [self.queries]}.items():
             if min(values, default=0) < 1:
                 raise ValueError(f"Got --{name} {' '.join(map(str, values))}; it must be 1 or more.")
         if self.scoring not in SCORINGS or not set(self.orders) <= set(ORDERS):
@@ -124,24 +110,22 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     plans = []  # all of them are made before the model runs, so that errors in a dataset show early
     for task in load_tasks(arguments):
         queries = min(arguments.queries, options.limit or arguments.queries)
-        separator = arguments.separator.replace(r"\n", "\n")
-        prompts = Prompts(task, loaded.tokenizer, separator, queries, options.seed)
+        prompts = Prompts(task, loaded.tokenizer, arguments.separator.replace(r"\n", "\n"), queries, options.seed)
         points: dict[int, list[Key]] = defaultdict(list)
         for shots in sorted(set(arguments.shots)):
             points[prompts.of_each_class(shots)].append({"dataset": task.name, "shots": shots})
         for length in sorted(set(arguments.lengths)):
             points[prompts.fitting(length)].append({"dataset": task.name, "length": length})
-        check_length(loaded.model, prompts.length(max(points)), f"{task.name}: a prompt")
+        longest = prompts.length(max(points))
+        check_length(loaded.model, longest, f"{task.name}: a prompt")
         permuted = prompts.fitting(order_length) if arguments.order_seeds else 0
         plans.append((prompts, points, permuted))
         print(
             f"{loaded.label}, {task.name}: {len(prompts.queries)} queries after {len(points)} prompts (at most "
-            f"{prompts.length(max(points)):,} tokens) and {len(arguments.orders) * arguments.order_seeds} permutations"
+            f"{longest:,} tokens) and {len(arguments.orders) * arguments.order_seeds} permutations"
         )
     for prompts, points, permuted in plans:
-        measurement = Measurement(loaded, prompts, arguments, options.batch_size, results)
-        measurement.curve(points)
-        measurement.orders(permuted, order_length)
+        _measure(loaded, prompts, points, permuted, order_length, arguments, options.batch_size, results)
 
 
 def load_tasks(arguments: Arguments) -> list[ClassificationTask]:
@@ -149,95 +133,69 @@ def load_tasks(arguments: Arguments) -> list[ClassificationTask]:
     names = None
     if arguments.label_names is not None:
         names = Path(arguments.label_names).read_text(encoding="utf-8").splitlines()
+    same_names = ("text_column", "label_column", "train_split", "test_split")
+    overrides = {name: getattr(arguments, name) for name in same_names} | {"config": arguments.dataset_config}
+    prompt = arguments.prompt and arguments.prompt.replace(r"\n", "\n")
     tasks: dict[str, ClassificationTask] = {}
     for spec in arguments.datasets:
-        name, source = find_source(
-            spec,
-            text_column=arguments.text_column,
-            label_column=arguments.label_column,
-            config=arguments.dataset_config,
-            train_split=arguments.train_split,
-            test_split=arguments.test_split,
-            prompt=arguments.prompt and arguments.prompt.replace(r"\n", "\n"),
-        )
+        name, source = find_source(spec, prompt=prompt, **overrides)
         if name in tasks:
             raise ValueError(f"Two datasets have the name {name!r}. Rename one of them: --datasets NAME=PATH.")
         tasks[name] = load_task(name, source, names)
     return list(tasks.values())
 
 
-class Measurement:
-    """Adds the cells of one dataset to the results."""
+def _measure(
+    loaded: LoadedModel,
+    prompts: Prompts,
+    points: dict[int, list[Key]],
+    permuted: int,
+    order_length: int,
+    arguments: Arguments,
+    batch_size: int | None,
+    results: Results,
+) -> None:
+    """Adds the cells of one dataset. A resumed run takes the same steps and gives the same numbers.
 
-    def __init__(
-        self, loaded: LoadedModel, prompts: Prompts, arguments: Arguments, batch_size: int | None, results: Results
-    ):
-        self.loaded, self.prompts, self.arguments = loaded, prompts, arguments
-        self.batch_size, self.results = batch_size, results
-        self.name = prompts.task.name
+    Args:
+        points: The keys of the curve's cells by number of demonstrations.
+        permuted: The number of demonstrations of which permutations are shown.
+    """
+    name, model = prompts.task.name, loaded.model
 
-    def curve(self, points: dict[int, list[Key]]) -> None:
-        """Accuracy with the first n demonstrations, for each n. The cache of one n is extended to the next.
-
-        A resumed run takes the same steps and gives the same numbers.
-        """
-        todo = self.results.todo([key for keys in points.values() for key in keys])
-        cache, before = None, 0
-        for shown in tqdm(sorted(points), desc=f"{self.loaded.label}: {self.name}", unit="prompt"):
-            if not todo:
-                break
-            cache = self._extend(cache, self.prompts.demonstrations[before:shown])
-            before = shown
-            for key in [key for key in points[shown] if key in todo]:
-                self._add(key, cache, shown)
-                todo.remove(key)
-
-    def orders(self, shown: int, length: int) -> None:
-        """Accuracy with permutations of the first `shown` demonstrations."""
-        keys: list[Key] = [
-            {"dataset": self.name, "length": length, "order": order, "order_seed": seed}
-            for order in self.arguments.orders
-            for seed in range(self.arguments.order_seeds)
-        ]
-        for key in tqdm(self.results.todo(keys), desc=f"{self.loaded.label}: {self.name}, orders", unit="prompt"):
-            order = str(key["order"])
-            seed = f"{self.prompts.seed}|{order}|{key['order_seed']}"
-            permuted = ORDERS[order](self.prompts.demonstrations[:shown], seed)
-            self._add(key, self._extend(None, permuted), shown)
-
-    def _extend(self, cache: Cache | None, examples: Sequence[Example]) -> Cache:
-        ids = self.prompts.tokens(examples)
-        if cache is None:
-            ids = self.prompts.start + ids
-        cache, logits = prefill(self.loaded.model, torch.tensor([ids]), cache, self.arguments.chunk_size)
+    def extend(cache: Cache | None, examples: Sequence[Example]) -> Cache:
+        ids = (prompts.start if cache is None else []) + prompts.tokens(examples)
+        cache, logits = prefill(model, torch.tensor([ids]), cache, arguments.chunk_size)
         if logits.isnan().any():
             raise ValueError("The model's logits are NaN. Check its weights, or evaluate it in another --dtype.")
         return cache
 
-    def _add(self, key: Key, cache: Cache, shown: int) -> None:
-        chosen = choose_labels(
-            self.loaded.model,
-            cache,
-            self.prompts.queries,
-            self.prompts.trie,
-            self.arguments.scoring,
-            self.arguments.normalize,
-            self.batch_size,
-        )
-        correct = [a == b for a, b in zip(chosen, self.prompts.answers, strict=True)]
-        data = {
-            "demonstrations": shown,
-            "tokens": cache.get_seq_length(),
-            "classes": len(self.prompts.labels),
-            "source": self.prompts.task.source.dataset,
-        }
-        self.results.add(key, {"accuracy": Measure.of(correct)}, data)
+    def add(key: Key, cache: Cache, shown: int) -> None:
+        scoring = (arguments.scoring, arguments.normalize, batch_size)
+        chosen = choose_labels(model, cache, prompts.queries, prompts.trie, *scoring)
+        correct = Measure.of(a == b for a, b in zip(chosen, prompts.answers, strict=True))
+        sizes = {"demonstrations": shown, "tokens": cache.get_seq_length(), "classes": len(prompts.labels)}
+        results.add(key, {"accuracy": correct}, {**sizes, "source": prompts.task.source.dataset})
 
-
-def curve_cells(results: Results, dataset: str) -> list[Cell]:
-    """The points of Figure 6, by number of demonstrations."""
-    cells = [cell for cell in results.select(dataset=dataset) if "order" not in cell.key]
-    return sorted(cells, key=lambda cell: cell.data["demonstrations"])
+    todo = results.todo([key for keys in points.values() for key in keys])
+    cache, before = None, 0
+    for shown in tqdm(sorted(points), desc=f"{loaded.label}: {name}", unit="prompt"):
+        if not todo:
+            break
+        cache = extend(cache, prompts.demonstrations[before:shown])
+        before = shown
+        for key in [key for key in points[shown] if key in todo]:
+            add(key, cache, shown)
+            todo.remove(key)
+    keys: list[Key] = [
+        {"dataset": name, "length": order_length, "order": order, "order_seed": seed}
+        for order in arguments.orders
+        for seed in range(arguments.order_seeds)
+    ]
+    for key in tqdm(results.todo(keys), desc=f"{loaded.label}: {name}, orders", unit="prompt"):
+        order = str(key["order"])
+        examples = prompts.demonstrations[:permuted]
+        add(key, extend(None, ORDERS[order](examples, f"{prompts.seed}|{order}|{key['order_seed']}")), permuted)
 
 
 def stable_average(cells: Sequence[Cell]) -> float:
@@ -257,27 +215,22 @@ def margin(cells: Sequence[Cell]) -> float:
 
 
 def section(results: ResultSet) -> Section:
-    datasets = dict.fromkeys(cell.key["dataset"] for cell in results.cells)
-    curves = {name: _by_label(results, partial(curve_cells, dataset=name)) for name in datasets}
-    curves = {name: cells for name, cells in curves.items() if cells}
+    names = dict.fromkeys(cell.key["dataset"] for cell in results.cells)
+    curves = {name: cells for name in names if (cells := cells_by_label(results, name))}
     tables, figures = [], []
     if curves:
         tables.append(_averages(results, curves))
         caption = "Accuracy by number of demonstrations; dashed: the average once it is stable (Figure 6)."
-        figures.append(_panels("many_shot", caption, results, curves, _draw_curve))
-    permuted = {
-        (name, order): _by_label(results, partial(Results.select, dataset=name, order=order))
-        for order in ORDER_NAMES
-        for name in datasets
-    }
-    permuted = {key: cells for key, cells in permuted.items() if cells}
-    if permuted:
-        tables.append(_margins(results, permuted))
+        figures.append(_panels("many_shot", caption, results, curves))
+    permuted = {}
     for order, (arranged, paper) in ORDER_NAMES.items():
-        panels = {name: cells for (name, other), cells in permuted.items() if other == order}
+        panels = {name: cells for name in names if (cells := cells_by_label(results, name, order))}
+        permuted.update({(name, order): cells for name, cells in panels.items()})
         if panels:
             caption = f"Accuracy with demonstrations arranged {arranged}; dotted: best and worst ({paper})."
-            figures.append(_panels(f"many_shot_{order}", caption, results, panels, _draw_orders))
+            figures.append(_panels(f"many_shot_{order}", caption, results, panels))
+    if permuted:
+        tables.append(_margins(results, permuted))
     return Section(
         title="Many-shot in-context learning",
         paper="Figures 6, 7 and 11",
@@ -289,21 +242,14 @@ def section(results: ResultSet) -> Section:
     )
 
 
-def _by_label(results: ResultSet, select: Callable[[Results], list[Cell]]) -> CellsByLabel:
-    found = {label: [cells for r in results.of(label) if (cells := select(r))] for label in results.labels}
-    return {label: of_seeds for label, of_seeds in found.items() if of_seeds}
-
-
-def _shared(cells: CellsByLabel) -> CellsByLabel:
-    """The points that all models have with all seeds; a run that was stopped has fewer."""
-    points = set.intersection(
-        *({tuple(cell.key.items()) for cell in found} for of_seeds in cells.values() for found in of_seeds)
-    )
-    return {
-        label: [[cell for cell in found if tuple(cell.key.items()) in points] for found in of_seeds]
-        for label, of_seeds in cells.items()
-        if points
-    }
+def cells_by_label(results: ResultSet, dataset: str, order: str | None = None) -> CellsByLabel:
+    """The permutations in one order or, without an order, the points of Figure 6 by number of demonstrations."""
+    found: CellsByLabel = defaultdict(list)
+    for r in results.results:
+        cells = [cell for cell in r.select(dataset=dataset) if cell.key.get("order") == order]
+        if cells:
+            found[r.label].append(sorted(cells, key=lambda cell: cell.data["demonstrations"]))
+    return found
 
 
 def _percent(values: Sequence[float]) -> float | Measure:
@@ -312,23 +258,25 @@ def _percent(values: Sequence[float]) -> float | Measure:
 
 
 def _averages(results: ResultSet, curves: Mapping[str, CellsByLabel]) -> Table:
-    labels = results.labels
-    diff = list(dict.fromkeys(r.label for r in results.results if r.model["model_type"] == "diff_transformer"))
-    twins = len(labels) == 2 and len(diff) == 1
+    diff = [label for label in results.labels if results.of(label)[0].model["model_type"] == "diff_transformer"]
+    twins = len(results.labels) == 2 and len(diff) == 1
     rows: list[list[Any]] = []
     for name, cells in curves.items():
-        cells = _shared(cells)
-        if not cells:
-            continue  # a run was stopped before the first point of another
+        # The points that all models have with all seeds; a run that was stopped has fewer
+        keys = [[cell.key for cell in found] for found in chain.from_iterable(cells.values())]
+        shared = [key for key in keys[0] if all(key in other for other in keys)]
+        if not shared:
+            continue
+        cells = {label: [[c for c in found if c.key in shared] for found in seeds] for label, seeds in cells.items()}
         ours = {label: [stable_average(found) for found in of_seeds] for label, of_seeds in cells.items()}
-        row = [_name(name), *AVERAGES.get(name, (None, None)), GAINS.get(name)]
-        row += [_percent(ours[label]) if label in ours else None for label in labels]
+        row: list[Any] = [*AVERAGES.get(name, (name, None, None, None))]
+        row += [_percent(ours[label]) if label in ours else None for label in results.labels]
         if twins:
             signed = [100 * mean(x) if label in diff else -100 * mean(x) for label, x in ours.items()]
             row.append(sum(signed) if len(signed) == 2 else None)
         rows.append([*row, f"{_differs(results, cells)} (paper: 64K)"])
     gain = [f"gain of {diff[0]}"] if twins else []
-    columns = ["dataset", PAPER_TRANSFORMER, PAPER_DIFF, "paper: gain", *labels, *gain, DIFFERS]
+    columns = ["dataset", PAPER_TRANSFORMER, PAPER_DIFF, "paper: gain", *results.labels, *gain, DIFFERS]
     caption = "Average accuracy (%) once it is stable: here, with at least half of the most demonstrations"
     return Table(caption, columns, rows, digits=1)
 
@@ -342,8 +290,8 @@ def _margins(results: ResultSet, permuted: Mapping[tuple[str, str], CellsByLabel
         orders = " and ".join(map(str, numbers)) + " seeds"
         if paper_orders is not None:
             orders += f" (paper: {paper_orders})"
-        arranged = ORDER_NAMES[order][0]
-        rows.append([_name(name), arranged, transformer, diff, *ours, f"{orders}; {_differs(results, cells)}"])
+        titles = [_title(name), ORDER_NAMES[order][0]]
+        rows.append([*titles, transformer, diff, *ours, f"{orders}; {_differs(results, cells)}"])
     caption = "Best minus worst accuracy (%) over permutations of the same demonstrations: smaller is more robust"
     columns = ["dataset", "arranged", PAPER_TRANSFORMER, PAPER_DIFF, *results.labels, DIFFERS]
     return Table(caption, columns, rows, digits=1)
@@ -354,66 +302,63 @@ def _differs(results: ResultSet, cells: CellsByLabel) -> str:
     settings = results.settings
     everything = [cell for of_seeds in cells.values() for found in of_seeds for cell in found]
     data, queries = everything[0].data, everything[0].measures["accuracy"].n
-    longest = max(cell.data["tokens"] for cell in everything)
     found = [*other_sizes(results), f"data: {data['source']}, {data['classes']} classes, {queries} queries"]
     if settings["scoring"] == "likelihood":
         found.append(f"likelihood of labels{' per token' if settings['normalize'] else ''}, not constrained decoding")
     if settings["prompt"] is not None:
         found.append("another prompt")
+    longest = max(cell.data["tokens"] for cell in everything)
     return "; ".join([*found, f"at most {longest:,} tokens of demonstrations"])
 
 
-def _name(dataset: str) -> str:
-    return NAMES.get(dataset, dataset)
+def _title(dataset: str) -> str:
+    return AVERAGES[dataset][0] if dataset in AVERAGES else dataset
 
 
-def _panels(
-    name: str, caption: str, results: ResultSet, panels: Mapping[str, CellsByLabel], draw: Callable[..., None]
-) -> Figure:
-    """A panel for each dataset, two per row; `draw(axes, label, cells, ink)` adds a model to a panel."""
+def _panels(name: str, caption: str, results: ResultSet, panels: Mapping[str, CellsByLabel]) -> Figure:
+    """A panel for each dataset, two per row."""
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
 
-    def draw_all(canvas):
+    def draw(canvas):
         grid = canvas.subplots(rows, columns, squeeze=False).flat
         for axes, (dataset, cells) in zip(grid, panels.items(), strict=False):
             for label, of_seeds in cells.items():
-                draw(axes, label, of_seeds, color(results.labels, label))
-            axes.set(title=_name(dataset), ylabel="accuracy (%)")
+                _draw(axes, label, of_seeds, color(results.labels, label))
+            axes.set(title=_title(dataset), ylabel="accuracy (%)")
         for axes in grid[len(panels) :]:
             axes.remove()
         grid[0].legend(frameon=False)
 
-    return Figure(name, caption, draw_all, (4.5 * columns, 3.2 * rows))
+    return Figure(name, caption, draw, (4.5 * columns, 3.2 * rows))
 
 
-def _draw_curve(axes: Axes, label: str, of_seeds: list[list[Cell]], ink: str) -> None:
-    most = _draw_line(axes, label, of_seeds, ink, lambda cell: cell.data["demonstrations"])
-    axes.hlines(100 * mean(map(stable_average, of_seeds)), most / 2, most, linestyles="dashed", color=ink)
-    axes.set_xlabel("demonstrations")
-
-
-def _draw_orders(axes: Axes, label: str, of_seeds: list[list[Cell]], ink: str) -> None:
-    _draw_line(axes, label, of_seeds, ink, lambda cell: cell.key["order_seed"])
-    for bound in (min, max):
-        height = 100 * mean(bound(cell["accuracy"] for cell in cells) for cells in of_seeds)
-        axes.axhline(height, linestyle="dotted", linewidth=1, color=ink)
-    axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]  # typed as the base class
-    axes.set_xlabel("seed of the permutation")
-
-
-def _draw_line(axes: Axes, label: str, of_seeds: list[list[Cell]], ink: str, place: Callable[[Cell], float]) -> float:
-    """Draws accuracy over `place`, both averaged over seeds, with a band from the lowest to the highest seed.
-
-    Returns the last place.
-    """
+def _draw(axes: Axes, label: str, of_seeds: list[list[Cell]], ink: str) -> None:
+    """Draws accuracy over the number of demonstrations or the permutation, averaged over seeds, with a band from the
+    lowest to the highest seed."""
+    permuted = "order" in of_seeds[0][0].key
     points: dict[tuple, list[Cell]] = defaultdict(list)
-    for cell in (cell for cells in of_seeds for cell in cells):
+    for cell in chain.from_iterable(of_seeds):
         points[tuple(cell.key.items())].append(cell)
-    drawn = sorted((mean(map(place, cells)), [100 * cell["accuracy"] for cell in cells]) for cells in points.values())
+    drawn = sorted(
+        (
+            mean(cell.key["order_seed"] if permuted else cell.data["demonstrations"] for cell in cells),
+            [100 * cell["accuracy"] for cell in cells],
+        )
+        for cells in points.values()
+    )
     places = [x for x, _ in drawn]
     axes.plot(places, [mean(values) for _, values in drawn], ".-", label=label, color=ink)
     if len(of_seeds) > 1:
         low, high = ([bound(values) for _, values in drawn] for bound in (min, max))
         axes.fill_between(places, low, high, color=ink, alpha=0.15, linewidth=0)
-    return places[-1]
+    if permuted:
+        for bound in (min, max):
+            height = 100 * mean(bound(cell["accuracy"] for cell in cells) for cells in of_seeds)
+            axes.axhline(height, linestyle="dotted", linewidth=1, color=ink)
+        axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]  # typed as the base class
+        axes.set_xlabel("seed of the permutation")
+    else:
+        height = 100 * mean(map(stable_average, of_seeds))
+        axes.hlines(height, places[-1] / 2, places[-1], linestyles="dashed", color=ink)
+        axes.set_xlabel("demonstrations")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from datasets import ClassLabel, Dataset
+from datasets import ClassLabel
 
 from ....text_data import load_table
 
@@ -83,26 +83,20 @@ def find_source(spec: str, **overrides: Any) -> tuple[str, Source]:
     """
     name, equals, path = spec.partition("=")
     source = SOURCES.get(name)
-    if not equals:
-        path = source.dataset if source else name
-        name = name if source else Path(name).name
-    if not path:
+    if not (path if equals else name):
         raise ValueError(f"Got the dataset {spec!r}; it needs a path or a Hub id: NAME=PATH.")
     if source is None:
-        source = Source(path)
+        name, source = (name, Source(path)) if equals else (Path(name).name, Source(name))
     elif equals:
         source = replace(source, dataset=path, config=None)
     return name, replace(source, **{key: value for key, value in overrides.items() if value is not None})
 
 
 def load_task(name: str, source: Source, label_names: Sequence[str] | None = None) -> ClassificationTask:
-    """Both splits of a dataset, with readable labels.
+    """Both splits of a dataset, with readable labels. `label_names` are the names of labels that are numbers, in their
+    order; by default the dataset's own.
 
-    Args:
-        label_names: The names of labels that are numbers, in their order; not needed if the dataset has names.
-
-    Raises ValueError for a missing column or split, a label without a name, and a label of the test split that the
-    training split lacks.
+    Raises ValueError for a missing column or split, a label without a name, and one that only the test split has.
     """
     path = Path(source.dataset).expanduser()
     if path.is_file() or (path / "state.json").is_file():
@@ -113,9 +107,9 @@ def load_task(name: str, source: Source, label_names: Sequence[str] | None = Non
         )
     train, test = (_read(source, split, label_names) for split in (source.train_split, source.test_split))
     task = ClassificationTask(name, source, train, test)
-    for what, examples in (("training", train), ("test", test)):
-        if not examples:
-            raise ValueError(f"{source.dataset} has no {what} examples; both splits need some.")
+    if not train or not test:
+        what = "test" if train else "training"
+        raise ValueError(f"{source.dataset} has no {what} examples; both splits need some.")
     unknown = sorted({example.label for example in test} - set(task.labels))
     if unknown:
         raise ValueError(
@@ -126,21 +120,17 @@ def load_task(name: str, source: Source, label_names: Sequence[str] | None = Non
 
 
 def _read(source: Source, split: str, label_names: Sequence[str] | None) -> list[Example]:
-    columns = (source.text_column, source.label_column)
-    rows = load_table(source.dataset, source.config, split, columns)
-    names = _names(rows, source, label_names)
+    rows = load_table(source.dataset, source.config, split, [source.text_column, source.label_column])
+    feature = rows.features[source.label_column]
+    names = label_names or (feature.names if isinstance(feature, ClassLabel) else [])
     examples = []
     for text, label in zip(rows[source.text_column], rows[source.label_column], strict=True):
         if isinstance(label, int):
-            if names is None:
-                raise ValueError(
-                    f"{source.dataset} has the label {label} in column {source.label_column!r}, a number without a "
-                    "name. List the names, one per line: --label_names FILE."
-                )
             if not 0 <= label < len(names):
+                known = f"names for 0 to {len(names) - 1}" if names else "no names of labels"
                 raise ValueError(
-                    f"{source.dataset} has the label {label}, but there are names for 0 to {len(names) - 1}. List all "
-                    "of them: --label_names FILE."
+                    f"{source.dataset} has the label {label} in column {source.label_column!r}, but there are "
+                    f"{known}. List all of them, one per line: --label_names FILE."
                 )
             label = names[label]
         if not isinstance(text, str) or not isinstance(label, str) or not source.readable(label):
@@ -152,8 +142,3 @@ def _read(source: Source, split: str, label_names: Sequence[str] | None) -> list
             # On one line: in the prompt a line break ends a text and a label
             examples.append(Example(" ".join(text.split()), source.readable(label)))
     return examples
-
-
-def _names(rows: Dataset, source: Source, label_names: Sequence[str] | None) -> Sequence[str] | None:
-    feature = rows.features[source.label_column]
-    return label_names or (feature.names if isinstance(feature, ClassLabel) else None)

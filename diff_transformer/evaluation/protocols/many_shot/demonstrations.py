@@ -17,13 +17,10 @@ from .label_trie import LabelTrie, continuation_ids, label_ids
 
 
 def balanced(examples: Sequence[Example], seed: str) -> list[Example]:
-    """All examples in rounds: each round has one example of every class that has any left, in a random order.
-
-    For every n, the first n examples are balanced by class.
-    """
+    """All examples in rounds, each with one example of every class that has any left, in a random order: for every n,
+    the first n examples are balanced by class."""
     rng = random.Random(seed)
-    rounds = _rounds(examples, rng)
-    return [example for one in rounds for example in rng.sample(one, len(one))]
+    return [example for one in _rounds(examples, rng) for example in rng.sample(one, len(one))]
 
 
 def randomly(examples: Sequence[Example], seed: str) -> list[Example]:
@@ -32,17 +29,12 @@ def randomly(examples: Sequence[Example], seed: str) -> list[Example]:
 
 
 def alternating(examples: Sequence[Example], seed: str) -> list[Example]:
-    """A permutation in which the classes take turns, always in the same order (Figure 7b, arXiv:2410.05258).
-
-    The seed decides the order of the classes and the order of the examples within each class.
-    """
+    """A permutation in which the classes take turns, always in the same order (Figure 7b, arXiv:2410.05258). The seed
+    decides the order of the classes and the order of the examples within each class."""
     return [example for one in _rounds(examples, random.Random(seed)) for example in one]
 
 
-ORDERS: dict[str, Callable[[Sequence[Example], str], list[Example]]] = {
-    "random": randomly,
-    "alternating": alternating,
-}
+ORDERS: dict[str, Callable[[Sequence[Example], str], list[Example]]] = {"random": randomly, "alternating": alternating}
 
 
 def _rounds(examples: Sequence[Example], rng: random.Random) -> list[list[Example]]:
@@ -52,24 +44,15 @@ def _rounds(examples: Sequence[Example], rng: random.Random) -> list[list[Exampl
         by_class[example.label].append(example)
     classes = rng.sample(list(by_class.values()), len(by_class))
     shuffled = [rng.sample(members, len(members)) for members in classes]
-    return [[example for example in one if example is not None] for one in zip_longest(*shuffled)]
+    return [[example for example in one if example] for one in zip_longest(*shuffled)]
 
 
 class Prompts:
-    """A task in the tokens of one tokenizer. A prompt is `start`, demonstrations and a query.
+    """A task in the tokens of one tokenizer. A prompt is `start`, demonstrations (each with `separator`) and a query.
 
     Text, label with its leading space, and separator are encoded separately, so that a label has the same tokens
-    everywhere.
-
-    Args:
-        separator: Follows every demonstration.
-        queries: Maximum number of texts from the test split.
-
-    Attributes:
-        start: The token that begins every text, if the tokenizer has one.
-        demonstrations: All that exist; the first n are balanced by class for every n.
-        queries: The tokens of each query.
-        answers: The index of the label of each query.
+    everywhere. `demonstrations` are all that exist; the first n are balanced by class for every n. `queries` are the
+    tokens of at most `queries` texts of the test split, `answers` the indices of their labels.
 
     Raises ValueError for labels without tokens.
     """
@@ -104,10 +87,8 @@ class Prompts:
         return len(self.start) + len(self.tokens(self.demonstrations[:count])) + longest
 
     def fitting(self, length: int) -> int:
-        """The number of demonstrations that fit into prompts of `length` tokens.
-
-        Raises ValueError if not even one fits, or if all of them do not fill the prompt.
-        """
+        """The number of demonstrations that fit into prompts of `length` tokens. Raises ValueError if not even one
+        fits, or if all of them do not fill the prompt."""
         room = length - self.length(0)
         count = sum(total <= room for total in accumulate(len(self._ids[example]) for example in self.demonstrations))
         if count == 0:
@@ -124,12 +105,11 @@ class Prompts:
 
     def of_each_class(self, shots: int) -> int:
         """The number of demonstrations with `shots` per class. Raises ValueError if a class has fewer examples."""
-        label, fewest = min(
-            Counter(example.label for example in self.demonstrations).items(), key=lambda item: item[1]
-        )
-        if fewest < shots:
+        counts = Counter(example.label for example in self.demonstrations)
+        label = min(counts, key=counts.__getitem__)
+        if counts[label] < shots:
             raise ValueError(
-                f"{self.task.name}: the label {label!r} has {fewest} examples, fewer than {shots}. Choose fewer "
-                "--shots."
+                f"{self.task.name}: the label {label!r} has {counts[label]} examples, fewer than {shots}. Choose "
+                "fewer --shots."
             )
         return shots * len(self.labels)

@@ -55,10 +55,7 @@ def label_ids(tokenizer: PreTrainedTokenizerBase, labels: Sequence[str], follows
 
 
 class LabelTrie:
-    """Sequences of tokens, one per label. None is the beginning of another.
-
-    Attributes:
-        below: The indices of the labels that begin with a sequence of tokens.
+    """Sequences of tokens, one per label. `below` has the indices of the labels that begin with some tokens.
 
     Raises ValueError if one is the beginning of another, because the two could not be distinguished.
     """
@@ -70,18 +67,17 @@ class LabelTrie:
             for length in range(len(tokens) + 1):
                 self.below.setdefault(tokens[:length], []).append(index)
         for index, tokens in enumerate(self.sequences):
-            if len(self.below[tokens]) > 1:
-                others = [other for other in self.below[tokens] if other != index]
-                raise ValueError(
-                    f"The tokens of label {index}, {tokens}, are those that label {others[0]} begins with. End each "
-                    "label with the same token."
-                )
+            for other in self.below[tokens]:
+                if other != index:
+                    raise ValueError(
+                        f"The tokens of label {index}, {tokens}, are those that label {other} begins with. End each "
+                        "label with the same token."
+                    )
 
     def allowed(self, path: Sequence[int]) -> list[int]:
         """The tokens that can follow `path`, in ascending order; none at the end of a label."""
-        path = tuple(path)
-        longer = [self.sequences[index] for index in self.below[path] if len(self.sequences[index]) > len(path)]
-        return sorted({tokens[len(path)] for tokens in longer})
+        labels = (self.sequences[index] for index in self.below[tuple(path)])
+        return sorted({tokens[len(path)] for tokens in labels if len(tokens) > len(path)})
 
     def is_open(self, path: tuple[int, ...]) -> bool:
         """Whether more than one label is left."""
@@ -96,20 +92,17 @@ def greedy_labels(
 
     Equal to `generate(prefix_allowed_tokens_fn=...)`, without the steps after only one label is left.
     """
-    cache, logits = prefill(model, torch.tensor(prompts), fork(cache, len(prompts)))
+    cache, tokens = fork(cache, len(prompts)), torch.tensor(prompts)
     paths: list[tuple[int, ...]] = [() for _ in prompts]
     while any(map(trie.is_open, paths)):
+        cache, logits = prefill(model, tokens, cache)
         scores = logits.cpu()
-        step = []
+        tokens = torch.zeros(len(prompts), 1, dtype=torch.long)  # 0 after the end of a path: its logits are not used
         for i, path in enumerate(paths):
-            if not trie.is_open(path):
-                step.append(0)  # a placeholder in the batch, whose logits are not used
-                continue
-            allowed = trie.allowed(path)
-            step.append(allowed[int(scores[i, allowed].argmax())])
-            paths[i] += (step[-1],)
-        if any(map(trie.is_open, paths)):
-            cache, logits = prefill(model, torch.tensor(step)[:, None], cache)
+            if trie.is_open(path):
+                allowed = trie.allowed(path)
+                tokens[i] = allowed[int(scores[i, allowed].argmax())]
+                paths[i] = (*path, int(tokens[i]))
     return [trie.below[path][0] for path in paths]
 
 
@@ -142,10 +135,8 @@ def choose_labels(
 ) -> list[int]:
     """The index of the label that is chosen for each prompt, after the context in `cache`, which is not changed.
 
-    Args:
-        scoring: "trie" (constrained greedy decoding) or "likelihood".
-        normalize: Divides the log-likelihood of a label by the number of its tokens.
-        batch_size: Prompts, or pairs of a prompt and a label, per batch; by default as many as fit into memory.
+    `normalize` divides the log-likelihood of a label by the number of its tokens. `batch_size` counts prompts or, for
+    likelihoods, pairs of a prompt and a label; by default as many as fit into memory.
     """
     start = min(64, max(1, BATCH_TOKENS // (cache.get_seq_length() + 1)))  # each prompt has a copy of the cache
     if scoring == "trie":

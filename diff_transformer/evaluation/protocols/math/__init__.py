@@ -7,25 +7,15 @@ after the second. The answer is the last \\boxed{}, else what follows the last "
 number. math-verify grades it. Finished solutions are kept in a journal beside the results.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tqdm.auto import tqdm
 
-from ...generate import Generated, iterate_continuously, iterate_texts
+from ... import render
+from ...generate import iterate_continuously, iterate_texts
 from ...models import LoadedModel, max_positions
-from ...render import (
-    DIFFERS,
-    PAPER_DIFF,
-    PAPER_TRANSFORMER,
-    Figure,
-    Section,
-    Table,
-    color,
-    model_columns,
-    other_sizes,
-    percent,
-)
+from ...render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Figure, Section, Table, model_columns, percent
 from ...results import Journal, Measure, Results, ResultSet
 from .answers import final_answer
 from .benchmarks import BENCHMARKS, PROMPTS, STOP_STRINGS, MathProblem, encode_prompt, find_datasets, load_problems
@@ -39,29 +29,27 @@ MAX_NEW_TOKENS = {"cot": 1024, "boxed": 16384}  # the paper's limits of the outp
 Pair = tuple[float | None, float | None]  # the paper's Transformer and DIFF
 
 _AVERAGE = "average"
-# In percent, printed on the bars
-_FIGURE_10: dict[str, Pair] = {
-    "gsm8k": (41.2, 42.6),
-    "math": (19.9, 25.0),
-    "svamp": (55.0, 63.7),
-    "asdiv": (78.8, 83.8),
-    "mawps": (75.1, 86.2),
-    "carp_en": (32.3, 42.5),
-    "tabmwp": (27.5, 32.4),
-    "college_math": (16.4, 30.0),
-    _AVERAGE: (43.3, 50.8),
+# For each prompt: the paper's figure, its finding, accuracies and lengths
+_PAPER: dict[str, tuple[str, str, dict[str, Pair], dict[str, Pair]]] = {
+    "cot": (
+        "Figure 9",
+        "In the paper, after the first stage (20B tokens of synthetic mathematics), DIFF is ahead by 11.3 points on "
+        "average. The two averages are read off the end of the figure's curves; it does not show single benchmarks.",
+        {_AVERAGE: (20.1, 31.4)},  # in percent, at 20B tokens, read off the figure
+        {},
+    ),
+    "boxed": (
+        "Figure 10",
+        "In the paper, after the second stage (o1-style reasoning), DIFF is ahead on all eight, by 7.5 points on "
+        "average, and reasons in 6,144 tokens on average against 6,913.",
+        {  # in percent, printed on the bars
+            **{"gsm8k": (41.2, 42.6), "math": (19.9, 25.0), "svamp": (55.0, 63.7), "asdiv": (78.8, 83.8)},
+            **{"mawps": (75.1, 86.2), "carp_en": (32.3, 42.5), "tabmwp": (27.5, 32.4), "college_math": (16.4, 30.0)},
+            _AVERAGE: (43.3, 50.8),
+        },
+        {_AVERAGE: (6913.0, 6144.0)},  # tokens, in the text on Figure 10
+    ),
 }
-_FIGURE_9: dict[str, Pair] = {_AVERAGE: (20.1, 31.4)}  # in percent, at 20B tokens, read off the figure
-_LENGTHS: dict[str, Pair] = {_AVERAGE: (6913.0, 6144.0)}  # tokens, in the text on Figure 10
-
-_FIGURE_9_TEXT = (
-    "In the paper, after the first stage (20B tokens of synthetic mathematics), DIFF is ahead by 11.3 points on "
-    "average. The two averages are read off the end of the figure's curves; it does not show single benchmarks."
-)
-_FIGURE_10_TEXT = (
-    "In the paper, after the second stage (o1-style reasoning), DIFF is ahead on all eight, by 7.5 points on average, "
-    "and reasons in 6,144 tokens on average against 6,913."
-)
 _SHARES = {"cut_off": "cut off at the limit", "timed_out": "not graded in time", "crashed": "grader crashed"}
 
 
@@ -78,8 +66,7 @@ class Arguments:
         },
     )
     dataset: list[str] = field(
-        default_factory=list,
-        metadata={"help": "BENCHMARK=PATH or BENCHMARK=HUB_ID, the dataset of single benchmarks."},
+        default_factory=list, metadata={"help": "BENCHMARK=PATH or BENCHMARK=HUB_ID, datasets of single benchmarks."}
     )
     prompt: str = field(
         default="boxed", metadata={"help": "cot for Figure 9, boxed for Figure 10.", "choices": list(PROMPTS)}
@@ -91,9 +78,7 @@ class Arguments:
     system: str | None = field(default=None, metadata={"help": "System message of the chat; by default none."})
     continuous_batching: bool = field(
         default=False,
-        metadata={
-            "help": "Replace each finished solution in the batch by the next, for long outputs of differing length."
-        },
+        metadata={"help": "Replace a finished solution in the batch by the next: faster if lengths differ much."},
     )
 
 
@@ -126,63 +111,49 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         journal = results.journal(name)
         missing = [i for i in range(len(rows[name])) if str(i) not in journal]
         prompts = [rows[name][i] for i in missing]
+        inputs = (loaded.model, loaded.tokenizer, prompts, max_new_tokens, options.batch_size)
         if arguments.continuous_batching:
-            solutions = iterate_continuously(
-                loaded.model, loaded.tokenizer, prompts, max_new_tokens, options.batch_size
-            )
+            solutions = iterate_continuously(*inputs)
         else:
-            stops = () if chat else STOP_STRINGS
-            solutions = iterate_texts(
-                loaded.model, loaded.tokenizer, prompts, max_new_tokens, options.batch_size, stops
-            )
-        keep(solutions, missing, journal, f"{loaded.label}: {BENCHMARKS[name].title}")
+            solutions = iterate_texts(*inputs, () if chat else STOP_STRINGS)
+        title, total = f"{loaded.label}: {BENCHMARKS[name].title}", len(rows[name])
+        for i, solution in tqdm(solutions, title, total, initial=total - len(missing), unit="problem"):
+            journal.add(str(missing[i]), **solution._asdict())
         results.add({"benchmark": name}, measure(problems[name], journal), {"dataset": datasets[name], "chat": chat})
 
 
 def check_room(loaded: LoadedModel, longest_prompt: int, max_new_tokens: int) -> None:
     """Raises ValueError if the longest prompt and its solution have more tokens than the model has positions."""
     limit = max_positions(loaded.model)
-    if limit is None or longest_prompt + max_new_tokens <= limit:
-        return
-    remedy = (
-        f"Use at most --max_new_tokens {limit - longest_prompt}"
-        if limit > longest_prompt
-        else "No solution fits: evaluate a model with more positions"
-    )
-    raise ValueError(
-        f"The longest prompt has {longest_prompt:,} tokens and a solution up to {max_new_tokens:,}, but the model has "
-        f"max_position_embeddings={limit:,}. {remedy}."
-    )
-
-
-def keep(solutions: Iterator[tuple[int, Generated]], ids: Sequence[int], journal: Journal, title: str) -> None:
-    """Writes each solution into the journal as soon as it is finished, under the id of its problem."""
-    done = len(journal.records)
-    for i, solution in tqdm(solutions, title, total=done + len(ids), initial=done, unit="problem"):
-        journal.add(str(ids[i]), **solution._asdict())
+    if limit is not None and longest_prompt + max_new_tokens > limit:
+        remedy = f"Use at most --max_new_tokens {limit - longest_prompt}"
+        if limit <= longest_prompt:
+            remedy = "No solution fits: evaluate a model with more positions"
+        raise ValueError(
+            f"The longest prompt has {longest_prompt:,} tokens and a solution up to {max_new_tokens:,}, but the model "
+            f"has max_position_embeddings={limit:,}. {remedy}."
+        )
 
 
 def measure(problems: Sequence[MathProblem], journal: Journal) -> dict[str, Measure]:
-    """The measures of a benchmark whose solutions are in the journal.
-
-    `accuracy`; `length` in tokens; and three shares: `cut_off` by the limit of the output (correct if the answer is
-    complete), and `timed_out` and `crashed` in grading, which count as wrong.
-    """
+    """The measures of a benchmark whose solutions are in the journal. `length` is in tokens; a solution that is
+    `cut_off` by the limit is graded as it is; what has `timed_out` or `crashed` in grading counts as wrong."""
     solutions = [journal.records[str(i)] for i in range(len(problems))]
     answers = [final_answer(solution["text"]) for solution in solutions]
     outcomes = grade(zip((problem.answer for problem in problems), answers, strict=True))
-    return {
-        "accuracy": Measure.of(outcome == RIGHT for outcome in outcomes),
-        "length": Measure.of(solution["tokens"] for solution in solutions),
-        "cut_off": Measure.of(not solution["finished"] for solution in solutions),
-        "timed_out": Measure.of(outcome == TIMED_OUT for outcome in outcomes),
-        "crashed": Measure.of(outcome == CRASHED for outcome in outcomes),
+    samples = {
+        "accuracy": [outcome == RIGHT for outcome in outcomes],
+        "length": [solution["tokens"] for solution in solutions],
+        "cut_off": [not solution["finished"] for solution in solutions],
+        "timed_out": [outcome == TIMED_OUT for outcome in outcomes],
+        "crashed": [outcome == CRASHED for outcome in outcomes],
     }
+    return {name: Measure.of(values) for name, values in samples.items()}
 
 
 def section(results: ResultSet) -> Section:
     names = [name for name in BENCHMARKS if any(cell.matches(benchmark=name) for cell in results.cells)]
-    boxed = results.settings["prompt"] == "boxed"
+    figure, finding, accuracies, lengths = _PAPER[results.settings["prompt"]]
     shares: list[list] = [[words, *map(percent, _averages(results, names, share))] for share, words in _SHARES.items()]
 
     def draw(canvas):
@@ -192,19 +163,18 @@ def section(results: ResultSet) -> Section:
             measures = {x: percent(results.measure(label, "accuracy", benchmark=name)) for x, name in enumerate(names)}
             bars = {x + (i - (len(results.labels) - 1) / 2) * width: m for x, m in measures.items() if m is not None}
             heights, errors = [m.value for m in bars.values()], [m.stderr or 0 for m in bars.values()]
-            axes.bar(list(bars), heights, width, yerr=errors, label=label, color=color(results.labels, label))
+            axes.bar(list(bars), heights, width, yerr=errors, label=label, color=render.color(results.labels, label))
         axes.set_xticks(range(len(names)), [BENCHMARKS[name].title for name in names])
         axes.set(ylabel="accuracy (%)", ylim=(0, None))
         axes.legend(frameon=False)
 
     return Section(
         title="Mathematics",
-        paper="Figure 10" if boxed else "Figure 9",
-        text="Accuracy of one greedy solution to each problem, graded by math-verify. "
-        + (_FIGURE_10_TEXT if boxed else _FIGURE_9_TEXT),
+        paper=figure,
+        text=f"Accuracy of one greedy solution to each problem, graded by math-verify. {finding}",
         tables=[
-            _table("Accuracy (%)", results, names, "accuracy", 1, _FIGURE_10 if boxed else _FIGURE_9),
-            _table("Mean length of a solution (tokens)", results, names, "length", 0, _LENGTHS if boxed else {}),
+            _table("Accuracy (%)", results, names, "accuracy", 1, accuracies),
+            _table("Mean length of a solution (tokens)", results, names, "length", 0, lengths),
             Table("Share of the problems (%), average of the benchmarks", ["", *results.labels], shares, digits=1),
         ],
         figures=[Figure("math", "Accuracy by benchmark; the error bars are standard errors.", draw, size=(9.0, 4.0))],
@@ -224,9 +194,9 @@ def _table(
     for name in names:
         measures = map(show, model_columns(results, metric, benchmark=name))
         rows.append([BENCHMARKS[name].title, *paper.get(name, (None, None)), *measures, _differs(results, name)])
-    all_of_them = len(names) == len(BENCHMARKS)
-    pair = paper.get(_AVERAGE, (None, None)) if all_of_them else (None, None)
-    differs = "see the benchmarks" if all_of_them else f"{len(names)} benchmarks, not {len(BENCHMARKS)}"
+    pair, differs = paper.get(_AVERAGE, (None, None)), "see the benchmarks"
+    if len(names) < len(BENCHMARKS):
+        pair, differs = (None, None), f"{len(names)} benchmarks, not {len(BENCHMARKS)}"
     rows.append(["Average", *pair, *map(show, _averages(results, names, metric)), differs])
     return Table(caption, ["benchmark", PAPER_TRANSFORMER, PAPER_DIFF, *results.labels, DIFFERS], rows, digits)
 
@@ -245,7 +215,7 @@ def _differs(results: ResultSet, name: str) -> str:
     cell, limit = next(iter(cells.values()))[0], MAX_NEW_TOKENS[settings["prompt"]]
     problems = f"{cell.measures['accuracy'].n:,} problems of {cell.data['dataset']}"
     drawn = "" if settings["limit"] is None else f", at most {settings['limit']:,}, drawn at random"
-    parts = [*other_sizes(results), problems + drawn]
+    parts = [*render.other_sizes(results), problems + drawn]
     if settings["max_new_tokens"] not in (None, limit):
         parts.append(f"solutions to {settings['max_new_tokens']:,} tokens, not {limit:,}")
     plain = [label for label, found in cells.items() if not all(cell.data["chat"] for cell in found)]

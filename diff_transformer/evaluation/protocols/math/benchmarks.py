@@ -1,9 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""The eight mathematics benchmarks: where they are, and how a row becomes a question and its gold answer.
-
-Columns and questions are those of Qwen2.5-Math's evaluation (arXiv:2409.12122), whose folder `evaluation/data` holds
-all eight as `<benchmark>/test.jsonl`.
-"""
+"""The eight mathematics benchmarks, with the columns and questions of Qwen2.5-Math's evaluation (arXiv:2409.12122)."""
 
 import random
 import re
@@ -28,18 +24,19 @@ class MathProblem(NamedTuple):
 
 @dataclass(frozen=True)
 class Benchmark:
-    """`read` turns a row into a problem, or into None if the row is not part of the benchmark."""
-
     title: str  # as the paper writes it
     columns: tuple[str, ...]
-    read: Callable[[Row], MathProblem | None]
+    read: Callable[[Row], MathProblem | None]  # None for a row that is not part of the benchmark
     dataset: str | None = None  # on the Hub, if a dataset with these columns exists
     config: str | None = None
     split: str = "test"
 
 
 def _gsm8k(row: Row) -> MathProblem:
-    return MathProblem(row["question"], _after(row["answer"], "####").replace(",", ""))
+    _, found, answer = row["answer"].rpartition("####")
+    if not found:
+        raise ValueError("the answer has no ####")
+    return MathProblem(row["question"], answer.strip().replace(",", ""))
 
 
 def _math(row: Row) -> MathProblem:
@@ -61,14 +58,6 @@ def _asdiv(row: Row) -> MathProblem | None:
     return _closed(MathProblem(f"{row['body'].strip()} {row['question'].strip()}", answer))
 
 
-def _mawps(row: Row) -> MathProblem:
-    return MathProblem(row["input"], _number(row["target"]))
-
-
-def _carp(row: Row) -> MathProblem:
-    return MathProblem(row["content"], row["answer"])
-
-
 def _tabmwp(row: Row) -> MathProblem:
     about = f' about "{row["table_title"]}"' if row["table_title"] else ""
     question = f"Read this table{about} and answer the question.\n{row['table']}\n{row['question']}"
@@ -86,19 +75,15 @@ BENCHMARKS = {
     "math": Benchmark("MATH", ("problem", "solution"), _math, "DigitalLearningGmbH/MATH-lighteval"),
     "svamp": Benchmark("SVAMP", ("Body", "Question", "Answer"), _svamp, "ChilleD/SVAMP", split="train+test"),
     "asdiv": Benchmark("ASDiv", ("body", "question", "answer"), _asdiv, "EleutherAI/asdiv", split="validation"),
-    "mawps": Benchmark("MAWPS", ("input", "target"), _mawps),
-    "carp_en": Benchmark("CARP", ("content", "answer"), _carp),
+    "mawps": Benchmark("MAWPS", ("input", "target"), lambda row: MathProblem(row["input"], _number(row["target"]))),
+    "carp_en": Benchmark("CARP", ("content", "answer"), lambda row: MathProblem(row["content"], row["answer"])),
     "tabmwp": Benchmark("TABMWP", ("table", "table_title", "question", "choices", "answer"), _tabmwp),
     "college_math": Benchmark("CollegeMath", ("question", "answer"), _college_math, "di-zhang-fdu/College_Math_Test"),
 }
 
 
 def find_datasets(names: list[str], data_dir: str | None, datasets: list[str]) -> dict[str, str]:
-    """The Hub id or local path of each benchmark.
-
-    Args:
-        data_dir: A folder with `<benchmark>/test.jsonl` or `<benchmark>.jsonl`.
-        datasets: `<benchmark>=<Hub id or path>`, which takes precedence over data_dir.
+    """The Hub id or local path of each benchmark; `datasets` (BENCHMARK=PATH) take precedence over `data_dir`.
 
     Raises ValueError for an unknown benchmark and for one without a dataset.
     """
@@ -111,19 +96,21 @@ def find_datasets(names: list[str], data_dir: str | None, datasets: list[str]) -
         )
     found, missing = {}, []
     for name in names:
-        local = [Path(data_dir, name, "test.jsonl"), Path(data_dir, f"{name}.jsonl")] if data_dir else []
-        paths = [str(path) for path in local if path.is_file()]
-        place = chosen.get(name) or (paths[0] if paths else None) or (None if data_dir else BENCHMARKS[name].dataset)
+        places = [BENCHMARKS[name].dataset]
+        if data_dir:
+            files = (Path(data_dir, name, "test.jsonl"), Path(data_dir, f"{name}.jsonl"))
+            places = [str(path) for path in files if path.is_file()]
+        place = next(filter(None, [chosen.get(name), *places]), None)
         if place is None:
             missing.append(name)
         else:
             found[name] = place
     if missing:
+        why = f": {data_dir} has neither <benchmark>/test.jsonl nor <benchmark>.jsonl" if data_dir else ""
         raise ValueError(
-            f"No dataset is known for {', '.join(missing)}"
-            + (f": {data_dir} has neither <benchmark>/test.jsonl nor <benchmark>.jsonl" if data_dir else "")
-            + ". All eight are in evaluation/data of github.com/QwenLM/Qwen2.5-Math: set --data_dir to that folder, "
-            "name files by --dataset BENCHMARK=PATH, or choose other --benchmarks."
+            f"No dataset is known for {', '.join(missing)}{why}. All eight are in evaluation/data of "
+            "github.com/QwenLM/Qwen2.5-Math: set --data_dir to that folder, name files by --dataset BENCHMARK=PATH, "
+            "or choose other --benchmarks."
         )
     return found
 
@@ -133,10 +120,9 @@ def load_problems(name: str, dataset: str, limit: int | None = None, seed: int =
 
     Raises ValueError for missing columns, and for a row without a gold answer.
     """
-    benchmark = BENCHMARKS[name]
-    default = dataset == benchmark.dataset
-    config, split = (benchmark.config, benchmark.split) if default else (None, "test")
-    rows, problems = load_table(dataset, config, split, benchmark.columns), []
+    benchmark, problems = BENCHMARKS[name], []
+    config, split = (benchmark.config, benchmark.split) if dataset == benchmark.dataset else (None, "test")
+    rows = load_table(dataset, config, split, benchmark.columns)
     for number, row in enumerate(rows, 1):
         try:
             problem = benchmark.read(row)
@@ -167,18 +153,10 @@ def encode_prompt(
     """The token ids of a question with one of PROMPTS, as a chat or as plain text."""
     if not chat:
         return prompt_ids(tokenizer, f"Question: {question}\n{_STEPS[prompt]}\nAnswer:")
-    messages = [{"role": "user", "content": f"{question}\n{_STEPS[prompt]}"}]
-    if system is not None:
-        messages.insert(0, {"role": "system", "content": system})
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    messages.append({"role": "user", "content": f"{question}\n{_STEPS[prompt]}"})
     encoding: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
     return encoding["input_ids"]
-
-
-def _after(text: str, mark: str) -> str:
-    _, found, rest = text.rpartition(mark)
-    if not found:
-        raise ValueError(f"the answer has no {mark}")
-    return rest.strip()
 
 
 def _number(value: float | str) -> str:
@@ -189,6 +167,7 @@ def _number(value: float | str) -> str:
 
 def _closed(problem: MathProblem) -> MathProblem:
     """Adds the choice to a question that is answered by yes or no, or by true or false."""
-    pairs = {"yes": "Yes or No", "no": "Yes or No", "true": "True or False", "false": "True or False"}
-    pair = pairs.get(problem.answer.casefold())
-    return problem if pair is None else problem._replace(question=f"{problem.question} ({pair})")
+    for choice in ("Yes or No", "True or False"):
+        if problem.answer.casefold() in choice.casefold().split(" or "):
+            return problem._replace(question=f"{problem.question} ({choice})")
+    return problem

@@ -2,8 +2,7 @@
 """Grading in separate processes, because an answer can keep SymPy busy forever or crash it.
 
 The processes run `answers.py` as a script, which imports SymPy but neither torch nor this package. The kernel enforces
-the limit of processor time. It ends a computation anywhere, even inside C code, and does not depend on the number of
-processes.
+the limit of processor time, even inside C code and whatever the number of processes.
 """
 
 import json
@@ -27,18 +26,13 @@ _SCRIPT = answers.__file__
 def grade(
     pairs: Iterable[tuple[str, str | None]], processes: int | None = None, time_limit: float = TIME_LIMIT
 ) -> list[str]:
-    """RIGHT, WRONG, TIMED_OUT or CRASHED for each pair of a gold answer and an answer. None is no answer, which is
-    wrong.
+    """RIGHT, WRONG, TIMED_OUT or CRASHED for each pair of a gold answer and an answer; no answer (None) is wrong.
 
-    Args:
-        processes: By default one per available processor, up to 16. The outcomes do not depend on it.
-        time_limit: Seconds of processor time per pair.
+    `processes` is by default one per available processor, up to 16; `time_limit` is in seconds of processor time.
 
     Raises RuntimeError if the processes do not start.
     """
-    if processes is None:
-        available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        processes = min(available, _MAX_PROCESSES)
+    processes = processes or min(len(os.sched_getaffinity(0)), _MAX_PROCESSES)
     graders = [_Grader(time_limit) for _ in range(processes)]
     idle: SimpleQueue[_Grader] = SimpleQueue()
     for grader in graders:
@@ -46,11 +40,9 @@ def grade(
 
     def grade_one(pair: tuple[str, str | None]) -> str:
         gold, answer = pair
-        if answer is None:
-            return WRONG
         grader = idle.get()
         try:
-            return grader.grade(gold, answer)
+            return WRONG if answer is None else grader.grade(gold, answer)
         finally:
             idle.put(grader)
 
