@@ -124,14 +124,10 @@ class Section:
 
     def of_study(self, experiment: str) -> "Section":
         """The section as part of a study, which sets its own findings beside the paper's values."""
+        title = f"{experiment}: {self.title[0].lower()}{self.title[1:]}"
+        tables = [table.without_paper() for table in self.tables]
         figures = [replace(x, name=re.sub(r"[^\w.-]+", "_", f"{experiment}_{x.name}")) for x in self.figures]
-        return replace(
-            self,
-            title=f"{experiment}: {self.title[0].lower()}{self.title[1:]}",
-            tables=[table.without_paper() for table in self.tables],
-            figures=figures,
-            results=(),
-        )
+        return replace(self, title=title, tables=tables, figures=figures, results=())
 
 
 Opening = Sequence[str | Table]  # paragraphs and tables
@@ -180,9 +176,7 @@ def other_sizes(results: ResultSet, least: float = 2.5e9, most: float = 4e9) -> 
 
 def percent(measure: Measure | None) -> Measure | None:
     """A share in percent."""
-    if measure is None:
-        return None
-    return Measure(100 * measure.value, measure.n, None if measure.stderr is None else 100 * measure.stderr)
+    return measure and Measure(100 * measure.value, measure.n, measure.stderr and 100 * measure.stderr)
 
 
 def color(labels: Sequence[str], label: str) -> str:
@@ -201,7 +195,8 @@ def sections(by_protocol: Mapping[str, Iterable[Results]]) -> list[Section]:
     if unknown:
         raise ValueError(f"There are results of {', '.join(unknown)}, which this version does not know.")
     found = []
-    for module, results in sorted(((protocols.load(name), x) for name, x in by_protocol.items()), key=_order):
+    loaded = [(protocols.load(name), results) for name, results in by_protocol.items()]
+    for module, results in sorted(loaded, key=lambda pair: pair[0].ORDER):
         together = ResultSet(results)
         if together.results:
             section = module.section(together)
@@ -209,10 +204,6 @@ def sections(by_protocol: Mapping[str, Iterable[Results]]) -> list[Section]:
             notes = [*section.notes, OTHER_VOCABULARIES] if len(vocabularies) > 1 else section.notes
             found.append(replace(section, notes=notes, results=together.results))
     return found
-
-
-def _order(pair: tuple) -> int:
-    return pair[0].ORDER
 
 
 def write_report(folder: str | Path, title: str = "Differential Transformer: results") -> list[Path]:
@@ -225,19 +216,14 @@ def write_report(folder: str | Path, title: str = "Differential Transformer: res
 
 
 def write_pages(folder: Path, title: str, found: Sequence[Section], opening: Opening) -> list[Path]:
-    """Writes report.html (one self-contained page), report.md and figures/; returns the paths of the two pages.
-
-    opening: what precedes the sections.
-    """
+    """As `write_report`, for these sections; `opening` precedes them."""
     write_figures(folder / "figures", found)
-    pages = {
-        folder / "report.html": html_page(title, found, opening, folder),
-        folder / "report.md": markdown_page(title, found, opening),
-    }
-    for path, text in pages.items():
+    markdown, html = markdown_page(title, found, opening), html_page(title, found, opening, folder)
+    paths = [folder / "report.html", folder / "report.md"]
+    for path, text in zip(paths, (html, markdown), strict=True):
         with whole_file(path) as part:
             part.write_text(text, encoding="utf-8")
-    return list(pages)
+    return paths
 
 
 def write_figures(folder: Path, found: Sequence[Section]) -> None:
@@ -286,8 +272,7 @@ def models_table(found: Sequence[Section]) -> Table:
     """The models of all results: what the columns of the other tables are."""
     models = {tuple(sorted(r.model.items(), key=str)): r.model for section in found for r in section.results}
     columns = ["label", "name", "model_type", "parameters", "dtype", "attn_implementation", "revision"]
-    rows = [[model.get(column) for column in columns] for model in models.values()]
-    return Table("Models", columns, rows)
+    return Table("Models", columns, [[model.get(column) for column in columns] for model in models.values()])
 
 
 def provenance(results: Sequence[Results]) -> list[str]:

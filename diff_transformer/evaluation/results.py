@@ -16,6 +16,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from glob import escape
 from importlib.metadata import PackageNotFoundError, version
@@ -56,14 +57,9 @@ class Measure:
         samples = [float(x) for x in samples]
         if not samples:
             raise ValueError("Got no samples to take the mean of.")
-        mean = math.fsum(samples) / len(samples)
-        if len(samples) == 1:
-            return cls(mean, 1)
-        variance = math.fsum((x - mean) ** 2 for x in samples) / (len(samples) - 1)
-        return cls(mean, len(samples), math.sqrt(variance / len(samples)))
-
-    def to_json(self) -> dict[str, Any]:
-        return {k: v for k, v in (("value", self.value), ("n", self.n), ("stderr", self.stderr)) if v is not None}
+        value, n = mean(samples), len(samples)
+        squares = math.fsum((x - value) ** 2 for x in samples)
+        return cls(value, n, math.sqrt(squares / (n - 1) / n) if n > 1 else None)
 
 
 @dataclass(frozen=True)
@@ -112,7 +108,10 @@ class Results:
         results = cls(path, protocol, _plain(model), _plain(settings), seed)
         if path.exists() and not overwrite:
             found = cls.load(path)
-            differing = results._differences(found)
+            pairs: list[tuple[str, Any, Any]] = [("seed", found.seed, seed)]
+            for old, new in ((found.model, results.model), (found.settings, results.settings)):
+                pairs += [(name, old.get(name), new.get(name)) for name in {**old, **new}]
+            differing = [f"{name} ({old} there, {new} now)" for name, old, new in pairs if old != new]
             if differing:
                 raise ValueError(
                     f"{path} holds results of the same protocol and label with another {'; another '.join(differing)}."
@@ -145,12 +144,6 @@ class Results:
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is damaged ({error!r}). Move it away or evaluate again.") from error
         return results
-
-    def _differences(self, found: "Results") -> list[str]:
-        pairs: list[tuple[str, Any, Any]] = [("seed", found.seed, self.seed)]
-        for old, new in ((found.model, self.model), (found.settings, self.settings)):
-            pairs += [(name, old.get(name), new.get(name)) for name in {**old, **new}]
-        return [f"{name} ({old} there, {new} now)" for name, old, new in pairs if old != new]
 
     @property
     def label(self) -> str:
@@ -195,23 +188,15 @@ class Results:
                 journal.unlink()
 
     def save(self) -> None:
-        content = {
-            "schema": SCHEMA,
-            "protocol": self.protocol,
-            "model": self.model,
-            "settings": self.settings,
-            "seed": self.seed,
-            "runs": self.runs,
-            "cells": [
-                {
-                    "key": cell.key,
-                    "measures": {name: measure.to_json() for name, measure in cell.measures.items()},
-                    **({"data": cell.data} if cell.data else {}),
-                    "seconds": cell.seconds,
-                }
-                for cell in self.cells
-            ],
-        }
+        names = ("protocol", "model", "settings", "seed", "runs")
+        content = {"schema": SCHEMA, **{name: getattr(self, name) for name in names}, "cells": []}
+        for cell in self.cells:
+            measures = {
+                name: {k: v for k, v in vars(measure).items() if v is not None}
+                for name, measure in cell.measures.items()
+            }
+            data = {"data": cell.data} if cell.data else {}
+            content["cells"].append({"key": cell.key, "measures": measures, **data, "seconds": cell.seconds})
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(self.path) as part:
             part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
@@ -232,23 +217,18 @@ class Journal:
 
     def __init__(self, path: Path):
         self.path, self.records = path, {}
-        if path.exists():
-            lines = path.read_text(encoding="utf-8").split("\n")
-            for number, line in enumerate(lines, 1):
-                try:
-                    record = json.loads(line) if line else None
-                except json.JSONDecodeError as error:
-                    if number < len(lines):
-                        raise ValueError(
-                            f"{path}, line {number}, is not JSON: {error}. Move the file away."
-                        ) from error
-                    record = None
-                if record is not None:
-                    self.records[record["id"]] = record
-            if lines[-1]:
-                with whole_file(path) as part:
-                    records = (json.dumps(record) + "\n" for record in self.records.values())
-                    part.write_text("".join(records), encoding="utf-8")
+        if not path.exists():
+            return
+        *lines, rest = path.read_text(encoding="utf-8").split("\n")
+        for number, line in enumerate(lines, 1):
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}, line {number}, is not JSON: {error}. Move the file away.") from error
+            self.records[record["id"]] = record
+        if rest:
+            with whole_file(path) as part:
+                part.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
     def __contains__(self, id: str) -> bool:
         return id in self.records
@@ -273,7 +253,24 @@ class ResultSet:
     def __init__(self, results: Iterable[Results]):
         self.results = [r for r in results if r.cells]
         self.labels = list(dict.fromkeys(r.label for r in self.results))
-        self._check_comparable()
+        seen: dict[tuple[str, int], Results] = {}
+        for r in self.results:
+            first = self.results[0]
+            names = {**first.settings, **r.settings}
+            differing = [name for name in names if first.settings.get(name) != r.settings.get(name)]
+            if not set(self.seeds(first.label)) & set(self.seeds(r.label)):
+                differing.append("seed")
+            if differing:
+                raise ValueError(
+                    f"{r.protocol}: {first.path} and {r.path} were measured with different {', '.join(differing)}, so "
+                    "they cannot stand side by side. Evaluate one of them again, or keep them in two folders."
+                )
+            other = seen.setdefault((r.label, r.seed), r)
+            if other is not r:
+                raise ValueError(
+                    f"{r.protocol}: {other.path} and {r.path} both have the label {r.label!r} and the seed {r.seed}. "
+                    "Keep one of them."
+                )
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -309,8 +306,7 @@ class ResultSet:
 
     def keys(self, *names: str) -> list[tuple]:
         """The distinct values of these parts of the keys, sorted; keys that lack one of the names are left out."""
-        found = {tuple(cell.key[x] for x in names) for cell in self.cells if set(names) <= set(cell.key)}
-        return sorted(found)
+        return sorted({tuple(cell.key[x] for x in names) for cell in self.cells if set(names) <= set(cell.key)})
 
     def values(self, label: str, metric: str, **key: Any) -> dict[int, dict[Point, float]]:
         """The values of a metric by seed and by point."""
@@ -349,25 +345,6 @@ class ResultSet:
             if common := sorted(a[seed].keys() & b[seed].keys(), key=str):
                 found[seed] = mean(a[seed][point] for point in common), mean(b[seed][point] for point in common)
         return found
-
-    def _check_comparable(self) -> None:
-        seen: dict[tuple[str, int], Results] = {}
-        for r in self.results:
-            first, found = self.results[0], {**self.results[0].settings, **r.settings}
-            differing = [name for name in found if first.settings.get(name) != r.settings.get(name)]
-            if not set(self.seeds(first.label)) & set(self.seeds(r.label)):
-                differing.append("seed")
-            if differing:
-                raise ValueError(
-                    f"{r.protocol}: {first.path} and {r.path} were measured with different {', '.join(differing)}, so "
-                    "they cannot stand side by side. Evaluate one of them again, or keep them in two folders."
-                )
-            other = seen.setdefault((r.label, r.seed), r)
-            if other is not r:
-                raise ValueError(
-                    f"{r.protocol}: {other.path} and {r.path} both have the label {r.label!r} and the seed {r.seed}. "
-                    "Keep one of them."
-                )
 
 
 def mean(values: Iterable[float]) -> float:
@@ -422,10 +399,8 @@ def _plain(value: Any) -> Any:
 def _run(device: torch.device | str) -> dict[str, Any]:
     packages = {"python": platform.python_version()}
     for package in _PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             packages[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return {
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -2,27 +2,26 @@
 """Text to measure on, and its tokens, the same in every protocol."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..text_data import STDLIB, TEXT_SUFFIXES, load_texts
+from .protocols import option
 
 
 @dataclass
 class DocumentArguments:
-    dataset: str = field(
-        default=STDLIB,
-        metadata={
-            "help": f"A folder of {', '.join(TEXT_SUFFIXES)} files (each is a document), one such file, a dataset on "
-            "the Hub or a local one (.jsonl, .json, .parquet, .csv, save_to_disk), or `stdlib`, the sources of "
-            "Python's standard library on this machine."
-        },
+    dataset: str = option(
+        STDLIB,
+        f"A folder of {', '.join(TEXT_SUFFIXES)} files (each is a document), one such file, a dataset on "
+        "the Hub or a local one (.jsonl, .json, .parquet, .csv, save_to_disk), or `stdlib`, the sources of "
+        "Python's standard library on this machine.",
     )
-    dataset_config: str | None = field(default=None, metadata={"help": "Its configuration, if it has several."})
-    dataset_split: str = field(default="train", metadata={"help": "Its split."})
-    text_column: str = field(default="text", metadata={"help": "The column that holds the text."})
+    dataset_config: str | None = option(None, "Its configuration, if it has several.")
+    dataset_split: str = option("train", "Its split.")
+    text_column: str = option("text", "The column that holds the text.")
 
 
 def load_documents(arguments: DocumentArguments) -> Iterable[str]:

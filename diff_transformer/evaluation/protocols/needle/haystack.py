@@ -7,13 +7,14 @@ exactly the requested length. The same seed gives the same prompts to all models
 import random
 import string
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 from transformers import PreTrainedTokenizerBase
 
 from ...generate import CHUNK
 from ...text import DocumentArguments, start_ids, text_ids
+from .. import option
 
 HAYSTACK_TOKENS = 2**20  # maximum tokens of the documents from which a prompt's haystack is cut
 
@@ -117,21 +118,18 @@ def numbers_for(wording: Wording, tokenizer: PreTrainedTokenizerBase) -> Sequenc
 class NeedleArguments(DocumentArguments):
     """Arguments of all protocols with such prompts; the dataset is the haystack."""
 
-    depths: list[int] = field(
-        default_factory=lambda: [0, 25, 50, 75, 100],
-        metadata={"help": "Positions of the queried needles in the haystack, in percent; 0 is its beginning."},
+    depths: list[int] = option(
+        [0, 25, 50, 75, 100], "Positions of the queried needles in the haystack, in percent; 0 is its beginning."
     )
-    samples: int = field(default=50, metadata={"help": "Prompts per cell."})
-    wording: str = field(
-        default="yoco",
-        metadata={
-            "help": "The prompt. `yoco`: from earlier code of the authors, for base models, numbers up to 50000. "
-            "`lwm`: from the Large World Model, for chat models, numbers of 7 digits, needles at ends of sentences. "
-            "`plain`: just a letter and a number, for small models trained on such lines.",
-            "choices": list(WORDINGS),
-        },
+    samples: int = option(50, "Prompts per cell.")
+    wording: str = option(
+        "yoco",
+        "The prompt. `yoco`: from earlier code of the authors, for base models, numbers up to 50000. "
+        "`lwm`: from the Large World Model, for chat models, numbers of 7 digits, needles at ends of sentences. "
+        "`plain`: just a letter and a number, for small models trained on such lines.",
+        choices=WORDINGS,
     )
-    chunk_size: int = field(default=CHUNK, metadata={"help": "Tokens per forward pass."})
+    chunk_size: int = option(CHUNK, "Tokens per forward pass.")
 
     def check(self) -> None:
         """Raises ValueError for arguments that are out of range."""
