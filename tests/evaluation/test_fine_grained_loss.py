@@ -18,7 +18,6 @@ from diff_transformer.evaluation.protocols.fine_grained_loss import (
     Arguments,
     NGrams,
     ar_hits,
-    repeated,
     section,
     summary,
 )
@@ -101,7 +100,7 @@ def test_what_is_counted():
     counts, tokens = ngrams.count(["1 2 3 4 1 2 3", "", "9", "2 3 4", "2 3 9 4"], Words())
     assert counts.tolist() == [2, 2]  # 1 2 3 and 2 3 4
     assert tokens == 7 + 0 + 1 + 3 + 4
-    assert repeated(np.array([5, 5, 6, 5])).tolist() == [False, True, False, True]
+    assert ar_hits(np.array([5, 5, 6, 5]), np.ones(7, dtype=bool), 2).tolist() == [False, True, False, True]
 
 
 def corpus(folder):
@@ -128,9 +127,7 @@ def test_cells_are_the_means_of_the_slices(loaded, tmp_path):
     (train / "x.txt").write_text(training_text)
     arguments = arguments_for(tmp_path / "texts", train_dataset=str(train), threshold=30)
     results = run(loaded, arguments, tmp_path / "out")
-    text = "".join(
-        path.read_text() + loaded.tokenizer.eos_token for path in sorted(Path(arguments.dataset).iterdir())
-    )
+    text = "".join(path.read_text() + loaded.tokenizer.eos_token for path in sorted(Path(arguments.dataset).iterdir()))
     ids = loaded.tokenizer(text)["input_ids"]
     trained = " ".join(map(str, loaded.tokenizer(training_text)["input_ids"]))
     rows = [ids[i * 48 : (i + 1) * 48] for i in range(4)]
