@@ -46,13 +46,8 @@ def evaluate(arguments: list[str]) -> None:
         description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--model",
-        action="append",
-        required=True,
-        metavar="[LABEL=]PATH",
-        help="folder or Hub id of a causal language model; repeat it for more models",
-    )
+    what = "folder or Hub id of a causal language model; repeat it for more models"
+    parser.add_argument("--model", action="append", required=True, metavar="[LABEL=]PATH", help=what)
     settings, options, models = parser.parse_args_into_dataclasses(rest)
     run(protocol, models.model, settings, options)
 
@@ -92,8 +87,7 @@ def report(arguments: list[str]) -> None:
     parser.add_argument("folder", metavar="DIR", help="the --out of the evaluations, also with subfolders seed*")
     parser.add_argument("--title", default="Differential Transformer: results", help="title of the pages")
     options = parser.parse_args(arguments)
-    for path in write_report(options.folder, options.title):
-        print(path)
+    print(*write_report(options.folder, options.title), sep="\n")
 
 
 def main(arguments: list[str] | None = None) -> int:

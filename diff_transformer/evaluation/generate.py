@@ -28,7 +28,6 @@ logger = logging.get_logger(__name__)
 
 BATCH_TOKENS = 2**17  # tokens in the first batch, cache included; fewer when memory runs out
 CHUNK = 1024  # tokens: 400 MB of float32 logits for a vocabulary of 100K
-_BLOCK = 256  # tokens per block of the paged cache, transformers' default
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
@@ -41,22 +40,13 @@ class Generated(NamedTuple):
     finished: bool  # by an end-of-text token or a stop string, not by the limit
 
 
-# ------------------------------------------------------------------------------------------------------ long inputs
-
-
 @torch.inference_mode()
 def chunks(
     model: PreTrainedModel, input_ids: torch.Tensor, cache: Cache | None = None, size: int = CHUNK, **kwargs: Any
 ) -> Iterator[tuple[int, Any]]:
-    """The model's outputs, chunk by chunk.
+    """The model's outputs for `input_ids`, (batch, tokens) without padding, which continue what is in `cache`.
 
-    Args:
-        input_ids: (batch, tokens), without padding; continues what is in `cache`, which grows.
-        kwargs: Passed to the model's forward.
-
-    Yields:
-        The index in `input_ids` of the chunk's first token, and the outputs; `logits` (batch, <= size, vocabulary).
-
+    Yields the index of each chunk's first token and its outputs, with `logits` (batch, <= size, vocabulary).
     Raises ValueError for a model that does not continue over such a cache: its chunks could not see one another.
     """
     remedy = (
@@ -101,10 +91,7 @@ def token_log_probs(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor
 
 
 def token_nll(model: PreTrainedModel, input_ids: torch.Tensor, chunk_size: int = CHUNK) -> torch.Tensor:
-    """-log p of each token but the first, given all tokens before it, in nats.
-
-    input_ids (1, tokens) -> (tokens - 1,) float64.
-    """
+    """-log p in nats of each token but the first: input_ids (1, tokens) -> (tokens - 1,) float64."""
     losses = []
     for start, outputs in chunks(model, input_ids[:, :-1], size=chunk_size):
         logits = outputs.logits[0]
@@ -140,14 +127,8 @@ def in_batches(
         done += len(batch)
 
 
-# ------------------------------------------------------------------------------------------------ continuations
-
-
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The tokens at which a text ends: those of the model's generation_config, then the tokenizer's.
-
-    Raises ValueError if neither has one.
-    """
+    """The tokens that end a text, of the model's generation_config, then of the tokenizer; ValueError without any."""
     ends = model.generation_config.eos_token_id
     ends = [*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id]
     ends = [token for token in dict.fromkeys(ends) if token is not None]
@@ -189,9 +170,8 @@ def iterate_texts(
     """The greedy continuation of each prompt, equal to `model.generate` for the prompt alone.
 
     Yields each with its prompt's index as soon as its batch is finished. The longest prompts come first, so that a
-    batch holds prompts of similar length and memory runs out early or never.
-
-    Raises ValueError for a prompt that is empty or has no room for `max_new_tokens` in the model's positions.
+    batch holds prompts of similar length and memory runs out early or never. Raises ValueError for a prompt that is
+    empty or has no room for `max_new_tokens` in the model's positions.
     """
     rows = [prompt_ids(tokenizer, prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
     if not all(rows):
@@ -239,9 +219,7 @@ def iterate_continuously(
     one: faster than batches if the outputs differ much in length.
 
     Yields each continuation with the index of its row of token ids, as soon as it is finished. The cache holds
-    `batch_size` rows of the greatest length, or as many as fit into memory if that is None.
-
-    Raises RuntimeError if transformers gives up on a row.
+    `batch_size` rows of the greatest length, or as many as fit. Raises RuntimeError if transformers gives up on a row.
     """
     if not rows:
         return
@@ -249,7 +227,7 @@ def iterate_continuously(
     config = ContinuousBatchingConfig()
     if batch_size is not None:
         longest = max(map(len, rows))
-        config.num_blocks = batch_size * -(-(longest + max_new_tokens) // _BLOCK)
+        config.num_blocks = batch_size * -(-(longest + max_new_tokens) // 256)  # the default block of the paged cache
         config.max_batch_tokens = batch_size * longest
     generation = GenerationConfig(
         max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=ends, pad_token_id=ends[0]

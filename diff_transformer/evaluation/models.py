@@ -36,10 +36,7 @@ def load_model(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
-    """Loads a path, a Hub id, or `LABEL=PATH`; the default label is the last part of the path.
-
-    Raises ValueError if there is no causal language model with a tokenizer.
-    """
+    """Loads a path, a Hub id, or `LABEL=PATH`. Raises ValueError without a causal language model and a tokenizer."""
     label, path = split_spec(spec)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if revision is not None and not Path(path).is_dir():
@@ -75,7 +72,7 @@ def load_model(
 
 
 def split_spec(spec: str) -> tuple[str, str]:
-    """The label and the path of `LABEL=PATH` or `PATH`."""
+    """The label and the path of `LABEL=PATH`, or of `PATH`, whose label is its last part."""
     label, equals, path = spec.partition("=")
     if not equals or Path(spec).is_dir():  # a folder may have an = in its name
         label, path = "", spec

@@ -1,9 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Reports: sections of tables and figures, as Markdown and as one self-contained page of HTML.
-
-Results of one seed are shown as they are. Several seeds of a model are shown as their mean with its standard error in
-tables, and as a line with a band from the lowest to the highest seed in figures.
-"""
+"""Reports: sections of tables and figures, as Markdown and as one self-contained page of HTML."""
 
 import base64
 import re
@@ -34,9 +30,6 @@ OTHER_VOCABULARIES = (
     "the same text."
 )
 _DPI, _PIXELS_PER_INCH = 160, 110  # of a figure's file, and on the page
-
-
-# ------------------------------------------------------------------------------------------------------- the contents
 
 
 @dataclass(frozen=True)
@@ -133,9 +126,6 @@ class Section:
 Opening = Sequence[str | Table]  # paragraphs and tables
 
 
-# -------------------------------------------------------------------------------------------- what protocols share
-
-
 def model_columns(results: ResultSet, metric: str, **key) -> list[Measure | None]:
     """The cells of a table's row for all models, in the order of their labels."""
     return [results.measure(label, metric, **key) for label in results.labels]
@@ -161,13 +151,11 @@ def draw_models(axes: Axes, results: ResultSet, metric: str, x: str, shift: int 
 
 def spread(points: Sequence[int], number: int = 6) -> list[int]:
     """At most `number` of the points, evenly spaced, with the last."""
-    step = max(1, -(-len(points) // number))
-    return list(points[::-1][::step])[::-1]
+    return list(points[:: -max(1, -(-len(points) // number))])[::-1]
 
 
 def other_sizes(results: ResultSet, least: float = 2.5e9, most: float = 4e9) -> list[str]:
-    """How the models' sizes differ from the paper's, by default its 3B, which has 3.5 billion parameters; or
-    nothing."""
+    """How the models' sizes differ from the paper's, by default its 3B, which has 3.5 billion parameters."""
     sizes = sorted({r.model["parameters"] for r in results.results if "parameters" in r.model})
     if all(least < size < most for size in sizes):
         return []
@@ -183,14 +171,9 @@ def color(labels: Sequence[str], label: str) -> str:
     return COLORS[list(labels).index(label) % len(COLORS)]
 
 
-# ---------------------------------------------------------------------------------------------------------- the pages
-
-
 def sections(by_protocol: Mapping[str, Iterable[Results]]) -> list[Section]:
-    """The sections of the protocols that have results, in the order of the paper.
-
-    Raises ValueError for an unknown protocol and for results that cannot stand side by side.
-    """
+    """The sections of the protocols that have results, in the order of the paper. Raises ValueError for an unknown
+    protocol and for results that cannot stand side by side."""
     unknown = sorted(set(by_protocol) - set(protocols.names()))
     if unknown:
         raise ValueError(f"There are results of {', '.join(unknown)}, which this version does not know.")
@@ -207,10 +190,7 @@ def sections(by_protocol: Mapping[str, Iterable[Results]]) -> list[Section]:
 
 
 def write_report(folder: str | Path, title: str = "Differential Transformer: results") -> list[Path]:
-    """Writes report.html, report.md and figures/ into a folder of results; returns the paths of the two pages.
-
-    Raises ValueError if the folder holds no results.
-    """
+    """Writes report.html, report.md and figures/ into a folder of results; returns the paths of the two pages."""
     found = sections(load_results(folder))
     return write_pages(Path(folder), title, found, [models_table(found)])
 

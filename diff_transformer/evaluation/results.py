@@ -4,10 +4,9 @@
 A file holds one protocol on one model with one seed. It is a list of *cells*, the points of the protocol's grid: each
 has a key (`{"length": 4096, "needles": 4}`), measures (`{"accuracy": {"value": 0.85, "n": 50}}`), and any further data
 that a figure needs. A cell is written as soon as it is finished, so that a run that was stopped resumes with the next.
-
-`ResultSet` holds the files of one protocol for several models and seeds, which a report sets side by side.
 """
 
+import copy
 import json
 import math
 import os
@@ -17,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from glob import escape
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -77,11 +76,8 @@ class Cell:
 
 
 class Results:
-    """The cells of one protocol on one model, in a file that is complete at any time.
-
-    `model` and `settings` hold everything that the numbers depend on. A run never adds to the file of another model or
-    other settings.
-    """
+    """The cells of one protocol on one model, in a file that is complete at any time. `model` and `settings` hold
+    everything that the numbers depend on: a run never adds to the file of another model or other settings."""
 
     def __init__(self, path: Path, protocol: str, model: dict[str, Any], settings: dict[str, Any], seed: int):
         self.path, self.protocol, self.model, self.settings, self.seed = path, protocol, model, settings, seed
@@ -100,10 +96,8 @@ class Results:
         device: torch.device | str = "cpu",
         overwrite: bool = False,
     ) -> "Results":
-        """Resumes the file of this protocol and model in `out`, or starts one.
-
-        Raises ValueError if the existing file has other settings or was measured on other weights.
-        """
+        """Resumes the file of this protocol and model in `out`, or starts one. Raises ValueError if the existing file
+        has other settings or was measured on other weights."""
         path = Path(out) / protocol / f"{model['label'].replace('/', '--')}.json"
         results = cls(path, protocol, _plain(model), _plain(settings), seed)
         if path.exists() and not overwrite:
@@ -126,15 +120,13 @@ class Results:
     @classmethod
     def load(cls, path: str | Path) -> "Results":
         """Raises ValueError for a file that does not follow this schema."""
-        path = Path(path)
+        path, remedy = Path(path), "Move it away or evaluate again."
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
-            raise ValueError(f"{path} is not JSON ({error}). Move it away or evaluate again.") from error
+            raise ValueError(f"{path} is not JSON ({error}). {remedy}") from error
         if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-            raise ValueError(
-                f"{path} does not have schema {SCHEMA}, which this version reads. Move it away or evaluate again."
-            )
+            raise ValueError(f"{path} does not have schema {SCHEMA}, which this version reads. {remedy}")
         try:
             results = cls(path, content["protocol"], content["model"], content["settings"], content["seed"])
             results.runs = content["runs"]
@@ -142,7 +134,7 @@ class Results:
                 measures = {name: Measure(**measure) for name, measure in cell["measures"].items()}
                 results.cells.append(Cell(cell["key"], measures, cell.get("data", {}), cell["seconds"]))
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is damaged ({error!r}). Move it away or evaluate again.") from error
+            raise ValueError(f"{path} is damaged ({error!r}). {remedy}") from error
         return results
 
     @property
@@ -191,29 +183,23 @@ class Results:
         names = ("protocol", "model", "settings", "seed", "runs")
         content = {"schema": SCHEMA, **{name: getattr(self, name) for name in names}, "cells": []}
         for cell in self.cells:
-            measures = {
-                name: {k: v for k, v in vars(measure).items() if v is not None}
-                for name, measure in cell.measures.items()
-            }
-            data = {"data": cell.data} if cell.data else {}
-            content["cells"].append({"key": cell.key, "measures": measures, **data, "seconds": cell.seconds})
+            plain = asdict(cell)
+            for measure in plain["measures"].values():
+                if measure["stderr"] is None:
+                    del measure["stderr"]
+            content["cells"].append({name: value for name, value in plain.items() if name != "data" or value})
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(self.path) as part:
             part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
     def journal(self, name: str) -> "Journal":
-        """Where a long cell keeps its finished samples: `<protocol>/<label>.<name>.jsonl`.
-
-        If the ids of the samples do not show what they depend on, call `begin` first.
-        """
+        """Where a long cell keeps its finished samples, `<protocol>/<label>.<name>.jsonl`; see `begin`."""
         return Journal(self.path.with_name(f"{self.path.stem}.{name}.jsonl"))
 
 
 class Journal:
-    """Records of single samples, one line of JSON each, appended as they finish; `records` maps ids to records.
-
-    An incomplete last line, left by a process that died, is dropped and measured again.
-    """
+    """Records of single samples by id, one line of JSON each, appended as they finish. An incomplete last line, left
+    by a process that died, is dropped and measured again."""
 
     def __init__(self, path: Path):
         self.path, self.records = path, {}
@@ -244,11 +230,8 @@ Point = tuple[tuple[str, Any], ...]  # the part of a cell's key that was not ask
 
 
 class ResultSet:
-    """The results of one protocol for several models, each measured with one seed or with several.
-
-    Raises ValueError for results that cannot stand side by side: different settings, one label twice with one seed, or
-    models that share no seed.
-    """
+    """The results of one protocol for several models, each measured with one seed or with several. Raises ValueError
+    for different settings, one label twice with one seed, or models that share no seed."""
 
     def __init__(self, results: Iterable[Results]):
         self.results = [r for r in results if r.cells]
@@ -286,11 +269,9 @@ class ResultSet:
         if not all("document" in cell.key for cell in self.cells):
             return self
         documents = common_documents(self.results)
-        found = []
-        for r in self.results:
-            condensed = Results(r.path, r.protocol, r.model, r.settings, r.seed)
-            condensed.cells, condensed.runs = list(condense(r, documents)), r.runs
-            found.append(condensed)
+        found = [copy.copy(r) for r in self.results]
+        for r in found:
+            r.cells = list(condense(r, documents))
         return ResultSet(found)
 
     def of(self, label: str) -> list[Results]:
@@ -319,10 +300,8 @@ class ResultSet:
         return found
 
     def measure(self, label: str, metric: str, **key: Any) -> Measure | None:
-        """The mean over the points that match; None without any.
-
-        With one seed its error is that of the samples. With several it is the standard error over the seeds.
-        """
+        """The mean over the points that match; None without any. With one seed its error is that of the samples, with
+        several it is the standard error over the seeds."""
         if len(self.of(label)) > 1:
             by_seed = self.values(label, metric, **key)
             return Measure.of(mean(points.values()) for points in by_seed.values()) if by_seed else None
@@ -363,10 +342,7 @@ def average(measures: Sequence[Measure]) -> Measure:
 
 
 def common_documents(results: Sequence[Results]) -> set[int]:
-    """The documents for which all results have a cell; a run that was stopped has fewer.
-
-    Raises ValueError if there are none.
-    """
+    """The documents for which all results have a cell. Raises ValueError if there are none."""
     common = set.intersection(*({cell.key["document"] for cell in r.cells} for r in results))
     if not common:
         raise ValueError(f"{', '.join(str(r.path) for r in results)} have no document in common. Finish the runs.")
@@ -374,10 +350,8 @@ def common_documents(results: Sequence[Results]) -> set[int]:
 
 
 def load_results(folder: str | Path) -> dict[str, list[Results]]:
-    """All results in a folder (`PROTOCOL/LABEL.json`) and in its subfolders `seed*`, by protocol, sorted by path.
-
-    Raises ValueError if there are none.
-    """
+    """All results in a folder (`PROTOCOL/LABEL.json`) and in its subfolders `seed*`, by protocol, sorted by path;
+    ValueError without any."""
     by_protocol: dict[str, list[Results]] = {}
     for path in sorted([*Path(folder).glob("*/*.json"), *Path(folder).glob("seed*/*/*.json")]):
         if (path.parent / "config.json").is_file():
@@ -414,7 +388,6 @@ def hardware(device: torch.device | str) -> str:
     device = torch.device(device)
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    cpuinfo = Path("/proc/cpuinfo")
-    names = [line for line in cpuinfo.read_text().splitlines() if "model name" in line] if cpuinfo.exists() else []
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
     name = names[0].split(":")[1].strip() if names else platform.processor() or platform.machine()
     return f"{name}, {os.cpu_count()} CPUs, {torch.get_num_threads()} threads"

@@ -48,17 +48,14 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 def token_rows(
     texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, length: int, rows: int, join: bool = False
 ) -> list[list[int]]:
-    """At most `rows` rows of exactly `length` tokens.
+    """At most `rows` rows of exactly `length` tokens, which begin with `start_ids`.
 
     Each is the beginning of a document that is long enough; with `join` the documents are concatenated, with an
-    end-of-text token after each, and cut. Special tokens in a text are plain text. Every row begins with `start_ids`.
-
-    Raises ValueError if there is not even one row.
+    end-of-text token after each, and cut. Raises ValueError if there is not even one row.
     """
     found: list[list[int]] = []
     rest: list[int] = []
-    longest = 0
-    start = start_ids(tokenizer)
+    longest, start = 0, start_ids(tokenizer)
     needed = length - len(start)
     with tqdm(total=rows, desc=f"Rows of {length:,} tokens", unit="row", leave=False) as bar:
         for text in texts:

@@ -176,6 +176,7 @@ def test_a_summary_weighs_rows_by_their_tokens(tmp_path):
     assert found["others"].value == pytest.approx((8 + 17 + 30) / 26)
 
 
+@pytest.mark.slow
 def test_command_line_and_report(twin_folders, tmp_path):
     texts = corpus(tmp_path / "texts")
     models = [word for folder in twin_folders.values() for word in ("--model", str(folder))]

@@ -9,6 +9,8 @@ import torch
 from diff_transformer import cl100k_tokenizer
 from diff_transformer.evaluation.generate import Generated, iterate_texts, prompt_ids
 
+pytestmark = pytest.mark.oldest
+
 PROMPTS = ["def f(x):", "The capital of France is Paris, and that of Germany is", "a", [65, 66, 67, 68, 69], "a b"]
 
 

@@ -149,6 +149,7 @@ def test_a_stopped_run_goes_on_where_it_was(loaded, tmp_path, monkeypatch):
     assert len(measured) == 4, "a finished run was done again"
 
 
+@pytest.mark.slow
 def test_command_line_and_report(twin_folders, tmp_path, capsys):
     models = [word for folder in twin_folders.values() for word in ("--model", str(folder))]
     arguments = ["--dataset", corpus(tmp_path / "texts"), "--length", "64", "--device", "cpu", "--limit", "2"]

@@ -6,13 +6,11 @@ token, which predicts the number, to five spans, as in the paper's Figure 1: the
 the context before the answer, the answer (its needle), the context after it, and the query (the text of the task).
 They sum to one. Noise is the context without the answer; other needles count as noise.
 
-Scores are averaged over heads and layers; those of a differential layer are softmax1 - lambda softmax2 and can be
-negative. The paper does not say how it normalizes them, but shows negative scores, and spans that sum to one. So by
-default (`--normalization total`) the signed scores are averaged over heads and layers and divided by their sum. `row`
-normalizes each row of each head first; layers whose lambda is near 1 dominate it, since their rows sum to almost zero.
-`absolute` takes absolute values and then proceeds like `row`. For a Transformer the three agree.
-
-All tokens but the last go through the model's own attention, in chunks over a cache: memory is linear in the length.
+Scores of a differential layer are softmax1 - lambda softmax2 and can be negative. The paper does not say how it
+normalizes them, but shows negative scores, and spans that sum to one. So by default (`--normalization total`) the
+signed scores are averaged over heads and layers and divided by their sum. `row` normalizes each row of each head
+first; layers whose lambda is near 1 dominate it, since their rows sum to almost zero. `absolute` takes absolute values
+and then proceeds like `row`. For a Transformer the three agree.
 """
 
 import random
@@ -94,13 +92,8 @@ def attention_shares(
 ) -> torch.Tensor:
     """The share of the last token's attention, averaged over heads and layers, that each span receives.
 
-    Args:
-        input_ids: (batch, tokens), without padding.
-        spans: (batch, tokens), the index in `SPANS` of each token.
-
-    Returns (batch, len(SPANS)), in float32 or better; rows sum to one.
-
-    Raises ValueError if the differential scores have no positive sum by which to normalize them.
+    input_ids, (batch, tokens) without padding, and `spans`, the index in `SPANS` of each token -> (batch, len(SPANS)),
+    in float32 or better; rows sum to one. Raises ValueError if the differential scores have no positive sum.
     """
     cache, _ = prefill(model, input_ids[:, :-1], size=chunk_size)
     probe = SpanProbe(spans.to(model.device), normalization)

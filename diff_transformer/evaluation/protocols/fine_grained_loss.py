@@ -4,7 +4,7 @@
 As in Zoology (arXiv:2312.04927), a token is an *AR-Hit* (associative recall) if it ends an n-gram that occurred before
 in the same row and is rare in the training data; Zoology takes bigrams that occur at most 1,250 times. A frequent
 n-gram is memorised and need not be recalled. All other tokens are *Others*. Without a training corpus to count in,
-every repeated n-gram is a hit. To evaluate ablations, pass them as further `--model`s."""
+every repeated n-gram is a hit."""
 
 import math
 from collections.abc import Collection, Iterable
@@ -147,10 +147,8 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
 
 
 def summary(results: Results, documents: Collection[int] | None = None) -> dict[str, Measure]:
-    """The mean loss in nats over the tokens of each slice that has any, for all documents or for some.
-
-    The standard error is that of a ratio of sums over rows, since the tokens of a row depend on one another.
-    """
+    """The mean loss in nats over the tokens of each slice that has any, for all documents or for some. The standard
+    error is that of a ratio of sums over rows, since the tokens of a row depend on one another."""
     found = {}
     cells = [cell for cell in results.cells if documents is None or cell.key["document"] in documents]
     rows = len(cells)
@@ -169,12 +167,22 @@ def condense(results: Results, documents: Collection[int] | None = None) -> list
 
 def section(results: ResultSet) -> Section:
     slices = results.condensed(condense)
-    in_study, by_slice = slices is results, []
+    in_study, by_slice, settings = slices is results, [], results.settings
     if not in_study:
-        papers, differs = zip(PAPER["Transformer"][3:], PAPER["DIFF"][3:], strict=True), _differs(results)
+        number = len(common_documents(results.results))
+        ngrams = "bigrams" if settings["order"] == 2 else f"{settings['order']}-grams"
+        text = f"text: {settings['dataset']}, {number} rows of {settings['length']:,} tokens"
+        how = f"frequent {ngrams} are hits too, as no training corpus was counted"
+        if settings["train_dataset"] is not None:
+            tokens = results.cells[0].data["train_tokens"]
+            how = (
+                f"hits are {ngrams} that {settings['train_dataset']} ({tokens:,} tokens) has at most "
+                f"{settings['threshold']:,} times; the paper does not give its n, corpus or threshold"
+            )
+        differs = "; ".join([*other_sizes(results, least=1.2e9, most=1.6e9), text, how])
         rows: list[list] = [
-            [title, *paper, *model_columns(slices, name), differs]
-            for (name, title), paper in zip(NAMES.items(), papers, strict=True)
+            [title, *(PAPER[model][i] for model in ("Transformer", "DIFF")), *model_columns(slices, name), differs]
+            for i, (name, title) in enumerate(NAMES.items(), 3)
         ]
         columns = ["slice", PAPER_TRANSFORMER, PAPER_DIFF, *results.labels, DIFFERS]
         by_slice.append(Table("Loss of the tokens of each slice", columns, rows))
@@ -209,22 +217,4 @@ def headline(results: ResultSet) -> list[Headline]:
 
 def paper_loss(metric: str = "all", first: str = "Transformer", second: str = "DIFF") -> Paper:
     """Two models of Table 6, by the loss of a slice."""
-    column = 3 + SLICES.index(metric)
-    return Paper.printed("Table 6", [float(PAPER[model][column]) for model in (first, second)], LOWER)
-
-
-def _differs(results: ResultSet) -> str:
-    settings = results.settings
-    found = other_sizes(results, least=1.2e9, most=1.6e9)
-    rows = len(common_documents(results.results))
-    found.append(f"text: {settings['dataset']}, {rows} rows of {settings['length']:,} tokens")
-    ngrams = "bigrams" if settings["order"] == 2 else f"{settings['order']}-grams"
-    if settings["train_dataset"] is None:
-        found.append(f"frequent {ngrams} are hits too, as no training corpus was counted")
-    else:
-        tokens = results.cells[0].data["train_tokens"]
-        found.append(
-            f"hits are {ngrams} that {settings['train_dataset']} ({tokens:,} tokens) has at most "
-            f"{settings['threshold']:,} times; the paper does not give its n, corpus or threshold"
-        )
-    return "; ".join(found)
+    return Paper.printed("Table 6", [float(PAPER[x][3 + SLICES.index(metric)]) for x in (first, second)], LOWER)

@@ -88,11 +88,8 @@ class Arguments:
 
 
 def load_task(task: str, shots: int = 0, data_dir: str | None = None) -> Task:
-    """A task of lm-eval over the rows of the Hub, or of `data_dir` (see `Arguments`).
-
-    Raises ValueError if the Hub cannot be reached, or if the folder lacks the task's rows or columns, or has too few
-    rows to draw `shots` from.
-    """
+    """A task of lm-eval over the rows of the Hub, or of `data_dir` (see `Arguments`). Raises ValueError if these lack
+    the task's rows or columns, or are too few to draw `shots` from."""
     file = Path(lm_eval.tasks.__file__).parent / _SHIPPED[task].file
     manager = TaskManager(include_defaults=False)
     if data_dir is None:
@@ -135,11 +132,9 @@ def load_task(task: str, shots: int = 0, data_dir: str | None = None) -> Task:
 def evaluate_task(
     lm: HFLM, task: str, shots: int = 0, data_dir: str | None = None, limit: int | None = None, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """lm-eval's records of the samples. `arguments` holds the (context, continuation) of the choices, `filtered_resps`
-    their log-likelihoods in nats, and `metrics` the names of the scores (`acc`, `acc_norm`), which are 0 or 1.
-
-    The examples are drawn with `seed`. With `limit`, only that many samples are evaluated, from the first on.
-    """
+    """lm-eval's records of the first `limit` samples, with examples drawn with `seed`. `arguments` holds the (context,
+    continuation) of the choices, `filtered_resps` their log-likelihoods in nats, and `metrics` the names of the scores
+    (`acc`, `acc_norm`), which are 0 or 1."""
     loaded = load_task(task, shots, data_dir)
     loaded.set_config(key="num_fewshot", value=shots)
     loaded.set_fewshot_seed(seed)

@@ -8,6 +8,7 @@ or the negative log-likelihood of documents."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, product
 
 import torch
@@ -28,8 +29,6 @@ from .harness import accuracies, evaluate_task
 
 ORDER = 8
 NO_SETTINGS = ("task", "bits", "granularity")  # points of the grid, to which a later run may add
-TASKS = ("hellaswag", "nll")
-GRANULARITIES = ("tensor", "head")
 UNQUANTIZED = 16
 
 # bits -> HellaSwag in percent; the values of 16 bits are printed (Table 8), all others are read off the figure
@@ -45,11 +44,11 @@ _NAMES = {"hellaswag": "HellaSwag, zero-shot acc_norm (%)", "nll": "negative log
 @dataclass
 class Arguments(DocumentArguments):
     task: list[str] = option(
-        ["hellaswag"], "hellaswag: accuracy on lm-eval's task; nll: nats per token of documents.", choices=TASKS
+        ["hellaswag"], "hellaswag: accuracy on lm-eval's task; nll: nats per token of documents.", choices=_NAMES
     )
     bits: list[int] = option([16, 8, 6, 4], "Bits per logit; 16: not quantized.")
     granularity: list[str] = option(
-        ["tensor"], "What shares one range: all heads of a layer, or each head.", choices=GRANULARITIES
+        ["tensor"], "What shares one range: all heads of a layer, or each head.", choices=_LINES
     )
     data_dir: str | None = option(None, "hellaswag: a folder with hellaswag.jsonl, used instead of the Hub.")
     length: int = option(1024, "nll: tokens per document; shorter documents are left out.")
@@ -57,12 +56,10 @@ class Arguments(DocumentArguments):
 
 
 def quantize(logits: torch.Tensor, counted: torch.Tensor, bits: int, granularity: str = "tensor") -> torch.Tensor:
-    """Rounds to multiples of max|logits| / (2^(bits - 1) - 1).
+    """Rounds logits (batch, heads, rows, keys) to multiples of max|logits| / (2^(bits - 1) - 1).
 
-    Args:
-        logits: (batch, heads, rows, keys).
-        counted: (batch or 1, heads or 1, rows, keys), bool; the logits that max is taken over.
-        granularity: "tensor", one max per sequence, or "head", one for each of its heads.
+    counted: (batch or 1, heads or 1, rows, keys), bool; the logits that max is taken over.
+    granularity: "tensor", one max per sequence, or "head", one for each of its heads.
     """
     dims = (1, 2, 3) if granularity == "tensor" else (2, 3)
     largest = logits.abs().masked_fill(~counted, 0).amax(dims, keepdim=True)
@@ -124,8 +121,9 @@ class UnpaddedLM(HFLM):
         return [answers[i] for i in range(len(requests))]
 
 
-def document_nll(model: PreTrainedModel, input_ids: torch.Tensor) -> list[float]:
-    """Mean -log p in nats of the tokens of each row, except the first. input_ids: (batch, tokens), equal lengths."""
+def document_nll(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> list[float]:
+    """Mean -log p in nats of the tokens of each row, except the first; the rows have one length."""
+    input_ids = torch.tensor(rows)
     logits = model(input_ids=input_ids.to(model.device), use_cache=False).logits
     return (-token_log_probs(logits[:, :-1], input_ids[:, 1:])).double().mean(1).tolist()
 
@@ -142,14 +140,14 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         documents = min(arguments.documents, options.limit or arguments.documents)
         rows = token_rows(load_documents(arguments), loaded.tokenizer, arguments.length, documents)
 
-    def nll(batch: Sequence[list[int]]) -> list[float]:
-        return document_nll(loaded.model, torch.tensor(batch))
-
     lm = UnpaddedLM(loaded, options.batch_size)
     for key in tqdm(todo, desc=f"{loaded.label}: bits", unit="cell"):
         with attention_probe(loaded.model, LogitQuantizer(key["bits"], key["granularity"])):
             if key["task"] == "nll":
-                losses = [loss for _, loss in in_batches(nll, rows, options.batch_size, start=1)]
+                losses = [
+                    loss
+                    for _, loss in in_batches(partial(document_nll, loaded.model), rows, options.batch_size, start=1)
+                ]
                 measures = {"nll": Measure.of(losses)}
             else:
                 samples = evaluate_task(lm, "hellaswag", 0, arguments.data_dir, options.limit, options.seed)
@@ -195,28 +193,23 @@ def _measure(results: ResultSet, label: str, **key) -> Measure | None:
 
 
 def _table(results: ResultSet, task: str) -> Table:
-    rows: list[list] = []
+    settings, rows, always = results.settings, [], []
+    if task == "nll":
+        always.append(f"text ({settings['dataset']}, rows of {settings['length']:,} tokens), not HellaSwag")
+    elif settings["data_dir"] is not None:
+        always.append(f"rows of {settings['data_dir']}")
+    if settings["limit"] is not None:
+        always.append(f"at most {settings['limit']:,} samples")
     for granularity, bits in sorted(results.keys("granularity", "bits"), reverse=True):
         key = {"task": task, "granularity": granularity, "bits": bits}
         ours = [_measure(results, label, **key) for label in results.labels]
         if any(ours):
             paper = [curve.get(bits) if task == "hellaswag" else None for curve in FIGURE_8.values()]
-            rows.append([str(bits), granularity, *ours, *paper, _differs(results, **key)])
+            own = [f"one range per {granularity}; the paper does not say"] if bits < UNQUANTIZED else []
+            differs = [*other_sizes(results), *own, *always] or ["training and lm-eval's version, if anything"]
+            rows.append([str(bits), granularity, *ours, *paper, "; ".join(differs)])
     columns = ["bits", "range of a", *results.labels, *FIGURE_8, DIFFERS]
     return Table(_NAMES[task][0].upper() + _NAMES[task][1:], columns, rows, digits=1 if task == "hellaswag" else 3)
-
-
-def _differs(results: ResultSet, task: str, granularity: str, bits: int) -> str:
-    settings, differences = results.settings, other_sizes(results)
-    if bits < UNQUANTIZED:
-        differences.append(f"one range per {granularity}; the paper does not say")
-    if task == "nll":
-        differences.append(f"text ({settings['dataset']}, rows of {settings['length']:,} tokens), not HellaSwag")
-    elif settings["data_dir"] is not None:
-        differences.append(f"rows of {settings['data_dir']}")
-    if settings["limit"] is not None:
-        differences.append(f"at most {settings['limit']:,} samples")
-    return "; ".join(differences) or "training and lm-eval's version, if anything"
 
 
 def _figure(results: ResultSet, task: str) -> Figure:

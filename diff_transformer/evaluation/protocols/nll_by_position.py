@@ -1,9 +1,7 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Negative log-likelihood by position (Figure 4, arXiv:2410.05258).
 
-This is the average over all tokens up to each position, in nats, for documents of up to 64K tokens. A document goes
-through the model in chunks over a cache, so that the logits of all positions are never held at once.
-"""
+This is the average over all tokens up to each position, in nats, for documents of up to 64K tokens."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -38,7 +36,7 @@ def cumulative_mean(losses: torch.Tensor) -> torch.Tensor:
 def positions(length: int, points: int) -> list[int]:
     """The numbers of predicted tokens at which the curve is recorded: evenly spaced, the last at the end."""
     points = min(points, length - 1)
-    return [round((length - 1) * (i + 1) / points) for i in range(points)]
+    return [round((length - 1) * i / points) for i in range(1, points + 1)]
 
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:

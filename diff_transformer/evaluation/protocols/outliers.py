@@ -8,14 +8,13 @@ The protocol measures the largest magnitudes, and the median, over 0.4M tokens o
 - hidden states: the output of each decoder layer, before the final norm.
 
 The paper reports "the largest activation values" and "their magnitude", taken here as absolute values over all layers,
-heads and channels. The largest are exact; the median's error has a bound, which is part of the results.
-"""
+heads and channels."""
 
 import base64
 import math
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -172,12 +171,10 @@ def layer_outputs(model: PreTrainedModel, observe: Callable[[torch.Tensor, int],
     def hook(index: int):
         return lambda module, args, output: observe(output[0] if isinstance(output, tuple) else output, index)
 
-    handles = [layer.register_forward_hook(hook(i)) for i, layer in enumerate(decoder_layers(model))]
-    try:
+    with ExitStack() as stack:
+        for i, layer in enumerate(decoder_layers(model)):
+            stack.enter_context(layer.register_forward_hook(hook(i)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def measure_row(model: PreTrainedModel, input_ids: torch.Tensor, chunk_size: int = CHUNK) -> dict[str, Magnitudes]:
@@ -211,12 +208,15 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
 
 
 def section(results: ResultSet) -> Section:
+    settings, tokens = results.settings, min(cell.data.get("tokens", PAPER_TOKENS) for cell in results.cells)
+    text = f"text: {settings['dataset']}, rows of {settings['length']:,} tokens (the paper names neither)"
+    fewer = [f"{tokens:,} tokens, not {PAPER_TOKENS:,}"] if tokens < PAPER_TOKENS else []
+    differs = "; ".join([*other_sizes(results), text, *fewer])
     rows: list[list] = []
-    for activation, (transformer, diff) in PAPER.items():
-        for statistic, *paper in zip(STATISTICS, transformer, diff, strict=True):
+    for activation, papers in PAPER.items():
+        for statistic, *paper in zip(STATISTICS, *papers, strict=True):
             measures = model_columns(results, statistic, activation=activation)
-            name = f"{NAMES[activation]}, {statistic.replace('_', ' ')}"
-            rows.append([name, *paper, *measures, _differs(results)])
+            rows.append([f"{NAMES[activation]}, {statistic.replace('_', ' ')}", *paper, *measures, differs])
     columns = ["magnitude", PAPER_TRANSFORMER, PAPER_DIFF, *results.labels, DIFFERS]
     detailed = all("octaves" in cell.data for cell in results.cells)  # a study keeps the measures alone
     caption = "The distribution of magnitudes; outliers form the tail on the right."
@@ -254,16 +254,6 @@ def _draw(canvas, results: ResultSet) -> None:
         axes.set(xscale="log", yscale="log", xlabel=f"magnitude of {name}", xlim=(2.0**-10, None))
     canvas.axes[0].set_ylabel("share of values at least as large")
     canvas.axes[0].legend(frameon=False)
-
-
-def _differs(results: ResultSet) -> str:
-    settings = results.settings
-    text = f"text: {settings['dataset']}, rows of {settings['length']:,} tokens (the paper names neither)"
-    found = [*other_sizes(results), text]
-    tokens = min(cell.data.get("tokens", PAPER_TOKENS) for cell in results.cells)
-    if tokens < PAPER_TOKENS:
-        found.append(f"{tokens:,} tokens, not {PAPER_TOKENS:,}")
-    return "; ".join(found)
 
 
 def _notes(results: ResultSet) -> list[str]:

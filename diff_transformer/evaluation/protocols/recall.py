@@ -43,10 +43,7 @@ class Row(NamedTuple):
 
 
 def keys_and_values(tokenizer: PreTrainedTokenizerBase, vocabulary: int | None = None) -> tuple[list[int], list[int]]:
-    """The ids of ordinary tokens, alternately keys and values.
-
-    Raises ValueError if the tokenizer has fewer than `vocabulary`.
-    """
+    """The ids of ordinary tokens, alternately keys and values. ValueError if there are fewer than `vocabulary`."""
     special = set(tokenizer.all_special_ids)
     ids = [i for i in sorted(tokenizer.get_vocab().values()) if i not in special]
     if vocabulary is not None and not 2 <= vocabulary <= len(ids):
@@ -58,12 +55,8 @@ def keys_and_values(tokenizer: PreTrainedTokenizerBase, vocabulary: int | None =
 def recall_row(
     keys: Sequence[int], values: Sequence[int], pairs: int, length: int, rng: random.Random, start: Sequence[int] = ()
 ) -> Row:
-    """A row of `length` tokens, or of one less if a pair does not fit into the rest.
-
-    start: what the tokenizer puts before every text.
-
-    Raises ValueError if there are fewer keys than pairs, or no room for a query.
-    """
+    """A row of `length` tokens that begins with `start`, or of one less if a pair does not fit into the rest. Raises
+    ValueError if there are fewer keys than pairs, or no room for a query."""
     if not 1 <= pairs <= len(keys) or len(start) + 2 * pairs + 2 > length:
         raise ValueError(
             f"Got {pairs} pairs in {length} tokens; 1 <= pairs <= {len(keys):,} keys is needed, and room for "
@@ -109,9 +102,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
 
 def section(results: ResultSet) -> Section:
     counts = [pairs for (pairs,) in results.keys("pairs")]
-    rows: list[list] = [
-        [pairs, 1 / pairs, *model_columns(results, "accuracy", pairs=pairs), "not in the paper"] for pairs in counts
-    ]
+    rows = [[n, 1 / n, *model_columns(results, "accuracy", pairs=n), "not in the paper"] for n in counts]
 
     def draw(canvas):
         axes = canvas.subplots()

@@ -4,9 +4,6 @@
 Forward computes the logits of all tokens, which is the cost of a prompt; forward and backward compute the loss and all
 gradients, which is the cost of a training step without its optimizer. The figure is the median over the rounds, by the
 clock, Python included. The input is random tokens, and the weights do not matter: a model with random weights will do.
-
-Models are measured one after another. `python -m benchmarks.model_gpu` compares them in turns, with more attention
-implementations and lengths, and checks flash_diff against float32 first.
 """
 
 import statistics
@@ -20,7 +17,7 @@ from transformers import PreTrainedModel
 
 from ..models import LoadedModel, check_length
 from ..render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Section, Table
-from ..results import Cell, Measure, Results, ResultSet, hardware
+from ..results import Measure, Results, ResultSet, hardware
 from . import option
 
 ORDER = 12
@@ -38,7 +35,6 @@ TABLE_7 = {
     ("13B", 2048, BACKWARD): (998, 942),
     ("13B", 2048, FORWARD): (14346, 13653),
 }
-PAPER_HARDWARE = "H100"
 _SIZES = {"3B": (2.5e9, 4e9), "13B": (12e9, 15e9)}  # the paper's models, by their parameters
 _RATIO, _PAPER_RATIO = "DIFF / Transformer", "paper: DIFF / Transformer"
 
@@ -63,8 +59,8 @@ class Arguments:
 
 def size_of(parameters: int) -> str:
     """The paper's name for a model of this size, else its parameters in millions."""
-    fitting = [name for name, (least, most) in _SIZES.items() if least < parameters < most]
-    return fitting[0] if fitting else f"{parameters / 1e6:,.1f}M"
+    fitting = (name for name, (least, most) in _SIZES.items() if least < parameters < most)
+    return next(fitting, f"{parameters / 1e6:,.1f}M")
 
 
 def step(model: PreTrainedModel, input_ids: torch.Tensor, task: str) -> Callable[[], None]:
@@ -119,7 +115,10 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
 
 
 def section(results: ResultSet) -> Section:
-    rows: list[list] = []
+    implementations = " and ".join(sorted({str(r.model["attn_implementation"]) for r in results.results}))
+    settings, rows = results.settings, []
+    always = ["gradient checkpointing"] if settings["gradient_checkpointing"] else []
+    always += [f"loss in chunks of {chunk:,} tokens"] if (chunk := settings.get("loss_chunk")) else []
     for size, length, task in dict.fromkeys(tuple(cell.key[x] for x in KEY) for cell in results.cells):
         key = {"size": size, "length": length, "task": task}
         measures = {label: results.measure(label, "tokens_per_second", **key) for label in results.labels}
@@ -130,8 +129,10 @@ def section(results: ResultSet) -> Section:
             for transformer, diff in ((ours.get("Transformer"), ours.get("DIFF")), paper)
         ]
         speeds = [round(ours[label]) if label in ours else None for label in results.labels]
-        differs = _differs(results, next(cell for cell in results.cells if cell.matches(**key)))
-        rows.append([f"{size}, {length:,} tokens, {task}", *speeds, ratios[0], *paper, ratios[1], differs])
+        data = next(cell.data for cell in results.cells if cell.matches(**key))
+        differs = [data["hardware"]] if "H100" not in data["hardware"] else []
+        differs += [implementations, f"batch {data['batch']}", *always]
+        rows.append([f"{size}, {length:,} tokens, {task}", *speeds, ratios[0], *paper, ratios[1], "; ".join(differs)])
     columns = ["model", *results.labels, _RATIO, PAPER_TRANSFORMER, PAPER_DIFF, _PAPER_RATIO, DIFFERS]
     return Section(
         title="Throughput",
@@ -144,16 +145,3 @@ def section(results: ResultSet) -> Section:
             "on H100-80GB, and does not state the batch."
         ],
     )
-
-
-def _differs(results: ResultSet, cell: Cell) -> str:
-    data, settings = cell.data, results.settings
-    differences = [" and ".join(sorted({str(r.model["attn_implementation"]) for r in results.results}))]
-    if PAPER_HARDWARE not in data["hardware"]:
-        differences.insert(0, data["hardware"])
-    differences.append(f"batch {data['batch']}")
-    if settings["gradient_checkpointing"]:
-        differences.append("gradient checkpointing")
-    if settings.get("loss_chunk"):
-        differences.append(f"loss in chunks of {settings['loss_chunk']:,} tokens")
-    return "; ".join(differences)

@@ -2,11 +2,8 @@
 """Multi-needle retrieval (Table 2 and Figure 5, arXiv:2410.05258).
 
 N sentences (needles) in a long text each give a city a magic number, and one question asks for R of the numbers. The
-queried needles are at a given depth, all others at random depths. The defaults are those of Table 2. For Figure 5, on
-models extended to 64K tokens, use `--lengths 8192 16384 24576 32768 40960 49152 57344 65536 --pairs 8:1`.
-
-The paper does not print its prompts. These come from earlier code of its authors, or from LWM, whose protocol the
-paper follows.
+queried needles are at a given depth, all others at random depths. The defaults are those of Table 2. The paper does
+not print its prompts. These come from earlier code of its authors, or from LWM, whose protocol the paper follows.
 
 Accuracy is the share of queried cities whose number is in the greedy answer as a whole number: 123 is not in 51234. If
 one city is queried, its number may be anywhere in the answer, as in the code of YOCO and LWM. If several are queried,
@@ -101,8 +98,7 @@ def accuracy(answer: str, wanted: Mapping[str, str]) -> float:
     if len(wanted) == 1:
         (number,) = wanted.values()
         return float(number in re.findall(_NUMBER, answer))
-    given = assigned_numbers(answer, list(wanted))
-    return len(given.items() & wanted.items()) / len(wanted)
+    return len(assigned_numbers(answer, list(wanted)).items() & wanted.items()) / len(wanted)
 
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
@@ -196,9 +192,8 @@ def _differs(results: ResultSet, key: Mapping[str, int]) -> str:
         found.append(f"samples per depth: {min(samples)}, not {PAPER_SAMPLES}")
     if sorted(settings["depths"]) != list(PAPER_DEPTHS):
         found.append(f"depths {', '.join(map(str, sorted(settings['depths'])))} %")
-    for label in results.labels:
-        if len(cells[label]) < len(set(settings["depths"])) * len(results.of(label)):
-            found.append(f"{label} unfinished")
+    depths = len(set(settings["depths"]))
+    found += [f"{label} unfinished" for label in results.labels if len(cells[label]) < depths * len(results.of(label))]
     return "; ".join(found)
 
 

@@ -19,29 +19,28 @@ from .. import option
 HAYSTACK_TOKENS = 2**20  # maximum tokens of the documents from which a prompt's haystack is cut
 
 # No name is part of another, so that a name in an answer is unambiguous
-# fmt: off
-CITIES = (
-    "Abidjan", "Abu Dhabi", "Accra", "Addis Ababa", "Adelaide", "Algiers", "Amsterdam", "Anchorage", "Ankara",
-    "Antwerp", "Athens", "Auckland", "Baku", "Bamako", "Bangkok", "Barcelona", "Beirut", "Belgrade", "Belo Horizonte",
-    "Bergen", "Bordeaux", "Boston", "Bratislava", "Brisbane", "Brussels", "Bucharest", "Budapest", "Buenos Aires",
-    "Cairo", "Calgary", "Cape Town", "Caracas", "Cartagena", "Casablanca", "Chengdu", "Chicago", "Cologne", "Colombo",
-    "Copenhagen", "Dakar", "Damascus", "Dar es Salaam", "Denver", "Dhaka", "Doha", "Dublin", "Durban", "Edinburgh",
-    "Florence", "Fukuoka", "Gaborone", "Geneva", "Glasgow", "Guadalajara", "Guatemala City", "Hamburg", "Hanoi",
-    "Harare", "Havana", "Helsinki", "Ho Chi Minh City", "Hong Kong", "Honolulu", "Houston", "Hyderabad", "Istanbul",
-    "Jakarta", "Jerusalem", "Johannesburg", "Kampala", "Karachi", "Kathmandu", "Khartoum", "Kigali", "Kingston",
-    "Kinshasa", "Kuala Lumpur", "Kyiv", "Kyoto", "La Paz", "Lagos", "Lahore", "Las Vegas", "Leipzig", "Libreville",
-    "Lima", "Lisbon", "Ljubljana", "London", "Los Angeles", "Luanda", "Lusaka", "Lyon", "Madrid", "Managua", "Manila",
-    "Maputo", "Marrakesh", "Marseille", "Melbourne", "Mexico City", "Miami", "Milan", "Minneapolis", "Mogadishu",
-    "Mombasa", "Montevideo", "Montreal", "Mumbai", "Munich", "Nagoya", "Nairobi", "Naples", "New Delhi", "New Orleans",
-    "New York", "Nicosia", "Osaka", "Oslo", "Ottawa", "Panama City", "Paris", "Perth", "Philadelphia", "Phnom Penh",
-    "Port Louis", "Port Moresby", "Porto Alegre", "Prague", "Quito", "Rabat", "Riga", "Rio de Janeiro", "Riyadh",
-    "Rome", "Rotterdam", "Salt Lake City", "San Diego", "San Francisco", "San Salvador", "Santiago", "Santo Domingo",
-    "Sarajevo", "Seattle", "Seoul", "Seville", "Shanghai", "Shenzhen", "Singapore", "Skopje", "Sofia", "Stockholm",
-    "Surabaya", "Sydney", "Taipei", "Tallinn", "Tashkent", "Tbilisi", "Tehran", "Thessaloniki", "Tokyo", "Toronto",
-    "Toulouse", "Tripoli", "Tunis", "Ulaanbaatar", "Utrecht", "Valencia", "Vancouver", "Vienna", "Vilnius", "Warsaw",
-    "Wellington", "Winnipeg", "Yangon", "Yerevan", "Zagreb", "Zanzibar", "Zurich",
+CITIES = tuple(
+    """
+Abidjan, Abu Dhabi, Accra, Addis Ababa, Adelaide, Algiers, Amsterdam, Anchorage, Ankara, Antwerp, Athens, Auckland,
+Baku, Bamako, Bangkok, Barcelona, Beirut, Belgrade, Belo Horizonte, Bergen, Bordeaux, Boston, Bratislava, Brisbane,
+Brussels, Bucharest, Budapest, Buenos Aires, Cairo, Calgary, Cape Town, Caracas, Cartagena, Casablanca, Chengdu,
+Chicago, Cologne, Colombo, Copenhagen, Dakar, Damascus, Dar es Salaam, Denver, Dhaka, Doha, Dublin, Durban, Edinburgh,
+Florence, Fukuoka, Gaborone, Geneva, Glasgow, Guadalajara, Guatemala City, Hamburg, Hanoi, Harare, Havana, Helsinki,
+Ho Chi Minh City, Hong Kong, Honolulu, Houston, Hyderabad, Istanbul, Jakarta, Jerusalem, Johannesburg, Kampala,
+Karachi, Kathmandu, Khartoum, Kigali, Kingston, Kinshasa, Kuala Lumpur, Kyiv, Kyoto, La Paz, Lagos, Lahore, Las Vegas,
+Leipzig, Libreville, Lima, Lisbon, Ljubljana, London, Los Angeles, Luanda, Lusaka, Lyon, Madrid, Managua, Manila,
+Maputo, Marrakesh, Marseille, Melbourne, Mexico City, Miami, Milan, Minneapolis, Mogadishu, Mombasa, Montevideo,
+Montreal, Mumbai, Munich, Nagoya, Nairobi, Naples, New Delhi, New Orleans, New York, Nicosia, Osaka, Oslo, Ottawa,
+Panama City, Paris, Perth, Philadelphia, Phnom Penh, Port Louis, Port Moresby, Porto Alegre, Prague, Quito, Rabat,
+Riga, Rio de Janeiro, Riyadh, Rome, Rotterdam, Salt Lake City, San Diego, San Francisco, San Salvador, Santiago,
+Santo Domingo, Sarajevo, Seattle, Seoul, Seville, Shanghai, Shenzhen, Singapore, Skopje, Sofia, Stockholm, Surabaya,
+Sydney, Taipei, Tallinn, Tashkent, Tbilisi, Tehran, Thessaloniki, Tokyo, Toronto, Toulouse, Tripoli, Tunis,
+Ulaanbaatar, Utrecht, Valencia, Vancouver, Vienna, Vilnius, Warsaw, Wellington, Winnipeg, Yangon, Yerevan, Zagreb,
+Zanzibar, Zurich
+""".strip()
+    .replace("\n", " ")
+    .split(", ")
 )
-# fmt: on
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Wording:
     ask_several: str
     conjunction: str
     numbers: range
-    at_sentence_ends: bool
+    at_sentence_ends: bool = False
     needle: str = "\nThe special magic {city} number is: {number}\n"
     cities: Sequence[str] = CITIES
     single_tokens: bool = False
@@ -77,7 +76,6 @@ WORDINGS = {
         ask_several="\nWhat are the special magic {cities} numbers? The special magic {cities} numbers are ",
         conjunction=" and ",
         numbers=range(1, 50_001),
-        at_sentence_ends=False,
     ),
     # From the Large World Model (arXiv:2402.08268), for chat models
     "lwm": Wording(
@@ -98,7 +96,6 @@ WORDINGS = {
         ask_several="\n{cities}",
         conjunction=" ",
         numbers=range(1000),
-        at_sentence_ends=False,
         needle="\n{city}{number}\n",
         cities=string.ascii_uppercase,
         single_tokens=True,
@@ -136,8 +133,6 @@ class NeedleArguments(DocumentArguments):
         outside = [depth for depth in self.depths if not 0 <= depth <= 100]
         if outside:
             raise ValueError(f"Got the depths {outside}; they must be percentages of the haystack, from 0 to 100.")
-        if self.wording not in WORDINGS:
-            raise ValueError(f"Got the wording {self.wording!r}; choose one of {', '.join(WORDINGS)}.")
         if self.samples < 1:
             raise ValueError(f"Got --samples {self.samples}; at least one per cell is needed.")
 
@@ -156,10 +151,7 @@ class NeedlePrompt:
 
 
 def haystack_tokens(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The tokens of documents, with a line break after each, up to `HAYSTACK_TOKENS`. Special tokens are plain text.
-
-    Raises ValueError if there are none.
-    """
+    """The tokens of documents, with a line break after each, up to `HAYSTACK_TOKENS`. ValueError without any."""
     tokens: list[int] = []
     for text in filter(None, texts):
         tokens += text_ids(tokenizer, f"{text}\n")
@@ -183,10 +175,8 @@ def needle_prompt(
     """A prompt of exactly `length` tokens with `needles` needles, `queried` of which are queried.
 
     The queried needles are at `depth` percent of the haystack, all others at random depths. The haystack is cut from
-    `haystack` at a random place, which wraps around at its end. The prompt begins with `start_ids`.
-
-    Raises ValueError if the prompt has no room for a haystack, or the numbers of needles are impossible.
-    """
+    `haystack` at a random place, which wraps around at its end. Raises ValueError if the prompt has no room for one or
+    the numbers of needles are impossible."""
     known_numbers = numbers_for(wording, tokenizer)
     most = min(len(wording.cities), len(known_numbers))
     if not 1 <= queried <= needles <= most:
@@ -224,12 +214,8 @@ def needle_prompt(
         done = place
     input_ids += filler[done:]
     context = (len(head), len(input_ids))
-    input_ids += tail
-
-    assert len(input_ids) == length
-    assert all(input_ids[slice(*spans[city])] == sentence for city, sentence in zip(cities, sentences, strict=True))
     number_of = dict(zip(cities, numbers, strict=True))
-    return NeedlePrompt(input_ids, spans, context, number_of, {city: number_of[city] for city in asked})
+    return NeedlePrompt(input_ids + tail, spans, context, number_of, {city: number_of[city] for city in asked})
 
 
 def _sentence_end(tokenizer: PreTrainedTokenizerBase, filler: list[int], place: int) -> int:
