@@ -22,7 +22,7 @@ from ..generate import in_batches, token_log_probs
 from ..models import LoadedModel, check_length
 from ..probe import Probe, attention_probe
 from ..render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Figure, Section, Table, color, other_sizes, percent
-from ..results import Measure, Results, ResultSet
+from ..results import Key, Measure, Results, ResultSet
 from ..text import DocumentArguments, load_documents, token_rows
 from . import LOWER, Headline, Paper, option
 from .harness import accuracies, evaluate_task
@@ -133,7 +133,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     if wrong:
         raise ValueError(f"Got --bits {wrong[0]}; choose 2 to 15, or 16 for unquantized logits.")
     grid = product(arguments.task, arguments.granularity, arguments.bits)
-    keys = [{"task": task, "bits": bits, "granularity": granularity} for task, granularity, bits in grid]
+    keys: list[Key] = [{"task": task, "bits": bits, "granularity": granularity} for task, granularity, bits in grid]
     todo, rows = results.todo(keys), []
     if any(key["task"] == "nll" for key in todo):
         check_length(loaded.model, arguments.length, "A document")

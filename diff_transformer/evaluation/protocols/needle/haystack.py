@@ -133,6 +133,8 @@ class NeedleArguments(DocumentArguments):
         outside = [depth for depth in self.depths if not 0 <= depth <= 100]
         if outside:
             raise ValueError(f"Got the depths {outside}; they must be percentages of the haystack, from 0 to 100.")
+        if self.wording not in WORDINGS:
+            raise ValueError(f"Got the wording {self.wording!r}; choose one of {', '.join(WORDINGS)}.")
         if self.samples < 1:
             raise ValueError(f"Got --samples {self.samples}; at least one per cell is needed.")
 
