@@ -2,14 +2,16 @@
 """`diff-transformer evaluate PROTOCOL --model A [--model B ...] [--out DIR]` and `diff-transformer report DIR`."""
 
 import argparse
+import gc
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 import torch
 from transformers import HfArgumentParser, set_seed
 
 from . import protocols
-from .models import load_model, release, split_spec
+from .models import load_model, split_spec
+from .protocols import option
 from .results import Results
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -19,26 +21,16 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 class Options:
     """The options of all protocols."""
 
-    out: str = field(
-        default="results", metadata={"help": "Folder for the results, in which a run that was stopped resumes."}
-    )
-    limit: int | None = field(
-        default=None, metadata={"help": "Maximum number of samples per cell, for a quick check."}
-    )
-    seed: int = field(default=0, metadata={"help": "Seed for all random choices of the protocol."})
-    batch_size: int | None = field(
-        default=None, metadata={"help": "Sequences per batch; by default as many as fit into memory."}
-    )
-    dtype: str = field(
-        default="auto", metadata={"help": "Type of the weights; by default as saved.", "choices": DTYPES}
-    )
-    device: str | None = field(default=None, metadata={"help": "By default cuda if there is a GPU, else cpu."})
-    attn_implementation: str | None = field(
-        default=None, metadata={"help": "Attention implementation; by default the model's own."}
-    )
-    revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of models on the Hub."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Allow models to run code of their own."})
-    overwrite: bool = field(default=False, metadata={"help": "Replace existing results."})
+    out: str = option("results", "Folder for the results, in which a run that was stopped resumes.")
+    limit: int | None = option(None, "Maximum number of samples per cell, for a quick check.")
+    seed: int = option(0, "Seed for all random choices of the protocol.")
+    batch_size: int | None = option(None, "Sequences per batch; by default as many as fit into memory.")
+    dtype: str = option("auto", "Type of the weights; by default as saved.", choices=DTYPES)
+    device: str | None = option(None, "By default cuda if there is a GPU, else cpu.")
+    attn_implementation: str | None = option(None, "Attention implementation; by default the model's own.")
+    revision: str | None = option(None, "Branch, tag or commit of models on the Hub.")
+    trust_remote_code: bool = option(False, "Allow models to run code of their own.")
+    overwrite: bool = option(False, "Replace existing results.")
 
 
 def evaluate(arguments: list[str]) -> None:
@@ -46,7 +38,7 @@ def evaluate(arguments: list[str]) -> None:
         described = "\n".join(f"  {name:22}{protocols.describe(name)}" for name in protocols.names())
         print(f"usage: diff-transformer evaluate PROTOCOL --model A [--model B ...] [--help]\n\n{described}")
         return
-    protocol, rest = arguments[0], arguments[1:]
+    protocol, *rest = arguments
     module = protocols.load(protocol)
     parser = HfArgumentParser(
         [module.Arguments, Options],  # type: ignore[list-item]  # its type hints do not accept dataclasses
@@ -54,13 +46,8 @@ def evaluate(arguments: list[str]) -> None:
         description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--model",
-        action="append",
-        required=True,
-        metavar="[LABEL=]PATH",
-        help="folder or Hub id of a causal language model; repeat it for more models",
-    )
+    what = "folder or Hub id of a causal language model; repeat it for more models"
+    parser.add_argument("--model", action="append", required=True, metavar="[LABEL=]PATH", help=what)
     settings, options, models = parser.parse_args_into_dataclasses(rest)
     run(protocol, models.model, settings, options)
 
@@ -74,28 +61,20 @@ def run(protocol: str, models: list[str], settings, options: Options) -> list[Re
     if len(set(labels)) < len(labels):
         raise ValueError(f"Two models have the same label: {', '.join(labels)}. Label them: --model LABEL=PATH.")
     finished = []
+    how = (options.dtype, options.device, options.attn_implementation, options.revision, options.trust_remote_code)
+    recorded = {**kept, "limit": options.limit}
     for spec in models:
-        loaded = load_model(
-            spec,
-            options.dtype,
-            options.device,
-            options.attn_implementation,
-            options.revision,
-            options.trust_remote_code,
-        )
+        loaded = load_model(spec, *how)
         results = Results.open(
-            options.out,
-            protocol,
-            loaded.identity,
-            {**kept, "limit": options.limit},
-            options.seed,
-            loaded.device,
-            options.overwrite,
+            options.out, protocol, loaded.identity, recorded, options.seed, loaded.device, options.overwrite
         )
         set_seed(options.seed)
         with torch.inference_mode():
             module.run(loaded, settings, options, results)
-        release(loaded)
+        del loaded.model  # before the next one is loaded
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
         print(f"{loaded.label}: {len(results.cells)} cells in {results.path}")
         finished.append(results)
     return finished
@@ -108,8 +87,7 @@ def report(arguments: list[str]) -> None:
     parser.add_argument("folder", metavar="DIR", help="the --out of the evaluations, also with subfolders seed*")
     parser.add_argument("--title", default="Differential Transformer: results", help="title of the pages")
     options = parser.parse_args(arguments)
-    for path in write_report(options.folder, options.title):
-        print(path)
+    print(*write_report(options.folder, options.title), sep="\n")
 
 
 def main(arguments: list[str] | None = None) -> int:

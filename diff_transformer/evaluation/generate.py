@@ -28,7 +28,6 @@ logger = logging.get_logger(__name__)
 
 BATCH_TOKENS = 2**17  # tokens in the first batch, cache included; fewer when memory runs out
 CHUNK = 1024  # tokens: 400 MB of float32 logits for a vocabulary of 100K
-_BLOCK = 256  # tokens per block of the paged cache, transformers' default
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
@@ -41,42 +40,27 @@ class Generated(NamedTuple):
     finished: bool  # by an end-of-text token or a stop string, not by the limit
 
 
-# ------------------------------------------------------------------------------------------------------ long inputs
-
-
 @torch.inference_mode()
 def chunks(
-    model: PreTrainedModel,
-    input_ids: torch.Tensor,
-    cache: Cache | None = None,
-    size: int = CHUNK,
-    **kwargs: Any,
+    model: PreTrainedModel, input_ids: torch.Tensor, cache: Cache | None = None, size: int = CHUNK, **kwargs: Any
 ) -> Iterator[tuple[int, Any]]:
-    """The model's outputs, chunk by chunk.
+    """The model's outputs for `input_ids`, (batch, tokens) without padding, which continue what is in `cache`.
 
-    Args:
-        input_ids: (batch, tokens), without padding; continues what is in `cache`, which grows.
-        kwargs: Passed to the model's forward.
-
-    Yields:
-        The index in `input_ids` of the chunk's first token, and the outputs; `logits` (batch, <= size, vocabulary).
-
+    Yields the index of each chunk's first token and its outputs, with `logits` (batch, <= size, vocabulary).
     Raises ValueError for a model that does not continue over such a cache: its chunks could not see one another.
     """
+    remedy = (
+        "so it cannot be evaluated in chunks. Use the protocols harness, hallucination, math or recall, which do not "
+        "need chunks."
+    )
     if getattr(model, "_is_stateful", False):
-        raise ValueError(
-            f"{type(model).__name__} keeps a recurrent state instead of a key-value cache, so it cannot be evaluated "
-            "in chunks. Use the protocols harness, hallucination, math or recall, which do not need chunks."
-        )
+        raise ValueError(f"{type(model).__name__} keeps a recurrent state instead of a key-value cache, {remedy}")
     cache = DynamicCache(config=model.config) if cache is None else cache
     for start in range(0, input_ids.shape[1], size):
         chunk, before = input_ids[:, start : start + size].to(model.device), cache.get_seq_length()
         outputs = model(input_ids=chunk, past_key_values=cache, use_cache=True, **kwargs)
         if cache.get_seq_length() != before + chunk.shape[1]:
-            raise ValueError(
-                f"{type(model).__name__} does not fill the cache that it is given, so it cannot be evaluated in "
-                "chunks. Use the protocols harness, hallucination, math or recall, which do not need chunks."
-            )
+            raise ValueError(f"{type(model).__name__} does not fill the cache that it is given, {remedy}")
         yield start, outputs
 
 
@@ -107,10 +91,7 @@ def token_log_probs(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor
 
 
 def token_nll(model: PreTrainedModel, input_ids: torch.Tensor, chunk_size: int = CHUNK) -> torch.Tensor:
-    """-log p of each token but the first, given all tokens before it, in nats.
-
-    input_ids (1, tokens) -> (tokens - 1,) float64.
-    """
+    """-log p in nats of each token but the first: input_ids (1, tokens) -> (tokens - 1,) float64."""
     losses = []
     for start, outputs in chunks(model, input_ids[:, :-1], size=chunk_size):
         logits = outputs.logits[0]
@@ -146,14 +127,8 @@ def in_batches(
         done += len(batch)
 
 
-# ------------------------------------------------------------------------------------------------ continuations
-
-
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The tokens at which a text ends: those of the model's generation_config, then the tokenizer's.
-
-    Raises ValueError if neither has one.
-    """
+    """The tokens that end a text, of the model's generation_config, then of the tokenizer; ValueError without any."""
     ends = model.generation_config.eos_token_id
     ends = [*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id]
     ends = [token for token in dict.fromkeys(ends) if token is not None]
@@ -184,22 +159,6 @@ def generate_greedily(
     return [row[: next((i for i, token in enumerate(row) if token in stop), len(row))] for row in rows]
 
 
-def generate_texts(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Prompt],
-    max_new_tokens: int,
-    batch_size: int | None = None,
-    stop_strings: Sequence[str] = (),
-) -> list[Generated]:
-    """The greedy continuation of each prompt, equal to `model.generate` for the prompt alone.
-
-    Raises ValueError for a prompt that is empty or has no room for `max_new_tokens` in the model's positions.
-    """
-    found = dict(iterate_texts(model, tokenizer, prompts, max_new_tokens, batch_size, stop_strings))
-    return [found[i] for i in range(len(prompts))]
-
-
 def iterate_texts(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -208,54 +167,45 @@ def iterate_texts(
     batch_size: int | None = None,
     stop_strings: Sequence[str] = (),
 ) -> Iterator[tuple[int, Generated]]:
-    """Like `generate_texts`, but yields each text with its prompt's index as soon as its batch is finished. The
-    longest prompts come first, so that a batch holds prompts of similar length and memory runs out early or never."""
+    """The greedy continuation of each prompt, equal to `model.generate` for the prompt alone.
+
+    Yields each with its prompt's index as soon as its batch is finished. The longest prompts come first, so that a
+    batch holds prompts of similar length and memory runs out early or never. Raises ValueError for a prompt that is
+    empty or has no room for `max_new_tokens` in the model's positions.
+    """
     rows = [prompt_ids(tokenizer, prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
     if not all(rows):
         raise ValueError(f"Prompt {rows.index([])} has no tokens; at least one is needed.")
-    if rows:
-        check_length(model, max(map(len, rows)) + max_new_tokens, f"A prompt with {max_new_tokens:,} new tokens")
+    longest = max(map(len, rows), default=0) + max_new_tokens
+    check_length(model, longest, f"A prompt with {max_new_tokens:,} new tokens")
     ends = end_tokens(model, tokenizer)
+    # Replaces the whole configuration: the checkpoint's could set sampling or a penalty
+    config = GenerationConfig(eos_token_id=ends, pad_token_id=ends[0])
 
     def generate(batch: Sequence[int]) -> list[Generated]:
-        sequences = _generate(model, tokenizer, [rows[i] for i in batch], max_new_tokens, ends, stop_strings)
-        return [read(tokenizer, ids, max_new_tokens, ends, stop_strings) for ids in sequences]
+        width = max(len(rows[i]) for i in batch)
+        input_ids = torch.full((len(batch), width), ends[0])  # (batch, width), padded on the left
+        attention_mask = torch.zeros_like(input_ids)
+        for padded, mask, i in zip(input_ids, attention_mask, batch, strict=True):
+            padded[width - len(rows[i]) :] = torch.tensor(rows[i])
+            mask[width - len(rows[i]) :] = 1
+        own, model.generation_config = model.generation_config, config
+        try:
+            sequences = model.generate(  # type: ignore[operator]  # a method, which torch's stubs hide
+                input_ids=input_ids.to(model.device),
+                attention_mask=attention_mask.to(model.device),
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+                stop_strings=list(stop_strings) or None,
+                tokenizer=tokenizer if stop_strings else None,
+            )
+        finally:
+            model.generation_config = own
+        return [read(tokenizer, ids, max_new_tokens, ends, stop_strings) for ids in sequences[:, width:].tolist()]
 
     longest_first = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     # The cache grows during generation: a batch that is too large fails only after many steps
-    start = max(1, BATCH_TOKENS // (len(rows[longest_first[0]]) + max_new_tokens)) if rows else 1
-    yield from in_batches(generate, longest_first, batch_size, min(start, 64))
-
-
-def _generate(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    rows: Sequence[Sequence[int]],
-    max_new_tokens: int,
-    ends: list[int],
-    stop_strings: Sequence[str],
-) -> list[list[int]]:
-    """The new tokens of each row; rows that end early are padded with the end-of-text token."""
-    width = max(map(len, rows))
-    input_ids = torch.full((len(rows), width), ends[0])  # (batch, width), padded on the left
-    attention_mask = torch.zeros_like(input_ids)
-    for i, row in enumerate(rows):
-        input_ids[i, width - len(row) :] = torch.tensor(row)
-        attention_mask[i, width - len(row) :] = 1
-    # Replace the whole configuration: the checkpoint's could set sampling or a penalty
-    own, model.generation_config = model.generation_config, GenerationConfig(eos_token_id=ends, pad_token_id=ends[0])
-    try:
-        sequences = model.generate(  # type: ignore[operator]  # a method, which torch's stubs hide
-            input_ids=input_ids.to(model.device),
-            attention_mask=attention_mask.to(model.device),
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-            stop_strings=list(stop_strings) or None,
-            tokenizer=tokenizer if stop_strings else None,
-        )
-    finally:
-        model.generation_config = own
-    return sequences[:, width:].tolist()
+    yield from in_batches(generate, longest_first, batch_size, min(max(1, BATCH_TOKENS // max(1, longest)), 64))
 
 
 def iterate_continuously(
@@ -269,19 +219,16 @@ def iterate_continuously(
     one: faster than batches if the outputs differ much in length.
 
     Yields each continuation with the index of its row of token ids, as soon as it is finished. The cache holds
-    `batch_size` rows of the greatest length, or as many as fit into memory if that is None.
-
-    Raises RuntimeError if transformers gives up on a row.
+    `batch_size` rows of the greatest length, or as many as fit. Raises RuntimeError if transformers gives up on a row.
     """
     if not rows:
         return
     ends = end_tokens(model, tokenizer)
-    num_blocks = max_batch_tokens = None
+    config = ContinuousBatchingConfig()
     if batch_size is not None:
         longest = max(map(len, rows))
-        num_blocks = batch_size * -(-(longest + max_new_tokens) // _BLOCK)
-        max_batch_tokens = batch_size * longest
-    config = ContinuousBatchingConfig(num_blocks=num_blocks, max_batch_tokens=max_batch_tokens)
+        config.num_blocks = batch_size * -(-(longest + max_new_tokens) // 256)  # the default block of the paged cache
+        config.max_batch_tokens = batch_size * longest
     generation = GenerationConfig(
         max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=ends, pad_token_id=ends[0]
     )

@@ -1,7 +1,6 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """The models under evaluation: any causal language model of transformers, and what identifies it in results."""
 
-import gc
 import hashlib
 import json
 import os
@@ -37,10 +36,7 @@ def load_model(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
-    """Loads a path, a Hub id, or `LABEL=PATH`; the default label is the last part of the path.
-
-    Raises ValueError if there is no causal language model with a tokenizer.
-    """
+    """Loads a path, a Hub id, or `LABEL=PATH`. Raises ValueError without a causal language model and a tokenizer."""
     label, path = split_spec(spec)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if revision is not None and not Path(path).is_dir():
@@ -59,13 +55,24 @@ def load_model(
     model.to(where).eval()  # type: ignore[arg-type]  # a decorator hides its signature
     with torch.inference_mode():
         model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device))  # resolves the default attention
-    return LoadedModel(
-        label, model, tokenizer, {**_identity(label, path, model), "vocabulary": _vocabulary(tokenizer)}
-    )
+    local, entries = Path(path).is_dir(), json.dumps(sorted(tokenizer.get_vocab().items()))
+    identity = {  # everything about the model that its results depend on
+        "label": label,
+        "name": Path(path).resolve().name if local else path,
+        "revision": fingerprint(Path(path)) if local else model.config._commit_hash,
+        "model_type": model.config.model_type,
+        "parameters": model.num_parameters(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "attn_implementation": str(model.config._attn_implementation),
+        "max_positions": max_positions(model),
+        # Nats per token cannot be compared between two vocabularies
+        "vocabulary": f"sha256:{hashlib.sha256(entries.encode()).hexdigest()[:16]}",
+    }
+    return LoadedModel(label, model, tokenizer, identity)
 
 
 def split_spec(spec: str) -> tuple[str, str]:
-    """The label and the path of `LABEL=PATH` or `PATH`."""
+    """The label and the path of `LABEL=PATH`, or of `PATH`, whose label is its last part."""
     label, equals, path = spec.partition("=")
     if not equals or Path(spec).is_dir():  # a folder may have an = in its name
         label, path = "", spec
@@ -74,34 +81,6 @@ def split_spec(spec: str) -> tuple[str, str]:
     if not path:
         raise ValueError(f"Got the model {spec!r}; it needs a path or Hub id, as in --model DIFF=path/to/model.")
     return label, path
-
-
-def release(loaded: LoadedModel) -> None:
-    """Frees the memory of a model."""
-    del loaded.model
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
-def _identity(label: str, path: str, model: PreTrainedModel) -> dict[str, Any]:
-    """Everything about the model that its results depend on."""
-    return {
-        "label": label,
-        "name": Path(path).resolve().name if Path(path).is_dir() else path,
-        "revision": fingerprint(Path(path)) if Path(path).is_dir() else model.config._commit_hash,
-        "model_type": model.config.model_type,
-        "parameters": model.num_parameters(),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "attn_implementation": str(model.config._attn_implementation),
-        "max_positions": max_positions(model),
-    }
-
-
-def _vocabulary(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A digest of the vocabulary: nats per token cannot be compared between two vocabularies."""
-    entries = json.dumps(sorted(tokenizer.get_vocab().items()))
-    return f"sha256:{hashlib.sha256(entries.encode()).hexdigest()[:16]}"
 
 
 def fingerprint(folder: Path) -> str:

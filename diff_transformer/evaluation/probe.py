@@ -1,10 +1,9 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Inspect and modify attention logits and maps through transformers' attention interface.
 
-No model is patched: `attention_probe` switches a model to an attention function that computes the formula in blocks of
-rows and passes each block to a `Probe`. A differential head appears as two neighbouring heads, (2i, 2i + 1), as
-`packed_attention` sends them; `differential_maps` combines them again. It works with a cache, so that only the rows of
-interest need the probe.
+`attention_probe` switches a model to an attention function that computes the formula in blocks of rows and passes each
+block to a `Probe`. A differential head appears as two neighbouring heads, (2i, 2i + 1), as `packed_attention` sends
+them; `differential_maps` combines them again. With a cache only the rows of interest need the probe.
 
 Legend for shapes: B batch, H softmax heads (2h for a differential model), R rows of a block, S keys.
 """
@@ -29,11 +28,8 @@ class Probe:
     all_rows = False  # whether it needs all rows in one block, regardless of memory
 
     def on_logits(self, module: nn.Module, logits: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-        """The scaled logits (B, H, R, S) before masking, in float32 or better, and the mask `visible` (B or 1, 1, R,
-        S).
-
-        Returns the logits to continue with.
-        """
+        """Takes the scaled logits (B, H, R, S) before masking, in float32 or better, and the mask `visible`
+        (B or 1, 1, R, S). Returns the logits to continue with."""
         return logits
 
     def on_maps(self, module: nn.Module, maps: torch.Tensor) -> None:
@@ -51,7 +47,7 @@ def differential_maps(module: nn.Module, maps: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def attention_probe(model: PreTrainedModel, probe: Probe) -> Iterator[None]:
-    """Within this context all attention of the model goes through `probe`. A process has one active probe at most.
+    """Within this context all attention of the model goes through `probe`, of which a process has one at a time.
 
     Raises ValueError for a model that does not use transformers' attention interface.
     """
@@ -84,7 +80,6 @@ def probe_attention_forward(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    dropout: float = 0.0,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
     """An attention function of transformers: query (B, H, T, D), key and value (B, K, S, D), a boolean mask
@@ -101,9 +96,8 @@ def probe_attention_forward(
     groups = query.shape[1] // key.shape[1]
     dtype = torch.promote_types(query.dtype, torch.float32)
     keys, values = repeat_kv(key, groups).to(dtype), repeat_kv(value, groups).to(dtype)
-    rows = max(1, _BLOCK_BYTES // (4 * query.shape[0] * query.shape[1] * key.shape[2]))
-    if _probe.all_rows:
-        rows = query.shape[2]
+    fitting = max(1, _BLOCK_BYTES // (4 * query.shape[0] * query.shape[1] * key.shape[2]))
+    rows = query.shape[2] if _probe.all_rows else fitting
     outputs = []
     for block, visible in zip(query.to(dtype).split(rows, dim=2), attention_mask.split(rows, dim=2), strict=True):
         logits = _probe.on_logits(module, block @ keys.transpose(2, 3) * scaling, visible)

@@ -1,9 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Reports: sections of tables and figures, as Markdown and as one self-contained page of HTML.
-
-Results of one seed are shown as they are. Several seeds of a model are shown as their mean with its standard error in
-tables, and as a line with a band from the lowest to the highest seed in figures.
-"""
+"""Reports: sections of tables and figures, as Markdown and as one self-contained page of HTML."""
 
 import base64
 import re
@@ -34,9 +30,6 @@ OTHER_VOCABULARIES = (
     "the same text."
 )
 _DPI, _PIXELS_PER_INCH = 160, 110  # of a figure's file, and on the page
-
-
-# ------------------------------------------------------------------------------------------------------- the contents
 
 
 @dataclass(frozen=True)
@@ -124,20 +117,13 @@ class Section:
 
     def of_study(self, experiment: str) -> "Section":
         """The section as part of a study, which sets its own findings beside the paper's values."""
+        title = f"{experiment}: {self.title[0].lower()}{self.title[1:]}"
+        tables = [table.without_paper() for table in self.tables]
         figures = [replace(x, name=re.sub(r"[^\w.-]+", "_", f"{experiment}_{x.name}")) for x in self.figures]
-        return replace(
-            self,
-            title=f"{experiment}: {self.title[0].lower()}{self.title[1:]}",
-            tables=[table.without_paper() for table in self.tables],
-            figures=figures,
-            results=(),
-        )
+        return replace(self, title=title, tables=tables, figures=figures, results=())
 
 
 Opening = Sequence[str | Table]  # paragraphs and tables
-
-
-# -------------------------------------------------------------------------------------------- what protocols share
 
 
 def model_columns(results: ResultSet, metric: str, **key) -> list[Measure | None]:
@@ -165,13 +151,11 @@ def draw_models(axes: Axes, results: ResultSet, metric: str, x: str, shift: int 
 
 def spread(points: Sequence[int], number: int = 6) -> list[int]:
     """At most `number` of the points, evenly spaced, with the last."""
-    step = max(1, -(-len(points) // number))
-    return list(points[::-1][::step])[::-1]
+    return list(points[:: -max(1, -(-len(points) // number))])[::-1]
 
 
 def other_sizes(results: ResultSet, least: float = 2.5e9, most: float = 4e9) -> list[str]:
-    """How the models' sizes differ from the paper's, by default its 3B, which has 3.5 billion parameters; or
-    nothing."""
+    """How the models' sizes differ from the paper's, by default its 3B, which has 3.5 billion parameters."""
     sizes = sorted({r.model["parameters"] for r in results.results if "parameters" in r.model})
     if all(least < size < most for size in sizes):
         return []
@@ -180,28 +164,22 @@ def other_sizes(results: ResultSet, least: float = 2.5e9, most: float = 4e9) -> 
 
 def percent(measure: Measure | None) -> Measure | None:
     """A share in percent."""
-    if measure is None:
-        return None
-    return Measure(100 * measure.value, measure.n, None if measure.stderr is None else 100 * measure.stderr)
+    return measure and Measure(100 * measure.value, measure.n, measure.stderr and 100 * measure.stderr)
 
 
 def color(labels: Sequence[str], label: str) -> str:
     return COLORS[list(labels).index(label) % len(COLORS)]
 
 
-# ---------------------------------------------------------------------------------------------------------- the pages
-
-
 def sections(by_protocol: Mapping[str, Iterable[Results]]) -> list[Section]:
-    """The sections of the protocols that have results, in the order of the paper.
-
-    Raises ValueError for an unknown protocol and for results that cannot stand side by side.
-    """
+    """The sections of the protocols that have results, in the order of the paper. Raises ValueError for an unknown
+    protocol and for results that cannot stand side by side."""
     unknown = sorted(set(by_protocol) - set(protocols.names()))
     if unknown:
         raise ValueError(f"There are results of {', '.join(unknown)}, which this version does not know.")
     found = []
-    for module, results in sorted(((protocols.load(name), x) for name, x in by_protocol.items()), key=_order):
+    loaded = [(protocols.load(name), results) for name, results in by_protocol.items()]
+    for module, results in sorted(loaded, key=lambda pair: pair[0].ORDER):
         together = ResultSet(results)
         if together.results:
             section = module.section(together)
@@ -211,33 +189,21 @@ def sections(by_protocol: Mapping[str, Iterable[Results]]) -> list[Section]:
     return found
 
 
-def _order(pair: tuple) -> int:
-    return pair[0].ORDER
-
-
 def write_report(folder: str | Path, title: str = "Differential Transformer: results") -> list[Path]:
-    """Writes report.html, report.md and figures/ into a folder of results; returns the paths of the two pages.
-
-    Raises ValueError if the folder holds no results.
-    """
+    """Writes report.html, report.md and figures/ into a folder of results; returns the paths of the two pages."""
     found = sections(load_results(folder))
     return write_pages(Path(folder), title, found, [models_table(found)])
 
 
 def write_pages(folder: Path, title: str, found: Sequence[Section], opening: Opening) -> list[Path]:
-    """Writes report.html (one self-contained page), report.md and figures/; returns the paths of the two pages.
-
-    opening: what precedes the sections.
-    """
+    """As `write_report`, for these sections; `opening` precedes them."""
     write_figures(folder / "figures", found)
-    pages = {
-        folder / "report.html": html_page(title, found, opening, folder),
-        folder / "report.md": markdown_page(title, found, opening),
-    }
-    for path, text in pages.items():
+    markdown, html = markdown_page(title, found, opening), html_page(title, found, opening, folder)
+    paths = [folder / "report.html", folder / "report.md"]
+    for path, text in zip(paths, (html, markdown), strict=True):
         with whole_file(path) as part:
             part.write_text(text, encoding="utf-8")
-    return list(pages)
+    return paths
 
 
 def write_figures(folder: Path, found: Sequence[Section]) -> None:
@@ -286,8 +252,7 @@ def models_table(found: Sequence[Section]) -> Table:
     """The models of all results: what the columns of the other tables are."""
     models = {tuple(sorted(r.model.items(), key=str)): r.model for section in found for r in section.results}
     columns = ["label", "name", "model_type", "parameters", "dtype", "attn_implementation", "revision"]
-    rows = [[model.get(column) for column in columns] for model in models.values()]
-    return Table("Models", columns, rows)
+    return Table("Models", columns, [[model.get(column) for column in columns] for model in models.values()])
 
 
 def provenance(results: Sequence[Results]) -> list[str]:

@@ -4,10 +4,9 @@
 A file holds one protocol on one model with one seed. It is a list of *cells*, the points of the protocol's grid: each
 has a key (`{"length": 4096, "needles": 4}`), measures (`{"accuracy": {"value": 0.85, "n": 50}}`), and any further data
 that a figure needs. A cell is written as soon as it is finished, so that a run that was stopped resumes with the next.
-
-`ResultSet` holds the files of one protocol for several models and seeds, which a report sets side by side.
 """
 
+import copy
 import json
 import math
 import os
@@ -16,7 +15,8 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from glob import escape
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -56,14 +56,9 @@ class Measure:
         samples = [float(x) for x in samples]
         if not samples:
             raise ValueError("Got no samples to take the mean of.")
-        mean = math.fsum(samples) / len(samples)
-        if len(samples) == 1:
-            return cls(mean, 1)
-        variance = math.fsum((x - mean) ** 2 for x in samples) / (len(samples) - 1)
-        return cls(mean, len(samples), math.sqrt(variance / len(samples)))
-
-    def to_json(self) -> dict[str, Any]:
-        return {k: v for k, v in (("value", self.value), ("n", self.n), ("stderr", self.stderr)) if v is not None}
+        value, n = mean(samples), len(samples)
+        squares = math.fsum((x - value) ** 2 for x in samples)
+        return cls(value, n, math.sqrt(squares / (n - 1) / n) if n > 1 else None)
 
 
 @dataclass(frozen=True)
@@ -81,11 +76,8 @@ class Cell:
 
 
 class Results:
-    """The cells of one protocol on one model, in a file that is complete at any time.
-
-    `model` and `settings` hold everything that the numbers depend on. A run never adds to the file of another model or
-    other settings.
-    """
+    """The cells of one protocol on one model, in a file that is complete at any time. `model` and `settings` hold
+    everything that the numbers depend on: a run never adds to the file of another model or other settings."""
 
     def __init__(self, path: Path, protocol: str, model: dict[str, Any], settings: dict[str, Any], seed: int):
         self.path, self.protocol, self.model, self.settings, self.seed = path, protocol, model, settings, seed
@@ -104,15 +96,16 @@ class Results:
         device: torch.device | str = "cpu",
         overwrite: bool = False,
     ) -> "Results":
-        """Resumes the file of this protocol and model in `out`, or starts one.
-
-        Raises ValueError if the existing file has other settings or was measured on other weights.
-        """
+        """Resumes the file of this protocol and model in `out`, or starts one. Raises ValueError if the existing file
+        has other settings or was measured on other weights."""
         path = Path(out) / protocol / f"{model['label'].replace('/', '--')}.json"
         results = cls(path, protocol, _plain(model), _plain(settings), seed)
         if path.exists() and not overwrite:
             found = cls.load(path)
-            differing = results._differences(found)
+            pairs: list[tuple[str, Any, Any]] = [("seed", found.seed, seed)]
+            for old, new in ((found.model, results.model), (found.settings, results.settings)):
+                pairs += [(name, old.get(name), new.get(name)) for name in {**old, **new}]
+            differing = [f"{name} ({old} there, {new} now)" for name, old, new in pairs if old != new]
             if differing:
                 raise ValueError(
                     f"{path} holds results of the same protocol and label with another {'; another '.join(differing)}."
@@ -127,15 +120,13 @@ class Results:
     @classmethod
     def load(cls, path: str | Path) -> "Results":
         """Raises ValueError for a file that does not follow this schema."""
-        path = Path(path)
+        path, remedy = Path(path), "Move it away or evaluate again."
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
-            raise ValueError(f"{path} is not JSON ({error}). Move it away or evaluate again.") from error
+            raise ValueError(f"{path} is not JSON ({error}). {remedy}") from error
         if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-            raise ValueError(
-                f"{path} does not have schema {SCHEMA}, which this version reads. Move it away or evaluate again."
-            )
+            raise ValueError(f"{path} does not have schema {SCHEMA}, which this version reads. {remedy}")
         try:
             results = cls(path, content["protocol"], content["model"], content["settings"], content["seed"])
             results.runs = content["runs"]
@@ -143,14 +134,8 @@ class Results:
                 measures = {name: Measure(**measure) for name, measure in cell["measures"].items()}
                 results.cells.append(Cell(cell["key"], measures, cell.get("data", {}), cell["seconds"]))
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is damaged ({error!r}). Move it away or evaluate again.") from error
+            raise ValueError(f"{path} is damaged ({error!r}). {remedy}") from error
         return results
-
-    def _differences(self, found: "Results") -> list[str]:
-        pairs: list[tuple[str, Any, Any]] = [("seed", found.seed, self.seed)]
-        for old, new in ((found.model, self.model), (found.settings, self.settings)):
-            pairs += [(name, old.get(name), new.get(name)) for name in {**old, **new}]
-        return [f"{name} ({old} there, {new} now)" for name, old, new in pairs if old != new]
 
     @property
     def label(self) -> str:
@@ -195,60 +180,41 @@ class Results:
                 journal.unlink()
 
     def save(self) -> None:
-        content = {
-            "schema": SCHEMA,
-            "protocol": self.protocol,
-            "model": self.model,
-            "settings": self.settings,
-            "seed": self.seed,
-            "runs": self.runs,
-            "cells": [
-                {
-                    "key": cell.key,
-                    "measures": {name: measure.to_json() for name, measure in cell.measures.items()},
-                    **({"data": cell.data} if cell.data else {}),
-                    "seconds": cell.seconds,
-                }
-                for cell in self.cells
-            ],
-        }
+        names = ("protocol", "model", "settings", "seed", "runs")
+        content = {"schema": SCHEMA, **{name: getattr(self, name) for name in names}, "cells": []}
+        for cell in self.cells:
+            plain = asdict(cell)
+            for measure in plain["measures"].values():
+                if measure["stderr"] is None:
+                    del measure["stderr"]
+            content["cells"].append({name: value for name, value in plain.items() if name != "data" or value})
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(self.path) as part:
             part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
     def journal(self, name: str) -> "Journal":
-        """Where a long cell keeps its finished samples: `<protocol>/<label>.<name>.jsonl`.
-
-        If the ids of the samples do not show what they depend on, call `begin` first.
-        """
+        """Where a long cell keeps its finished samples, `<protocol>/<label>.<name>.jsonl`; see `begin`."""
         return Journal(self.path.with_name(f"{self.path.stem}.{name}.jsonl"))
 
 
 class Journal:
-    """Records of single samples, one line of JSON each, appended as they finish; `records` maps ids to records.
-
-    An incomplete last line, left by a process that died, is dropped and measured again.
-    """
+    """Records of single samples by id, one line of JSON each, appended as they finish. An incomplete last line, left
+    by a process that died, is dropped and measured again."""
 
     def __init__(self, path: Path):
         self.path, self.records = path, {}
-        if path.exists():
-            lines = path.read_text(encoding="utf-8").split("\n")
-            for number, line in enumerate(lines, 1):
-                try:
-                    record = json.loads(line) if line else None
-                except json.JSONDecodeError as error:
-                    if number < len(lines):
-                        raise ValueError(
-                            f"{path}, line {number}, is not JSON: {error}. Move the file away."
-                        ) from error
-                    record = None
-                if record is not None:
-                    self.records[record["id"]] = record
-            if lines[-1]:
-                with whole_file(path) as part:
-                    records = (json.dumps(record) + "\n" for record in self.records.values())
-                    part.write_text("".join(records), encoding="utf-8")
+        if not path.exists():
+            return
+        *lines, rest = path.read_text(encoding="utf-8").split("\n")
+        for number, line in enumerate(lines, 1):
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}, line {number}, is not JSON: {error}. Move the file away.") from error
+            self.records[record["id"]] = record
+        if rest:
+            with whole_file(path) as part:
+                part.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
     def __contains__(self, id: str) -> bool:
         return id in self.records
@@ -264,16 +230,30 @@ Point = tuple[tuple[str, Any], ...]  # the part of a cell's key that was not ask
 
 
 class ResultSet:
-    """The results of one protocol for several models, each measured with one seed or with several.
-
-    Raises ValueError for results that cannot stand side by side: different settings, one label twice with one seed, or
-    models that share no seed.
-    """
+    """The results of one protocol for several models, each measured with one seed or with several. Raises ValueError
+    for different settings, one label twice with one seed, or models that share no seed."""
 
     def __init__(self, results: Iterable[Results]):
         self.results = [r for r in results if r.cells]
         self.labels = list(dict.fromkeys(r.label for r in self.results))
-        self._check_comparable()
+        seen: dict[tuple[str, int], Results] = {}
+        for r in self.results:
+            first = self.results[0]
+            names = {**first.settings, **r.settings}
+            differing = [name for name in names if first.settings.get(name) != r.settings.get(name)]
+            if not set(self.seeds(first.label)) & set(self.seeds(r.label)):
+                differing.append("seed")
+            if differing:
+                raise ValueError(
+                    f"{r.protocol}: {first.path} and {r.path} were measured with different {', '.join(differing)}, so "
+                    "they cannot stand side by side. Evaluate one of them again, or keep them in two folders."
+                )
+            other = seen.setdefault((r.label, r.seed), r)
+            if other is not r:
+                raise ValueError(
+                    f"{r.protocol}: {other.path} and {r.path} both have the label {r.label!r} and the seed {r.seed}. "
+                    "Keep one of them."
+                )
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -289,11 +269,9 @@ class ResultSet:
         if not all("document" in cell.key for cell in self.cells):
             return self
         documents = common_documents(self.results)
-        found = []
-        for r in self.results:
-            condensed = Results(r.path, r.protocol, r.model, r.settings, r.seed)
-            condensed.cells, condensed.runs = list(condense(r, documents)), r.runs
-            found.append(condensed)
+        found = [copy.copy(r) for r in self.results]
+        for r in found:
+            r.cells = list(condense(r, documents))
         return ResultSet(found)
 
     def of(self, label: str) -> list[Results]:
@@ -309,8 +287,7 @@ class ResultSet:
 
     def keys(self, *names: str) -> list[tuple]:
         """The distinct values of these parts of the keys, sorted; keys that lack one of the names are left out."""
-        found = {tuple(cell.key[x] for x in names) for cell in self.cells if set(names) <= set(cell.key)}
-        return sorted(found)
+        return sorted({tuple(cell.key[x] for x in names) for cell in self.cells if set(names) <= set(cell.key)})
 
     def values(self, label: str, metric: str, **key: Any) -> dict[int, dict[Point, float]]:
         """The values of a metric by seed and by point."""
@@ -323,10 +300,8 @@ class ResultSet:
         return found
 
     def measure(self, label: str, metric: str, **key: Any) -> Measure | None:
-        """The mean over the points that match; None without any.
-
-        With one seed its error is that of the samples. With several it is the standard error over the seeds.
-        """
+        """The mean over the points that match; None without any. With one seed its error is that of the samples, with
+        several it is the standard error over the seeds."""
         if len(self.of(label)) > 1:
             by_seed = self.values(label, metric, **key)
             return Measure.of(mean(points.values()) for points in by_seed.values()) if by_seed else None
@@ -350,25 +325,6 @@ class ResultSet:
                 found[seed] = mean(a[seed][point] for point in common), mean(b[seed][point] for point in common)
         return found
 
-    def _check_comparable(self) -> None:
-        seen: dict[tuple[str, int], Results] = {}
-        for r in self.results:
-            first, found = self.results[0], {**self.results[0].settings, **r.settings}
-            differing = [name for name in found if first.settings.get(name) != r.settings.get(name)]
-            if not set(self.seeds(first.label)) & set(self.seeds(r.label)):
-                differing.append("seed")
-            if differing:
-                raise ValueError(
-                    f"{r.protocol}: {first.path} and {r.path} were measured with different {', '.join(differing)}, so "
-                    "they cannot stand side by side. Evaluate one of them again, or keep them in two folders."
-                )
-            other = seen.setdefault((r.label, r.seed), r)
-            if other is not r:
-                raise ValueError(
-                    f"{r.protocol}: {other.path} and {r.path} both have the label {r.label!r} and the seed {r.seed}. "
-                    "Keep one of them."
-                )
-
 
 def mean(values: Iterable[float]) -> float:
     values = list(values)
@@ -386,10 +342,7 @@ def average(measures: Sequence[Measure]) -> Measure:
 
 
 def common_documents(results: Sequence[Results]) -> set[int]:
-    """The documents for which all results have a cell; a run that was stopped has fewer.
-
-    Raises ValueError if there are none.
-    """
+    """The documents for which all results have a cell. Raises ValueError if there are none."""
     common = set.intersection(*({cell.key["document"] for cell in r.cells} for r in results))
     if not common:
         raise ValueError(f"{', '.join(str(r.path) for r in results)} have no document in common. Finish the runs.")
@@ -397,10 +350,8 @@ def common_documents(results: Sequence[Results]) -> set[int]:
 
 
 def load_results(folder: str | Path) -> dict[str, list[Results]]:
-    """All results in a folder (`PROTOCOL/LABEL.json`) and in its subfolders `seed*`, by protocol, sorted by path.
-
-    Raises ValueError if there are none.
-    """
+    """All results in a folder (`PROTOCOL/LABEL.json`) and in its subfolders `seed*`, by protocol, sorted by path;
+    ValueError without any."""
     by_protocol: dict[str, list[Results]] = {}
     for path in sorted([*Path(folder).glob("*/*.json"), *Path(folder).glob("seed*/*/*.json")]):
         if (path.parent / "config.json").is_file():
@@ -422,10 +373,8 @@ def _plain(value: Any) -> Any:
 def _run(device: torch.device | str) -> dict[str, Any]:
     packages = {"python": platform.python_version()}
     for package in _PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             packages[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return {
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -439,7 +388,6 @@ def hardware(device: torch.device | str) -> str:
     device = torch.device(device)
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    cpuinfo = Path("/proc/cpuinfo")
-    names = [line for line in cpuinfo.read_text().splitlines() if "model name" in line] if cpuinfo.exists() else []
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
     name = names[0].split(":")[1].strip() if names else platform.processor() or platform.machine()
     return f"{name}, {os.cpu_count()} CPUs, {torch.get_num_threads()} threads"

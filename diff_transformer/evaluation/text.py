@@ -2,27 +2,26 @@
 """Text to measure on, and its tokens, the same in every protocol."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..text_data import STDLIB, TEXT_SUFFIXES, load_texts
+from .protocols import option
 
 
 @dataclass
 class DocumentArguments:
-    dataset: str = field(
-        default=STDLIB,
-        metadata={
-            "help": f"A folder of {', '.join(TEXT_SUFFIXES)} files (each is a document), one such file, a dataset on "
-            "the Hub or a local one (.jsonl, .json, .parquet, .csv, save_to_disk), or `stdlib`, the sources of "
-            "Python's standard library on this machine."
-        },
+    dataset: str = option(
+        STDLIB,
+        f"A folder of {', '.join(TEXT_SUFFIXES)} files (each is a document), one such file, a dataset on "
+        "the Hub or a local one (.jsonl, .json, .parquet, .csv, save_to_disk), or `stdlib`, the sources of "
+        "Python's standard library on this machine.",
     )
-    dataset_config: str | None = field(default=None, metadata={"help": "Its configuration, if it has several."})
-    dataset_split: str = field(default="train", metadata={"help": "Its split."})
-    text_column: str = field(default="text", metadata={"help": "The column that holds the text."})
+    dataset_config: str | None = option(None, "Its configuration, if it has several.")
+    dataset_split: str = option("train", "Its split.")
+    text_column: str = option("text", "The column that holds the text.")
 
 
 def load_documents(arguments: DocumentArguments) -> Iterable[str]:
@@ -49,17 +48,14 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 def token_rows(
     texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, length: int, rows: int, join: bool = False
 ) -> list[list[int]]:
-    """At most `rows` rows of exactly `length` tokens.
+    """At most `rows` rows of exactly `length` tokens, which begin with `start_ids`.
 
     Each is the beginning of a document that is long enough; with `join` the documents are concatenated, with an
-    end-of-text token after each, and cut. Special tokens in a text are plain text. Every row begins with `start_ids`.
-
-    Raises ValueError if there is not even one row.
+    end-of-text token after each, and cut. Raises ValueError if there is not even one row.
     """
     found: list[list[int]] = []
     rest: list[int] = []
-    longest = 0
-    start = start_ids(tokenizer)
+    longest, start = 0, start_ids(tokenizer)
     needed = length - len(start)
     with tqdm(total=rows, desc=f"Rows of {length:,} tokens", unit="row", leave=False) as bar:
         for text in texts:

@@ -181,6 +181,7 @@ def cells(folder):
     return {file.stem: [(c.key, c.measures) for c in Results.load(file).cells] for file in files}
 
 
+@pytest.mark.slow
 def test_run_goes_on_where_it_was_stopped(command, tmp_path, monkeypatch):
     assert command(tmp_path / "whole") == 0
     whole = cells(tmp_path / "whole")

@@ -51,6 +51,8 @@ def arguments(tmp_path_factory):
         }
 
 
+@pytest.mark.slow
+@pytest.mark.process
 def test_every_protocol_and_one_report(twin_folders, arguments, tmp_path_factory, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("NO_PROXY", "*")
     out = tmp_path_factory.mktemp("out")

@@ -18,7 +18,6 @@ from diff_transformer.evaluation.protocols.fine_grained_loss import (
     Arguments,
     NGrams,
     ar_hits,
-    repeated,
     section,
     summary,
 )
@@ -101,7 +100,7 @@ def test_what_is_counted():
     counts, tokens = ngrams.count(["1 2 3 4 1 2 3", "", "9", "2 3 4", "2 3 9 4"], Words())
     assert counts.tolist() == [2, 2]  # 1 2 3 and 2 3 4
     assert tokens == 7 + 0 + 1 + 3 + 4
-    assert repeated(np.array([5, 5, 6, 5])).tolist() == [False, True, False, True]
+    assert ar_hits(np.array([5, 5, 6, 5]), np.ones(7, dtype=bool), 2).tolist() == [False, True, False, True]
 
 
 def corpus(folder):
@@ -177,6 +176,7 @@ def test_a_summary_weighs_rows_by_their_tokens(tmp_path):
     assert found["others"].value == pytest.approx((8 + 17 + 30) / 26)
 
 
+@pytest.mark.slow
 def test_command_line_and_report(twin_folders, tmp_path):
     texts = corpus(tmp_path / "texts")
     models = [word for folder in twin_folders.values() for word in ("--model", str(folder))]

@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""generate_texts: batches, padding and stops must not change what a prompt alone gives."""
+"""Greedy texts: batches, padding and stops must not change what a prompt alone gives."""
 
 import copy
 
@@ -7,9 +7,16 @@ import pytest
 import torch
 
 from diff_transformer import cl100k_tokenizer
-from diff_transformer.evaluation.generate import Generated, generate_texts, iterate_texts, prompt_ids
+from diff_transformer.evaluation.generate import Generated, iterate_texts, prompt_ids
+
+pytestmark = pytest.mark.oldest
 
 PROMPTS = ["def f(x):", "The capital of France is Paris, and that of Germany is", "a", [65, 66, 67, 68, 69], "a b"]
+
+
+def generate_texts(model, tokenizer, prompts, *more, **options):
+    found = dict(iterate_texts(model, tokenizer, prompts, *more, **options))
+    return [found[i] for i in range(len(prompts))]
 
 
 def alone(loaded, prompt, new_tokens):

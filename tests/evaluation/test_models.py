@@ -82,6 +82,7 @@ def test_which_protocols_there_are(arguments, said, capsys):
     assert said in output.err + output.out and "attention_allocation" in output.err + output.out
 
 
+@pytest.mark.slow
 def test_a_grid_can_grow(twin_folders, tmp_path, capsys):
     model = ["--model", str(twin_folders["DIFF"]), "--device", "cpu", "--out", str(tmp_path), "--samples", "1"]
     command = ["evaluate", "attention_allocation", *model, "--length", "300", "--depths"]

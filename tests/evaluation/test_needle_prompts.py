@@ -161,6 +161,7 @@ def test_wording_of_plain():
     assert PLAIN.question(["A", "B", "C"]) == "\nA, B C"
 
 
+@pytest.mark.slow
 def test_numbers_of_plain_are_single_tokens():
     digits = list(range(10))
     assert numbers_for(PLAIN, TOKENIZER) == digits

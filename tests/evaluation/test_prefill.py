@@ -10,6 +10,8 @@ from transformers import MambaForCausalLM, OpenAIGPTLMHeadModel
 
 from diff_transformer.evaluation.generate import chunks, fork, in_batches, prefill, token_log_probs
 
+pytestmark = pytest.mark.oldest
+
 OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 20.00 MiB"
 
 

@@ -20,6 +20,8 @@ from diff_transformer.evaluation.generate import chunks
 from diff_transformer.evaluation.probe import Probe, attention_probe, differential_maps
 from diff_transformer.modeling_diff import apply_rotary_pos_emb
 
+pytestmark = pytest.mark.oldest
+
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 50, "head_dim": 8}
 SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
 

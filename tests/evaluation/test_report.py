@@ -76,10 +76,27 @@ def test_other_tokenizers_are_told(folder):
     assert "different tokenizers" in (folder / "report.md").read_text()
 
 
-def test_results_that_cannot_stand_side_by_side(folder, capsys):
-    write_results(folder, "other", [1.0], text_column="body", seed=0)
-    assert main(["report", str(folder)]) == 1
-    assert "text_column" in capsys.readouterr().err
+def test_several_seeds_are_shown_as_their_mean_and_its_standard_error(tmp_path):
+    for seed, shift in enumerate((0, 1)):
+        write_results(tmp_path / f"seed{seed}", "DIFF", [1.25 + shift, 1.75 + shift], seed)
+        write_results(tmp_path / f"seed{seed}", "Transformer", [2.5 + shift, 2.5 - shift], seed)
+    main(["report", str(tmp_path)])
+    assert "| 9 | 2.000 ± 0.500 | 2.500 ± 0.000 |" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "results, reason",
+    [
+        ([("DIFF", 0), ("Transformer", 1)], "different seed"),
+        ([("DIFF", 0), ("DIFF", 0)], "both have the label 'DIFF' and the seed 0"),
+        ([("DIFF", 0, {"text_column": "body"}), ("Transformer", 0)], "different text_column"),
+    ],
+)
+def test_results_that_cannot_stand_side_by_side(tmp_path, capsys, results, reason):
+    for i, (label, seed, *settings) in enumerate(results):
+        write_results(tmp_path / f"seed{i}", label, [1.25], seed, **dict(*settings))
+    assert main(["report", str(tmp_path)]) == 1
+    assert reason in capsys.readouterr().err
 
 
 def test_results_of_an_unknown_protocol(folder, capsys):

@@ -15,7 +15,7 @@ A protocol module has
 
 import ast
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -23,6 +23,14 @@ from types import ModuleType
 from typing import Any
 
 LOWER, HIGHER = "lower", "higher"
+
+
+def option(default: Any, help: str, choices: Iterable[str] = ()) -> Any:
+    """A field of a dataclass of command-line arguments, with its help."""
+    metadata = {"help": help, **({"choices": list(choices)} if choices else {})}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -37,8 +45,7 @@ class Paper:
     @classmethod
     def printed(cls, where: str, values: Sequence[float], better: str) -> "Paper":
         first, second = values
-        wins = None if first == second else (second < first) == (better == LOWER)
-        return cls(where, (first, second), wins)
+        return cls(where, (first, second), None if first == second else (second < first) == (better == LOWER))
 
 
 @dataclass(frozen=True)

@@ -6,18 +6,16 @@ token, which predicts the number, to five spans, as in the paper's Figure 1: the
 the context before the answer, the answer (its needle), the context after it, and the query (the text of the task).
 They sum to one. Noise is the context without the answer; other needles count as noise.
 
-Scores are averaged over heads and layers; those of a differential layer are softmax1 - lambda softmax2 and can be
-negative. The paper does not say how it normalizes them, but shows negative scores, and spans that sum to one. So by
-default (`--normalization total`) the signed scores are averaged over heads and layers and divided by their sum. `row`
-normalizes each row of each head first; layers whose lambda is near 1 dominate it, since their rows sum to almost zero.
-`absolute` takes absolute values and then proceeds like `row`. For a Transformer the three agree.
-
-All tokens but the last go through the model's own attention, in chunks over a cache: memory is linear in the length.
+Scores of a differential layer are softmax1 - lambda softmax2 and can be negative. The paper does not say how it
+normalizes them, but shows negative scores, and spans that sum to one. So by default (`--normalization total`) the
+signed scores are averaged over heads and layers and divided by their sum. `row` normalizes each row of each head
+first; layers whose lambda is near 1 dominate it, since their rows sum to almost zero. `absolute` takes absolute values
+and then proceeds like `row`. For a Transformer the three agree.
 """
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from matplotlib.figure import Figure as Canvas
@@ -32,7 +30,7 @@ from ..probe import Probe, attention_probe, differential_maps
 from ..render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Figure, Section, Table, color, model_columns, other_sizes
 from ..results import Measure, Results, ResultSet, mean
 from ..text import load_documents
-from . import HIGHER, LOWER, Headline, Paper
+from . import HIGHER, LOWER, Headline, Paper, option
 from .needle.haystack import WORDINGS, NeedleArguments, NeedlePrompt, haystack_tokens, needle_prompt
 
 ORDER = 4
@@ -47,15 +45,13 @@ PAPER_NOISE = {0: (0.51, 0.01), 25: (0.54, 0.02), 50: (0.52, 0.02), 75: (0.49, 0
 
 @dataclass
 class Arguments(NeedleArguments):
-    length: int = field(default=4096, metadata={"help": "Tokens per prompt."})
-    needles: int = field(default=1, metadata={"help": "Needles in the haystack, one of which is the answer."})
-    normalization: str = field(
-        default="total",
-        metadata={
-            "help": "How differential scores, which can be negative, are normalized: by their `total` over heads and "
-            "layers, in each `row`, or in each row of `absolute` values.",
-            "choices": list(NORMALIZATIONS),
-        },
+    length: int = option(4096, "Tokens per prompt.")
+    needles: int = option(1, "Needles in the haystack, one of which is the answer.")
+    normalization: str = option(
+        "total",
+        "How differential scores, which can be negative, are normalized: by their `total` over heads and "
+        "layers, in each `row`, or in each row of `absolute` values.",
+        choices=NORMALIZATIONS,
     )
 
 
@@ -73,8 +69,7 @@ class SpanProbe(Probe):
     """Sums the maps over spans of keys; `spans`, (batch, tokens), are indices in `SPANS`."""
 
     def __init__(self, spans: torch.Tensor, normalization: str):
-        self.member = one_hot(spans, len(SPANS))
-        self.normalization = normalization
+        self.member, self.normalization = one_hot(spans, len(SPANS)), normalization
         self.layers: list[torch.Tensor] = []  # (batch, len(SPANS)) per layer, averaged over heads and rows
 
     def on_maps(self, module: nn.Module, maps: torch.Tensor) -> None:
@@ -97,13 +92,8 @@ def attention_shares(
 ) -> torch.Tensor:
     """The share of the last token's attention, averaged over heads and layers, that each span receives.
 
-    Args:
-        input_ids: (batch, tokens), without padding.
-        spans: (batch, tokens), the index in `SPANS` of each token.
-
-    Returns (batch, len(SPANS)), in float32 or better; rows sum to one.
-
-    Raises ValueError if the differential scores have no positive sum by which to normalize them.
+    input_ids, (batch, tokens) without padding, and `spans`, the index in `SPANS` of each token -> (batch, len(SPANS)),
+    in float32 or better; rows sum to one. Raises ValueError if the differential scores have no positive sum.
     """
     cache, _ = prefill(model, input_ids[:, :-1], size=chunk_size)
     probe = SpanProbe(spans.to(model.device), normalization)
@@ -133,23 +123,16 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         spans = torch.tensor([token_spans(prompt) for prompt in prompts])
         return attention_shares(loaded.model, input_ids, spans, arguments.normalization, arguments.chunk_size).tolist()
 
+    def make_prompt(depth: int, i: int) -> NeedlePrompt:
+        rng = random.Random(f"{options.seed}|{depth}|{i}")
+        return needle_prompt(
+            loaded.tokenizer, wording, haystack, arguments.length, arguments.needles, queried=1, depth=depth, rng=rng
+        )
+
+    start = max(1, BATCH_TOKENS // arguments.length)
     with tqdm(total=len(todo) * samples, desc=loaded.label, unit="prompt") as bar:
         for key in todo:
-            (depth,) = map(int, key.values())
-            prompts = [
-                needle_prompt(
-                    loaded.tokenizer,
-                    wording,
-                    haystack,
-                    arguments.length,
-                    arguments.needles,
-                    queried=1,
-                    depth=depth,
-                    rng=random.Random(f"{options.seed}|{depth}|{i}"),
-                )
-                for i in range(samples)
-            ]
-            start = max(1, BATCH_TOKENS // arguments.length)
+            prompts = [make_prompt(int(key["depth"]), i) for i in range(samples)]
             rows = []
             for _, row in in_batches(shares, prompts, options.batch_size, start):
                 rows.append(row)
@@ -175,7 +158,7 @@ def section(results: ResultSet) -> Section:
         notes=[
             "The paper does not say how it normalizes scores, which can be negative for DIFF, which tokens are the "
             f"answer span, or how long its prompts are. Here the normalization is `{normalization}`, and the span is "
-            "the whole sentence.",
+            "the whole sentence."
         ],
     )
 
@@ -193,23 +176,15 @@ def headline(results: ResultSet) -> list[Headline]:
 
 
 def _table(caption: str, metric: str, paper: dict[int, tuple[float, float]], results: ResultSet) -> Table:
-    rows: list[list] = []
-    for (depth,) in results.keys("depth"):
-        measures = model_columns(results, metric, depth=depth)
-        cells = [cell for cell in results.cells if cell.matches(depth=depth) and metric in cell.measures]
-        samples = min((cell.measures[metric].n for cell in cells), default=0)
-        rows.append([depth, *paper.get(depth, (None, None)), *measures, _differs(results, samples)])
-    return Table(caption, ["depth (%)", PAPER_TRANSFORMER, PAPER_DIFF, *results.labels, DIFFERS], rows)
-
-
-def _differs(results: ResultSet, samples: int) -> str:
-    settings = results.settings
+    settings, rows = results.settings, []
     needles = f"{settings['needles']} needle{'s' if settings['needles'] > 1 else ''}"
-    how = (
-        f"text: {settings['dataset']}; wording: {settings['wording']}; {settings['length']:,} tokens, {needles}, "
-        f"samples: {samples}"
-    )
-    return "; ".join([*other_sizes(results), how])
+    how = f"text: {settings['dataset']}; wording: {settings['wording']}; {settings['length']:,} tokens, {needles}"
+    for (depth,) in results.keys("depth"):
+        cells = [cell for cell in results.cells if cell.matches(depth=depth)]
+        samples = min((cell.measures[metric].n for cell in cells if metric in cell.measures), default=0)
+        differs = "; ".join([*other_sizes(results), f"{how}, samples: {samples}"])
+        rows.append([depth, *paper.get(depth, (None, None)), *model_columns(results, metric, depth=depth), differs])
+    return Table(caption, ["depth (%)", PAPER_TRANSFORMER, PAPER_DIFF, *results.labels, DIFFERS], rows)
 
 
 def _bars(results: ResultSet) -> Figure:
@@ -221,12 +196,10 @@ def _bars(results: ResultSet) -> Figure:
         width = 0.8 / len(results.labels)
         for i, label in enumerate(results.labels):
             shares = [results.measure(label, name, depth=depth) for name in SPANS]
-            heights = [share.value for share in shares if share]
-            if not heights:
-                continue  # a run was stopped before this depth
-            places = [x + (i + 0.5) * width - 0.4 for x in range(len(SPANS))]
-            drawn = axes.bar(places, heights, width, label=label, color=color(results.labels, label))
-            axes.bar_label(drawn, fmt="%.2f", fontsize=8, padding=2)
+            if heights := [share.value for share in shares if share]:  # else a run was stopped before this depth
+                places = [x + (i + 0.5) * width - 0.4 for x in range(len(SPANS))]
+                drawn = axes.bar(places, heights, width, label=label, color=color(results.labels, label))
+                axes.bar_label(drawn, fmt="%.2f", fontsize=8, padding=2)
         axes.set_xticks(range(len(SPANS)), ["first token", "context before", "ANSWER", "context after", "query"])
         axes.axhline(0, color="black", linewidth=0.8)
         axes.set_ylabel("share of the attention")

@@ -4,11 +4,11 @@
 As in Zoology (arXiv:2312.04927), a token is an *AR-Hit* (associative recall) if it ends an n-gram that occurred before
 in the same row and is rare in the training data; Zoology takes bigrams that occur at most 1,250 times. A frequent
 n-gram is memorised and need not be recalled. All other tokens are *Others*. Without a training corpus to count in,
-every repeated n-gram is a hit. To evaluate ablations, pass them as further `--model`s."""
+every repeated n-gram is a hit."""
 
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from ..models import LoadedModel, check_length
 from ..render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Section, Table, model_columns, other_sizes
 from ..results import Cell, Measure, Results, ResultSet, common_documents
 from ..text import DocumentArguments, load_documents, text_ids, token_rows
-from . import LOWER, Headline, Paper
+from . import LOWER, Headline, Paper, option
 
 ORDER = 9
 SLICES = ("all", "ar_hit", "others")
@@ -41,25 +41,22 @@ PAPER = {
 
 @dataclass
 class Arguments(DocumentArguments):
-    length: int = field(default=2048, metadata={"help": "Tokens per row, which is the context that is searched."})
-    documents: int = field(default=500, metadata={"help": "Maximum number of rows."})
-    join: bool = field(default=True, metadata={"help": "Concatenate short documents to reach the length."})
-    order: int = field(default=2, metadata={"help": "n of the n-grams; Zoology uses 2."})
-    train_dataset: str | None = field(
-        default=None,
-        metadata={
-            "help": "The training data of the models, or a sample of it, in which n-grams are counted; takes the same "
-            "values as --dataset. Without it every repeated n-gram is a hit."
-        },
+    length: int = option(2048, "Tokens per row, which is the context that is searched.")
+    documents: int = option(500, "Maximum number of rows.")
+    join: bool = option(True, "Concatenate short documents to reach the length.")
+    order: int = option(2, "n of the n-grams; Zoology uses 2.")
+    train_dataset: str | None = option(
+        None,
+        "The training data of the models, or a sample of it, in which n-grams are counted; takes the same "
+        "values as --dataset. Without it every repeated n-gram is a hit.",
     )
-    train_dataset_config: str | None = field(default=None, metadata={"help": "Its configuration."})
-    train_dataset_split: str = field(default="train", metadata={"help": "Its split."})
-    train_text_column: str = field(default="text", metadata={"help": "Its column that holds the text."})
-    threshold: int = field(
-        default=1250,
-        metadata={"help": "N-grams that occur more often in the training data are no hits; lower it for a sample."},
+    train_dataset_config: str | None = option(None, "Its configuration.")
+    train_dataset_split: str = option("train", "Its split.")
+    train_text_column: str = option("text", "Its column that holds the text.")
+    threshold: int = option(
+        1250, "N-grams that occur more often in the training data are no hits; lower it for a sample."
     )
-    chunk_size: int = field(default=CHUNK, metadata={"help": "Tokens per forward pass."})
+    chunk_size: int = option(CHUNK, "Tokens per forward pass.")
 
     def __post_init__(self):
         if not 2 <= self.order <= self.length:
@@ -107,19 +104,15 @@ class NGrams:
         return counts, tokens
 
 
-def repeated(numbers: np.ndarray) -> np.ndarray:
-    """Which of numbers, (tokens,), occurred before."""
-    _, first, inverse = np.unique(numbers, return_index=True, return_inverse=True)
-    return first[inverse] < np.arange(len(numbers))
-
-
 def ar_hits(numbers: np.ndarray, rare: np.ndarray, order: int) -> np.ndarray:
     """Which of a row's tokens, except the first, are AR-Hits: (tokens - 1,).
 
     numbers: (tokens - order + 1,), the row's n-grams. rare: whether each number is a rare n-gram.
     """
+    _, first, inverse = np.unique(numbers, return_index=True, return_inverse=True)
+    repeated = first[inverse] < np.arange(len(numbers))
     no_ngram = np.zeros(order - 2, dtype=bool)  # the first tokens end no n-gram
-    return np.concatenate([no_ngram, repeated(numbers) & rare[numbers]])
+    return np.concatenate([no_ngram, repeated & rare[numbers]])
 
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
@@ -138,8 +131,13 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
             arguments.train_dataset_split,
             arguments.train_text_column,
         )
-        counts, data["train_tokens"] = _training_counts(ngrams, corpus, loaded.tokenizer, results)
-        rare = counts <= arguments.threshold
+        results.begin()
+        journal = results.journal("training_counts")  # so that a resumed run does not count again
+        if "counts" not in journal:
+            counts, tokens = ngrams.count(load_documents(corpus), loaded.tokenizer)
+            journal.add("counts", counts=counts.tolist(), tokens=tokens)
+        rare = np.array(journal.records["counts"]["counts"]) <= arguments.threshold
+        data["train_tokens"] = journal.records["counts"]["tokens"]
     for key in tqdm(results.todo(keys[: len(rows)]), desc=f"{loaded.label}: rows", unit="row"):
         i = key["document"]
         losses = token_nll(loaded.model, torch.tensor([rows[i]]), arguments.chunk_size).numpy()
@@ -148,35 +146,18 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         results.add(key, {name: Measure(float(x.mean()), len(x)) for name, x in slices if len(x)}, data)
 
 
-def _training_counts(
-    ngrams: NGrams, corpus: DocumentArguments, tokenizer: PreTrainedTokenizerBase, results: Results
-) -> tuple[np.ndarray, int]:
-    """The counts are kept beside the results, so that a resumed run does not count again."""
-    results.begin()
-    journal = results.journal("training_counts")
-    if "counts" not in journal:
-        counts, tokens = ngrams.count(load_documents(corpus), tokenizer)
-        journal.add("counts", counts=counts.tolist(), tokens=tokens)
-    record = journal.records["counts"]
-    return np.array(record["counts"]), record["tokens"]
-
-
 def summary(results: Results, documents: Collection[int] | None = None) -> dict[str, Measure]:
-    """The mean loss in nats over the tokens of each slice that has any, for all documents or for some.
-
-    The standard error is that of a ratio of sums over rows, since the tokens of a row depend on one another.
-    """
+    """The mean loss in nats over the tokens of each slice that has any, for all documents or for some. The standard
+    error is that of a ratio of sums over rows, since the tokens of a row depend on one another."""
     found = {}
     cells = [cell for cell in results.cells if documents is None or cell.key["document"] in documents]
+    rows = len(cells)
     for name in SLICES:
-        measures = [cell.measures[name] for cell in cells if name in cell.measures]
-        if not measures:
-            continue
-        n, rows = sum(m.n for m in measures), len(cells)
-        mean = math.fsum(m.value * m.n for m in measures) / n
-        squares = math.fsum((m.n * (m.value - mean)) ** 2 for m in measures)
-        stderr = math.sqrt(squares * rows / (rows - 1)) / n if rows > 1 else None
-        found[name] = Measure(mean, n, stderr)
+        if measures := [cell.measures[name] for cell in cells if name in cell.measures]:
+            n = sum(m.n for m in measures)
+            mean = math.fsum(m.value * m.n for m in measures) / n
+            squares = math.fsum((m.n * (m.value - mean)) ** 2 for m in measures)
+            found[name] = Measure(mean, n, math.sqrt(squares * rows / (rows - 1)) / n if rows > 1 else None)
     return found
 
 
@@ -186,12 +167,22 @@ def condense(results: Results, documents: Collection[int] | None = None) -> list
 
 def section(results: ResultSet) -> Section:
     slices = results.condensed(condense)
-    in_study, by_slice = slices is results, []
+    in_study, by_slice, settings = slices is results, [], results.settings
     if not in_study:
-        papers, differs = zip(PAPER["Transformer"][3:], PAPER["DIFF"][3:], strict=True), _differs(results)
+        number = len(common_documents(results.results))
+        ngrams = "bigrams" if settings["order"] == 2 else f"{settings['order']}-grams"
+        text = f"text: {settings['dataset']}, {number} rows of {settings['length']:,} tokens"
+        how = f"frequent {ngrams} are hits too, as no training corpus was counted"
+        if settings["train_dataset"] is not None:
+            tokens = results.cells[0].data["train_tokens"]
+            how = (
+                f"hits are {ngrams} that {settings['train_dataset']} ({tokens:,} tokens) has at most "
+                f"{settings['threshold']:,} times; the paper does not give its n, corpus or threshold"
+            )
+        differs = "; ".join([*other_sizes(results, least=1.2e9, most=1.6e9), text, how])
         rows: list[list] = [
-            [title, *paper, *model_columns(slices, name), differs]
-            for (name, title), paper in zip(NAMES.items(), papers, strict=True)
+            [title, *(PAPER[model][i] for model in ("Transformer", "DIFF")), *model_columns(slices, name), differs]
+            for i, (name, title) in enumerate(NAMES.items(), 3)
         ]
         columns = ["slice", PAPER_TRANSFORMER, PAPER_DIFF, *results.labels, DIFFERS]
         by_slice.append(Table("Loss of the tokens of each slice", columns, rows))
@@ -226,22 +217,4 @@ def headline(results: ResultSet) -> list[Headline]:
 
 def paper_loss(metric: str = "all", first: str = "Transformer", second: str = "DIFF") -> Paper:
     """Two models of Table 6, by the loss of a slice."""
-    column = 3 + SLICES.index(metric)
-    return Paper.printed("Table 6", [float(PAPER[model][column]) for model in (first, second)], LOWER)
-
-
-def _differs(results: ResultSet) -> str:
-    settings = results.settings
-    found = other_sizes(results, least=1.2e9, most=1.6e9)
-    rows = len(common_documents(results.results))
-    found.append(f"text: {settings['dataset']}, {rows} rows of {settings['length']:,} tokens")
-    ngrams = "bigrams" if settings["order"] == 2 else f"{settings['order']}-grams"
-    if settings["train_dataset"] is None:
-        found.append(f"frequent {ngrams} are hits too, as no training corpus was counted")
-    else:
-        tokens = results.cells[0].data["train_tokens"]
-        found.append(
-            f"hits are {ngrams} that {settings['train_dataset']} ({tokens:,} tokens) has at most "
-            f"{settings['threshold']:,} times; the paper does not give its n, corpus or threshold"
-        )
-    return "; ".join(found)
+    return Paper.printed("Table 6", [float(PAPER[x][3 + SLICES.index(metric)]) for x in (first, second)], LOWER)

@@ -7,9 +7,9 @@ Tasks, prompts and scoring are those of lm-eval (EleutherAI). The model's choice
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lm_eval.tasks
 from lm_eval import evaluate
@@ -22,46 +22,38 @@ from ...text_data import load_table
 from ..models import LoadedModel
 from ..render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Section, Table, model_columns, other_sizes, percent
 from ..results import Measure, Results, ResultSet, mean
+from . import option
 
 ORDER = 1
 NO_SETTINGS = ("tasks", "shots")  # points of the grid, to which a later run may add
 
 
-@dataclass(frozen=True)
-class _Shipped:
-    """The configuration of a task that lm-eval ships."""
+class _Shipped(NamedTuple):
+    """A task that lm-eval ships, and the accuracy of it that is shown."""
 
     file: str  # below lm_eval/tasks
     split: str  # the evaluated split; examples come from "train"
     columns: tuple[str, ...]  # the columns it reads
+    metric: str = "acc"
 
 
+# The paper does not say which accuracy it reports. It is `acc_norm` for HellaSwag and `acc` elsewhere, as shown by two
+# public models of Table 1, whose published results have both and agree to the last digit (Stability-AI/StableLM,
+# evals/)
 _ARC = ("question", "choices", "answerKey")
+_HELLASWAG = ("activity_label", "ctx_a", "ctx_b", "endings", "label")
 _SHIPPED = {
     "arc_challenge": _Shipped("arc/arc_challenge.yaml", "test", _ARC),
     "arc_easy": _Shipped("arc/arc_easy.yaml", "test", _ARC),
     "boolq": _Shipped("super_glue/boolq/default.yaml", "validation", ("passage", "question", "label")),
-    "hellaswag": _Shipped(
-        "hellaswag/hellaswag.yaml", "validation", ("activity_label", "ctx_a", "ctx_b", "endings", "label")
-    ),
+    "hellaswag": _Shipped("hellaswag/hellaswag.yaml", "validation", _HELLASWAG, "acc_norm"),
     "openbookqa": _Shipped("openbookqa/openbookqa.yaml", "test", ("question_stem", "choices", "answerKey")),
     "piqa": _Shipped("piqa/piqa.yaml", "validation", ("goal", "sol1", "sol2", "label")),
     "winogrande": _Shipped("winogrande/default.yaml", "validation", ("sentence", "option1", "option2", "answer")),
 }
 TASKS = tuple(_SHIPPED)
+METRICS = {task: shipped.metric for task, shipped in _SHIPPED.items()}
 
-# The paper does not say which accuracy it reports. It is `acc_norm` for HellaSwag and `acc` elsewhere, as shown by two
-# public models of Table 1, whose published results have both and agree to the last digit (Stability-AI/StableLM,
-# evals/)
-METRICS = {
-    "arc_challenge": "acc",
-    "arc_easy": "acc",
-    "boolq": "acc",
-    "hellaswag": "acc_norm",
-    "openbookqa": "acc",
-    "piqa": "acc",
-    "winogrande": "acc",
-}
 # In percent: the tasks and their average; None is a dash in the paper
 _Column = Sequence[float | None]
 TABLE_1: dict[str, _Column] = {
@@ -85,26 +77,19 @@ TABLE_8: dict[int, dict[str, _Column]] = {
 
 @dataclass
 class Arguments:
-    tasks: list[str] = field(
-        default_factory=lambda: list(TASKS), metadata={"help": "Tasks, by their names in lm-eval.", "choices": TASKS}
-    )
-    shots: list[int] = field(default_factory=lambda: [0, 5], metadata={"help": "Numbers of examples in the prompt."})
-    data_dir: str | None = field(
-        default=None,
-        metadata={
-            "help": "A folder of rows with the columns of the original datasets, used instead of the Hub: TASK.jsonl, "
-            "or TASK/test.jsonl (arc_challenge, arc_easy, openbookqa) or TASK/validation.jsonl (all other tasks), and "
-            "TASK/train.jsonl for the examples."
-        },
+    tasks: list[str] = option(list(TASKS), "Tasks, by their names in lm-eval.", choices=TASKS)
+    shots: list[int] = option([0, 5], "Numbers of examples in the prompt.")
+    data_dir: str | None = option(
+        None,
+        "A folder of rows with the columns of the original datasets, used instead of the Hub: TASK.jsonl, "
+        "or TASK/test.jsonl (arc_challenge, arc_easy, openbookqa) or TASK/validation.jsonl (all other tasks), and "
+        "TASK/train.jsonl for the examples.",
     )
 
 
 def load_task(task: str, shots: int = 0, data_dir: str | None = None) -> Task:
-    """A task of lm-eval over the rows of the Hub, or of `data_dir` (see `Arguments`).
-
-    Raises ValueError if the Hub cannot be reached, or if the folder lacks the task's rows or columns, or has too few
-    rows to draw `shots` from.
-    """
+    """A task of lm-eval over the rows of the Hub, or of `data_dir` (see `Arguments`). Raises ValueError if these lack
+    the task's rows or columns, or are too few to draw `shots` from."""
     file = Path(lm_eval.tasks.__file__).parent / _SHIPPED[task].file
     manager = TaskManager(include_defaults=False)
     if data_dir is None:
@@ -115,49 +100,41 @@ def load_task(task: str, shots: int = 0, data_dir: str | None = None) -> Task:
                 f"The rows of {task} cannot be read from the Hub: {error}. Provide them with --data_dir DIR (--help "
                 "lists the files)."
             ) from error
-    data_files = _data_files(task, shots, Path(data_dir).expanduser().resolve())
-    splits = {"training_split": "train", "validation_split": "validation", "test_split": "test"}
-    local = {
-        "include": str(file),
-        "task": task,
-        "dataset_path": "json",
-        "dataset_name": None,
-        "dataset_kwargs": {"data_files": data_files},
-        **{kind: split if split in data_files else None for kind, split in splits.items()},
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "task.yaml"
-        path.write_text(json.dumps(local), encoding="utf-8")  # JSON is YAML
-        return manager.load([str(path)])["tasks"][task]
-
-
-def _data_files(task: str, shots: int, folder: Path) -> dict[str, str]:
-    """The checked file of local rows for each split."""
-    shipped = _SHIPPED[task]
+    shipped, folder = _SHIPPED[task], Path(data_dir).expanduser().resolve()
     whole = folder / f"{task}.jsonl"
     files = {shipped.split: folder / task / f"{shipped.split}.jsonl"}
     if whole.is_file() and not files[shipped.split].is_file():
         files[shipped.split] = whole
     if shots:
         files["train"] = folder / task / "train.jsonl"
-    for split, file in files.items():
-        if not file.is_file():
-            places = f"{file} or {whole}" if split != "train" else f"{file}, from which {shots} examples are drawn"
+    for split, data in files.items():
+        if not data.is_file():
+            places = f"{data} or {whole}" if split != "train" else f"{data}, from which {shots} examples are drawn"
             raise ValueError(f"{task} needs {places}: one line of JSON per row, with {', '.join(shipped.columns)}.")
-        rows = len(load_table(str(file), columns=shipped.columns))
+        rows = len(load_table(str(data), columns=shipped.columns))
         if split == "train" and rows <= shots:  # lm-eval draws one more, in case one is the question itself
-            raise ValueError(f"{file} has {rows} rows; more than {shots} are needed to draw {shots} examples.")
-    return {split: str(file) for split, file in files.items()}
+            raise ValueError(f"{data} has {rows} rows; more than {shots} are needed to draw {shots} examples.")
+    splits = {"training_split": "train", "validation_split": "validation", "test_split": "test"}
+    local = {
+        "include": str(file),
+        "task": task,
+        "dataset_path": "json",
+        "dataset_name": None,
+        "dataset_kwargs": {"data_files": {split: str(data) for split, data in files.items()}},
+        **{kind: split if split in files else None for kind, split in splits.items()},
+    }
+    with tempfile.TemporaryDirectory() as temporary:
+        path = Path(temporary) / "task.yaml"
+        path.write_text(json.dumps(local), encoding="utf-8")  # JSON is YAML
+        return manager.load([str(path)])["tasks"][task]
 
 
 def evaluate_task(
     lm: HFLM, task: str, shots: int = 0, data_dir: str | None = None, limit: int | None = None, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """lm-eval's records of the samples. `arguments` holds the (context, continuation) of the choices, `filtered_resps`
-    their log-likelihoods in nats, and `metrics` the names of the scores (`acc`, `acc_norm`), which are 0 or 1.
-
-    The examples are drawn with `seed`. With `limit`, only that many samples are evaluated, from the first on.
-    """
+    """lm-eval's records of the first `limit` samples, with examples drawn with `seed`. `arguments` holds the (context,
+    continuation) of the choices, `filtered_resps` their log-likelihoods in nats, and `metrics` the names of the scores
+    (`acc`, `acc_norm`), which are 0 or 1."""
     loaded = load_task(task, shots, data_dir)
     loaded.set_config(key="num_fewshot", value=shots)
     loaded.set_fewshot_seed(seed)
@@ -182,9 +159,7 @@ def truncated(lm: HFLM, samples: Sequence[dict[str, Any]]) -> int:
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
     if min(arguments.shots) < 0:
         raise ValueError(f"Got --shots {min(arguments.shots)}; it must be 0 or more.")
-    keys: list[dict[str, Any]] = [
-        {"task": task, "shots": shots} for shots in arguments.shots for task in arguments.tasks
-    ]
+    keys: list[Any] = [{"task": task, "shots": shots} for shots in arguments.shots for task in arguments.tasks]
     lm = HFLM(
         pretrained=loaded.model,
         tokenizer=loaded.tokenizer,
@@ -213,7 +188,7 @@ def section(results: ResultSet) -> Section:
         notes=[
             "The paper states neither its version of lm-eval nor which accuracy it reports. Published results of "
             "OpenLLaMA-3B-v2 and StableLM-base-alpha-3B-v2, which have both, agree with its Table 1 for acc_norm on "
-            "HellaSwag and acc elsewhere, so these are shown; the files of results hold both.",
+            "HellaSwag and acc elsewhere, so these are shown; the files of results hold both."
         ],
     )
 

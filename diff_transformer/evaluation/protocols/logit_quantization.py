@@ -6,10 +6,10 @@ are rounded to 2^b - 1 evenly spaced levels from -max to max, where max is the l
 masked logits excluded. As in the paper, 16 bits stand for the unquantized logits. The measure is zero-shot HellaSwag,
 or the negative log-likelihood of documents."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby, product
 
 import torch
 from lm_eval.models.huggingface import HFLM
@@ -21,27 +21,14 @@ from transformers import PreTrainedModel
 from ..generate import in_batches, token_log_probs
 from ..models import LoadedModel, check_length
 from ..probe import Probe, attention_probe
-from ..render import (
-    DIFFERS,
-    PAPER_DIFF,
-    PAPER_TRANSFORMER,
-    Figure,
-    Section,
-    Table,
-    color,
-    model_columns,
-    other_sizes,
-    percent,
-)
-from ..results import Measure, Results, ResultSet
+from ..render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Figure, Section, Table, color, other_sizes, percent
+from ..results import Key, Measure, Results, ResultSet
 from ..text import DocumentArguments, load_documents, token_rows
-from . import LOWER, Headline, Paper
+from . import LOWER, Headline, Paper, option
 from .harness import accuracies, evaluate_task
 
 ORDER = 8
 NO_SETTINGS = ("task", "bits", "granularity")  # points of the grid, to which a later run may add
-TASKS = ("hellaswag", "nll")
-GRANULARITIES = ("tensor", "head")
 UNQUANTIZED = 16
 
 # bits -> HellaSwag in percent; the values of 16 bits are printed (Table 8), all others are read off the figure
@@ -51,40 +38,28 @@ FIGURE_8 = {
 }
 _GREYS = {PAPER_TRANSFORMER: "#9a9a9a", PAPER_DIFF: "#4d4d4d"}
 _LINES = {"tensor": "-", "head": ":"}  # of the figure
-_METRICS = {"hellaswag": "acc_norm", "nll": "nll"}
 _NAMES = {"hellaswag": "HellaSwag, zero-shot acc_norm (%)", "nll": "negative log-likelihood (nats per token)"}
 
 
 @dataclass
 class Arguments(DocumentArguments):
-    task: list[str] = field(
-        default_factory=lambda: ["hellaswag"],
-        metadata={
-            "help": "hellaswag: accuracy on lm-eval's task; nll: nats per token of documents.",
-            "choices": TASKS,
-        },
+    task: list[str] = option(
+        ["hellaswag"], "hellaswag: accuracy on lm-eval's task; nll: nats per token of documents.", choices=_NAMES
     )
-    bits: list[int] = field(
-        default_factory=lambda: [16, 8, 6, 4], metadata={"help": "Bits per logit; 16: not quantized."}
+    bits: list[int] = option([16, 8, 6, 4], "Bits per logit; 16: not quantized.")
+    granularity: list[str] = option(
+        ["tensor"], "What shares one range: all heads of a layer, or each head.", choices=_LINES
     )
-    granularity: list[str] = field(
-        default_factory=lambda: ["tensor"],
-        metadata={"help": "What shares one range: all heads of a layer, or each head.", "choices": GRANULARITIES},
-    )
-    data_dir: str | None = field(
-        default=None, metadata={"help": "hellaswag: a folder with hellaswag.jsonl, used instead of the Hub."}
-    )
-    length: int = field(default=1024, metadata={"help": "nll: tokens per document; shorter documents are left out."})
-    documents: int = field(default=50, metadata={"help": "nll: maximum number of documents."})
+    data_dir: str | None = option(None, "hellaswag: a folder with hellaswag.jsonl, used instead of the Hub.")
+    length: int = option(1024, "nll: tokens per document; shorter documents are left out.")
+    documents: int = option(50, "nll: maximum number of documents.")
 
 
 def quantize(logits: torch.Tensor, counted: torch.Tensor, bits: int, granularity: str = "tensor") -> torch.Tensor:
-    """Rounds to multiples of max|logits| / (2^(bits - 1) - 1).
+    """Rounds logits (batch, heads, rows, keys) to multiples of max|logits| / (2^(bits - 1) - 1).
 
-    Args:
-        logits: (batch, heads, rows, keys).
-        counted: (batch or 1, heads or 1, rows, keys), bool; the logits that max is taken over.
-        granularity: "tensor", one max per sequence, or "head", one for each of its heads.
+    counted: (batch or 1, heads or 1, rows, keys), bool; the logits that max is taken over.
+    granularity: "tensor", one max per sequence, or "head", one for each of its heads.
     """
     dims = (1, 2, 3) if granularity == "tensor" else (2, 3)
     largest = logits.abs().masked_fill(~counted, 0).amax(dims, keepdim=True)
@@ -117,13 +92,8 @@ class UnpaddedLM(HFLM):
     the range."""
 
     def __init__(self, loaded: LoadedModel, batch_size: int | None = None):
-        super().__init__(
-            pretrained=loaded.model,
-            tokenizer=loaded.tokenizer,
-            backend="causal",
-            batch_size="auto",
-            softmax_dtype="float32",
-        )
+        model = {"pretrained": loaded.model, "tokenizer": loaded.tokenizer, "backend": "causal"}
+        super().__init__(**model, batch_size="auto", softmax_dtype="float32")
         self.most = batch_size
 
     def _loglikelihood_tokens(
@@ -151,8 +121,9 @@ class UnpaddedLM(HFLM):
         return [answers[i] for i in range(len(requests))]
 
 
-def document_nll(model: PreTrainedModel, input_ids: torch.Tensor) -> list[float]:
-    """Mean -log p in nats of the tokens of each row, except the first. input_ids: (batch, tokens), equal lengths."""
+def document_nll(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> list[float]:
+    """Mean -log p in nats of the tokens of each row, except the first; the rows have one length."""
+    input_ids = torch.tensor(rows)
     logits = model(input_ids=input_ids.to(model.device), use_cache=False).logits
     return (-token_log_probs(logits[:, :-1], input_ids[:, 1:])).double().mean(1).tolist()
 
@@ -161,27 +132,22 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     wrong = [bits for bits in arguments.bits if not 2 <= bits <= UNQUANTIZED]
     if wrong:
         raise ValueError(f"Got --bits {wrong[0]}; choose 2 to 15, or 16 for unquantized logits.")
-    keys: list[dict[str, Any]] = [
-        {"task": task, "bits": bits, "granularity": granularity}
-        for task in arguments.task
-        for granularity in arguments.granularity
-        for bits in arguments.bits
-    ]
-    todo = results.todo(keys)
-    rows: list[list[int]] = []
+    grid = product(arguments.task, arguments.granularity, arguments.bits)
+    keys: list[Key] = [{"task": task, "bits": bits, "granularity": granularity} for task, granularity, bits in grid]
+    todo, rows = results.todo(keys), []
     if any(key["task"] == "nll" for key in todo):
         check_length(loaded.model, arguments.length, "A document")
         documents = min(arguments.documents, options.limit or arguments.documents)
         rows = token_rows(load_documents(arguments), loaded.tokenizer, arguments.length, documents)
 
-    def nll(batch: Sequence[list[int]]) -> list[float]:
-        return document_nll(loaded.model, torch.tensor(batch))
-
     lm = UnpaddedLM(loaded, options.batch_size)
     for key in tqdm(todo, desc=f"{loaded.label}: bits", unit="cell"):
         with attention_probe(loaded.model, LogitQuantizer(key["bits"], key["granularity"])):
             if key["task"] == "nll":
-                losses = [loss for _, loss in in_batches(nll, rows, options.batch_size, start=1)]
+                losses = [
+                    loss
+                    for _, loss in in_batches(partial(document_nll, loaded.model), rows, options.batch_size, start=1)
+                ]
                 measures = {"nll": Measure.of(losses)}
             else:
                 samples = evaluate_task(lm, "hellaswag", 0, arguments.data_dir, options.limit, options.seed)
@@ -206,54 +172,44 @@ def section(results: ResultSet) -> Section:
 def headline(results: ResultSet) -> list[Headline]:
     """The loss that quantization adds to that with unquantized logits."""
     found = []
-    curves = FIGURE_8[PAPER_TRANSFORMER], FIGURE_8[PAPER_DIFF]
     for granularity, bits in reversed(results.keys("granularity", "bits")):
         if bits == UNQUANTIZED:
             continue
-        key = {"task": "nll", "granularity": granularity}
         paper = None
-        if all(bits in curve for curve in curves):
-            lost = [curve[UNQUANTIZED] - curve[bits] for curve in curves]
-            texts = (f"{lost[0]:.1f} points of HellaSwag", f"{lost[1]:.1f} points")
-            paper = Paper("Figure 8, read off", texts, wins=lost[1] < lost[0])
+        if all(bits in curve for curve in FIGURE_8.values()):
+            transformer, diff = (curve[UNQUANTIZED] - curve[bits] for curve in FIGURE_8.values())
+            texts = (f"{transformer:.1f} points of HellaSwag", f"{diff:.1f} points")
+            paper = Paper("Figure 8, read off", texts, wins=diff < transformer)
         what = f"loss added by attention logits in {bits} bits, one range per {granularity}"
-        few, full = {**key, "bits": bits}, {**key, "bits": UNQUANTIZED}
-        found.append(Headline("nll", what, LOWER, few, paper, baseline=full))
+        few = {"task": "nll", "granularity": granularity, "bits": bits}
+        found.append(Headline("nll", what, LOWER, few, paper, baseline={**few, "bits": UNQUANTIZED}))
     return found
 
 
-def _in_percent(task: str, measure: Measure | None) -> Measure | None:
-    return percent(measure) if task == "hellaswag" else measure
-
-
-def _paper(task: str) -> Mapping[str, Mapping[int, float]]:
-    return FIGURE_8 if task == "hellaswag" else {PAPER_TRANSFORMER: {}, PAPER_DIFF: {}}
+def _measure(results: ResultSet, label: str, **key) -> Measure | None:
+    if key["task"] == "nll":
+        return results.measure(label, "nll", **key)
+    return percent(results.measure(label, "acc_norm", **key))
 
 
 def _table(results: ResultSet, task: str) -> Table:
-    rows: list[list] = []
-    for granularity, bits in sorted(results.keys("granularity", "bits"), reverse=True):
-        ours = model_columns(results, _METRICS[task], task=task, granularity=granularity, bits=bits)
-        if any(ours):
-            paper = [curve.get(bits) for curve in _paper(task).values()]
-            differs = _differs(results, task, bits, granularity)
-            rows.append([str(bits), granularity, *(_in_percent(task, x) for x in ours), *paper, differs])
-    columns = ["bits", "range of a", *results.labels, *_paper(task), DIFFERS]
-    name = _NAMES[task]
-    return Table(name[0].upper() + name[1:], columns, rows, digits=1 if task == "hellaswag" else 3)
-
-
-def _differs(results: ResultSet, task: str, bits: int, granularity: str) -> str:
-    settings, differences = results.settings, other_sizes(results)
-    if bits < UNQUANTIZED:
-        differences.append(f"one range per {granularity}; the paper does not say")
+    settings, rows, always = results.settings, [], []
     if task == "nll":
-        differences.append(f"text ({settings['dataset']}, rows of {settings['length']:,} tokens), not HellaSwag")
+        always.append(f"text ({settings['dataset']}, rows of {settings['length']:,} tokens), not HellaSwag")
     elif settings["data_dir"] is not None:
-        differences.append(f"rows of {settings['data_dir']}")
+        always.append(f"rows of {settings['data_dir']}")
     if settings["limit"] is not None:
-        differences.append(f"at most {settings['limit']:,} samples")
-    return "; ".join(differences) or "training and lm-eval's version, if anything"
+        always.append(f"at most {settings['limit']:,} samples")
+    for granularity, bits in sorted(results.keys("granularity", "bits"), reverse=True):
+        key = {"task": task, "granularity": granularity, "bits": bits}
+        ours = [_measure(results, label, **key) for label in results.labels]
+        if any(ours):
+            paper = [curve.get(bits) if task == "hellaswag" else None for curve in FIGURE_8.values()]
+            own = [f"one range per {granularity}; the paper does not say"] if bits < UNQUANTIZED else []
+            differs = [*other_sizes(results), *own, *always] or ["training and lm-eval's version, if anything"]
+            rows.append([str(bits), granularity, *ours, *paper, "; ".join(differs)])
+    columns = ["bits", "range of a", *results.labels, *FIGURE_8, DIFFERS]
+    return Table(_NAMES[task][0].upper() + _NAMES[task][1:], columns, rows, digits=1 if task == "hellaswag" else 3)
 
 
 def _figure(results: ResultSet, task: str) -> Figure:
@@ -263,16 +219,14 @@ def _figure(results: ResultSet, task: str) -> Figure:
             for granularity, line in _LINES.items():
                 key = {"task": task, "granularity": granularity}
                 bits = sorted({cell.key["bits"] for cell in results.select(label, **key)}, reverse=True)
-                found = [_in_percent(task, results.measure(label, _METRICS[task], **key, bits=x)) for x in bits]
-                measures = [measure for measure in found if measure is not None]
+                measures = [x for x in (_measure(results, label, **key, bits=x) for x in bits) if x]
                 if measures:
                     y, error = [x.value for x in measures], [x.stderr or 0 for x in measures]
                     name, ink = f"{label}, range of a {granularity}", color(results.labels, label)
                     axes.errorbar(bits, y, error, label=name, color=ink, linestyle=line, marker="o", capsize=3)
-        for name, points in _paper(task).items():
-            if points:
-                x, y = list(points), list(points.values())
-                axes.plot(x, y, label=f"{name}, read off", color=_GREYS[name], linestyle="--", marker="x", linewidth=1)
+        for name, points in FIGURE_8.items() if task == "hellaswag" else ():
+            x, y = list(points), list(points.values())
+            axes.plot(x, y, label=f"{name}, read off", color=_GREYS[name], linestyle="--", marker="x", linewidth=1)
         axes.set(xlabel="bits per attention logit", ylabel=_NAMES[task])
         axes.set_xticks(sorted({cell.key["bits"] for cell in results.cells if cell.matches(task=task)}))
         axes.invert_xaxis()

@@ -1,12 +1,10 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Negative log-likelihood by position (Figure 4, arXiv:2410.05258).
 
-This is the average over all tokens up to each position, in nats, for documents of up to 64K tokens. A document goes
-through the model in chunks over a cache, so that the logits of all positions are never held at once.
-"""
+This is the average over all tokens up to each position, in nats, for documents of up to 64K tokens."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from tqdm.auto import tqdm
@@ -16,18 +14,18 @@ from ..models import LoadedModel, check_length
 from ..render import DIFFERS, Figure, Section, Table, draw_models, model_columns, other_sizes, spread
 from ..results import Cell, Measure, Results, ResultSet, common_documents
 from ..text import DocumentArguments, load_documents, token_rows
-from . import LOWER, Headline, Paper
+from . import LOWER, Headline, Paper, option
 
 ORDER = 2
 
 
 @dataclass
 class Arguments(DocumentArguments):
-    length: int = field(default=65536, metadata={"help": "Tokens per document; shorter documents are left out."})
-    documents: int = field(default=50, metadata={"help": "Maximum number of documents."})
-    points: int = field(default=64, metadata={"help": "Number of positions at which the curve is recorded."})
-    join: bool = field(default=False, metadata={"help": "Concatenate short documents to reach the length."})
-    chunk_size: int = field(default=CHUNK, metadata={"help": "Tokens per forward pass."})
+    length: int = option(65536, "Tokens per document; shorter documents are left out.")
+    documents: int = option(50, "Maximum number of documents.")
+    points: int = option(64, "Number of positions at which the curve is recorded.")
+    join: bool = option(False, "Concatenate short documents to reach the length.")
+    chunk_size: int = option(CHUNK, "Tokens per forward pass.")
 
 
 def cumulative_mean(losses: torch.Tensor) -> torch.Tensor:
@@ -38,7 +36,7 @@ def cumulative_mean(losses: torch.Tensor) -> torch.Tensor:
 def positions(length: int, points: int) -> list[int]:
     """The numbers of predicted tokens at which the curve is recorded: evenly spaced, the last at the end."""
     points = min(points, length - 1)
-    return [round((length - 1) * (i + 1) / points) for i in range(points)]
+    return [round((length - 1) * i / points) for i in range(1, points + 1)]
 
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
@@ -71,7 +69,9 @@ def section(results: ResultSet) -> Section:
         shown, differs = spread(positions), ""  # a study describes its data elsewhere
     else:
         shown = [positions[max(0, round(len(positions) * share) - 1)] for share in (1 / 8, 1 / 4, 1 / 2, 1)]
-        differs = _differs(results)
+        documents = common_documents(results.results)
+        found = [*other_sizes(results), f"text: {results.settings['dataset']}, {len(documents)} documents"]
+        differs = "; ".join(found + [f"{r.label} has more" for r in results.results if len(r.cells) > len(documents)])
     rows: list[list] = [
         [position + 1, *model_columns(curves, "nll", position=position), differs] for position in dict.fromkeys(shown)
     ]
@@ -97,16 +97,8 @@ def section(results: ResultSet) -> Section:
 
 
 def headline(results: ResultSet) -> list[Headline]:
-    curves = results.condensed(condense)
     paper = Paper("Figure 4, without numbers", (None, "lower"), wins=True)
     return [
         Headline("nll", f"loss of the first {last + 1:,} tokens of a text", LOWER, {"position": last}, paper)
-        for (last,) in curves.keys("position")[-1:]
+        for (last,) in results.condensed(condense).keys("position")[-1:]
     ]
-
-
-def _differs(results: ResultSet) -> str:
-    documents = common_documents(results.results)
-    found = [*other_sizes(results), f"text: {results.settings['dataset']}, {len(documents)} documents"]
-    found += [f"{r.label} has more" for r in results.results if len(r.cells) > len(documents)]
-    return "; ".join(found)

@@ -8,15 +8,14 @@ The protocol measures the largest magnitudes, and the median, over 0.4M tokens o
 - hidden states: the output of each decoder layer, before the final norm.
 
 The paper reports "the largest activation values" and "their magnitude", taken here as absolute values over all layers,
-heads and channels. The largest are exact; the median's error has a bound, which is part of the results.
-"""
+heads and channels."""
 
 import base64
 import math
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -28,20 +27,10 @@ from transformers import PreTrainedModel
 from ..generate import CHUNK, chunks
 from ..models import LoadedModel, check_length
 from ..probe import Probe, attention_probe
-from ..render import (
-    DIFFERS,
-    PAPER_DIFF,
-    PAPER_TRANSFORMER,
-    Figure,
-    Section,
-    Table,
-    color,
-    model_columns,
-    other_sizes,
-)
+from ..render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Figure, Section, Table, color, model_columns, other_sizes
 from ..results import Measure, Results, ResultSet
 from ..text import DocumentArguments, load_documents, token_rows
-from . import LOWER, Headline, Paper
+from . import LOWER, Headline, Paper, option
 
 ORDER = 7
 RANKS = (1, 2, 3, 10, 100)
@@ -55,127 +44,98 @@ PAPER = {
     HIDDEN: ((3608.6, 3607.4, 3603.6, 3552.1, 2448.2, 0.6), (1688.2, 1672.5, 1672.1, 1624.3, 740.9, 1.2)),
 }
 PAPER_TOKENS = 400_000
+BITS = 8  # of the mantissa, by which a histogram counts
+MEDIAN_ERROR = 2.0 ** -(BITS + 1) + 2.0**-23  # a bound on the relative error of the median
 
 
 @dataclass
 class Arguments(DocumentArguments):
-    tokens: int = field(default=400_000, metadata={"help": "Minimum number of tokens in all rows together."})
-    length: int = field(default=4096, metadata={"help": "Tokens per row."})
-    join: bool = field(default=True, metadata={"help": "Concatenate short documents to reach the length."})
-    chunk_size: int = field(default=CHUNK, metadata={"help": "Tokens per forward pass."})
+    tokens: int = option(400_000, "Minimum number of tokens in all rows together.")
+    length: int = option(4096, "Tokens per row.")
+    join: bool = option(True, "Concatenate short documents to reach the length.")
+    chunk_size: int = option(CHUNK, "Tokens per forward pass.")
 
 
-class LogHistogram:
-    """Counts of magnitudes by their leading bits in float32, 8 of the exponent and `bits` of the mantissa: the median
-    of more numbers than fit into memory. Histograms add up, so that a stopped run can resume.
+class Magnitudes:
+    """The largest |values|, with their layers, and the median of more values than fit into memory.
 
-    Bit patterns of numbers that are not negative are ordered like the numbers, so a bin is an interval. `[2^e, 2^(e +
-    1))` has `2^bits` bins of equal width, so a number is at most `2^(e - bits - 1)` from the middle of its bin. The
-    median, taken of these middles, is off by at most `relative_error`, whose last term is for rounding, or absolutely
-    by `2^(-126 - bits)` below 2^-126, where float32 loses precision."""
+    The median is that of a histogram by the leading bits in float32, 8 of the exponent and `BITS` of the mantissa. Bit
+    patterns of numbers that are not negative are ordered like the numbers, so a bin is an interval: `[2^e, 2^(e + 1))`
+    has `2^BITS` bins of equal width, so a number is at most `2^(e - BITS - 1)` from the middle of its bin. The median,
+    taken of these middles, is off by at most `MEDIAN_ERROR`, whose last term is for rounding, or absolutely by
+    `2^(-126 - BITS)` below 2^-126, where float32 loses precision."""
 
-    def __init__(self, bits: int = 8, counts: torch.Tensor | None = None):
-        self.bits = bits
-        self._shift = 23 - bits
-        self.counts = torch.zeros(255 << bits, dtype=torch.long) if counts is None else counts
-
-    @property
-    def relative_error(self) -> float:
-        """A bound on the relative error of the median."""
-        return 2.0 ** -(self.bits + 1) + 2.0**-23
+    def __init__(self, count: int = max(RANKS)):
+        self.count, self.counts = count, torch.zeros(255 << BITS, dtype=torch.long)
+        self.top, self.layers = torch.empty(0), torch.empty(0, dtype=torch.long)
 
     @property
     def total(self) -> int:
         return int(self.counts.sum())
 
-    def update(self, magnitudes: torch.Tensor) -> None:
-        """Takes magnitudes of any shape and floating type. Raises ValueError if one is not finite in float32."""
-        bins = magnitudes.flatten().to(torch.float32).contiguous().view(torch.int32) >> self._shift
+    def update(self, values: torch.Tensor, layer: int) -> None:
+        """Takes values of any shape and floating type. Raises ValueError if one is not finite in float32."""
+        magnitudes = values.abs().flatten()
+        bins = magnitudes.to(torch.float32).view(torch.int32) >> (23 - BITS)
         counts = torch.bincount(bins, minlength=len(self.counts))
         if len(counts) > len(self.counts):
             raise ValueError(
                 "An activation is infinite or not a number. Check the model's weights, or evaluate it in another "
                 "--dtype."
             )
-        self.counts = self.counts.to(counts.device) + counts
-
-    def merge(self, other: "LogHistogram") -> None:
-        self.counts = self.counts + other.counts.to(self.counts.device)
-
-    def median(self) -> float:
-        """Raises ValueError if the histogram is empty."""
-        total = self.total
-        if total == 0:
-            raise ValueError("Got no numbers to take the median of.")
-        ranks = torch.tensor([(total - 1) // 2, total // 2], device=self.counts.device)
-        bins = torch.searchsorted(self.counts.cumsum(0), ranks, right=True)
-        middles = ((bins << self._shift) + (1 << (self._shift - 1))).to(torch.int32).view(torch.float32)
-        return middles.where(bins > 0, 0).double().mean().item()  # bin 0 holds the zeros
-
-    def octaves(self) -> dict[int, int]:
-        """The count of numbers in [2^e, 2^(e + 1)) by e, ascending; e = -127 counts the numbers below 2^-126."""
-        counts = self.counts.view(255, -1).sum(1).tolist()
-        return {e - 127: count for e, count in enumerate(counts) if count}
-
-    def to_json(self) -> dict[str, Any]:
-        packed = zlib.compress(self.counts.cpu().numpy().tobytes())
-        return {"bits": self.bits, "counts": base64.b64encode(packed).decode()}
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> "LogHistogram":
-        raw = bytearray(zlib.decompress(base64.b64decode(content["counts"])))
-        return cls(content["bits"], torch.frombuffer(raw, dtype=torch.long))
-
-
-class Magnitudes:
-    """The largest |values|, with their layers, and a histogram of all."""
-
-    def __init__(self, count: int = max(RANKS)):
-        self.count, self.histogram = count, LogHistogram()
-        self.top, self.layers = torch.empty(0), torch.empty(0, dtype=torch.long)
-
-    def update(self, values: torch.Tensor, layer: int) -> None:
-        """Takes values of any shape and floating type."""
-        magnitudes = values.abs().flatten()
-        self.histogram.update(magnitudes)
         largest = magnitudes.topk(min(self.count, len(magnitudes))).values
-        self._keep(largest, torch.full(largest.shape, layer, device=largest.device))
+        self._add(counts, largest, torch.full(largest.shape, layer, device=largest.device))
 
     def merge(self, other: "Magnitudes") -> None:
-        self.histogram.merge(other.histogram)
-        self._keep(other.top, other.layers)
+        self._add(other.counts, other.top, other.layers)
 
-    def _keep(self, values: torch.Tensor, layers: torch.Tensor) -> None:
+    def _add(self, counts: torch.Tensor, values: torch.Tensor, layers: torch.Tensor) -> None:
+        self.counts = self.counts.to(counts.device) + counts
         values, layers = torch.cat([self.top.to(values), values]), torch.cat([self.layers.to(layers), layers])
         self.top, order = values.topk(min(self.count, len(values)))
         self.layers = layers[order]
 
+    def median(self) -> float:
+        """Raises ValueError without values."""
+        if self.total == 0:
+            raise ValueError("Got no numbers to take the median of.")
+        ranks = torch.tensor([(self.total - 1) // 2, self.total // 2], device=self.counts.device)
+        bins = torch.searchsorted(self.counts.cumsum(0), ranks, right=True)
+        middles = ((bins << (23 - BITS)) + (1 << (22 - BITS))).to(torch.int32).view(torch.float32)
+        return middles.where(bins > 0, 0).double().mean().item()  # bin 0 holds the zeros
+
+    def octaves(self) -> dict[int, int]:
+        """The count of values in [2^e, 2^(e + 1)) by e, ascending; e = -127 counts the values below 2^-126."""
+        counts = self.counts.view(255, -1).sum(1).tolist()
+        return {e - 127: count for e, count in enumerate(counts) if count}
+
     def measures(self) -> dict[str, Measure]:
         """`top_1` ... `top_100`, as far as there are enough values, and `median`; n is the number of values."""
-        n, top = self.histogram.total, self.top.tolist()
-        found = {f"top_{rank}": Measure(top[rank - 1], n) for rank in RANKS if rank <= len(top)}
-        return {**found, "median": Measure(self.histogram.median(), n)}
+        found = {f"top_{rank}": value for rank, value in enumerate(self.top.tolist(), 1) if rank in RANKS}
+        return {name: Measure(value, self.total) for name, value in {**found, "median": self.median()}.items()}
 
     def data(self) -> dict[str, Any]:
-        octaves = self.histogram.octaves()
+        octaves = self.octaves()
         return {
             "top": self.top.tolist(),
             "top_layers": self.layers.tolist(),
-            "median_relative_error": self.histogram.relative_error,
+            "median_relative_error": MEDIAN_ERROR,
             "octaves": list(octaves),  # e of [2^e, 2^(e + 1))
             "octave_counts": list(octaves.values()),
         }
 
     def to_json(self) -> dict[str, Any]:
         top = {"k": self.count, "values": self.top.tolist(), "sources": self.layers.tolist()}
-        return {"top": top, "histogram": self.histogram.to_json()}
+        packed = base64.b64encode(zlib.compress(self.counts.cpu().numpy().tobytes())).decode()
+        return {"top": top, "histogram": {"bits": BITS, "counts": packed}}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "Magnitudes":
-        found = cls(content["top"]["k"])
-        found.top = torch.tensor(content["top"]["values"], dtype=torch.float64)  # exact for any floating type
-        found.layers = torch.tensor(content["top"]["sources"], dtype=torch.long)
-        found.histogram = LogHistogram.from_json(content["histogram"])
+        top, packed = content["top"], content["histogram"]["counts"]
+        found = cls(top["k"])
+        found.top = torch.tensor(top["values"], dtype=torch.float64)  # exact for any floating type
+        found.layers = torch.tensor(top["sources"], dtype=torch.long)
+        found.counts = torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(packed))), dtype=torch.long)
         return found
 
 
@@ -211,12 +171,10 @@ def layer_outputs(model: PreTrainedModel, observe: Callable[[torch.Tensor, int],
     def hook(index: int):
         return lambda module, args, output: observe(output[0] if isinstance(output, tuple) else output, index)
 
-    handles = [layer.register_forward_hook(hook(i)) for i, layer in enumerate(decoder_layers(model))]
-    try:
+    with ExitStack() as stack:
+        for i, layer in enumerate(decoder_layers(model)):
+            stack.enter_context(layer.register_forward_hook(hook(i)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def measure_row(model: PreTrainedModel, input_ids: torch.Tensor, chunk_size: int = CHUNK) -> dict[str, Magnitudes]:
@@ -250,12 +208,15 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
 
 
 def section(results: ResultSet) -> Section:
+    settings, tokens = results.settings, min(cell.data.get("tokens", PAPER_TOKENS) for cell in results.cells)
+    text = f"text: {settings['dataset']}, rows of {settings['length']:,} tokens (the paper names neither)"
+    fewer = [f"{tokens:,} tokens, not {PAPER_TOKENS:,}"] if tokens < PAPER_TOKENS else []
+    differs = "; ".join([*other_sizes(results), text, *fewer])
     rows: list[list] = []
-    for activation, (transformer, diff) in PAPER.items():
-        for statistic, *paper in zip(STATISTICS, transformer, diff, strict=True):
+    for activation, papers in PAPER.items():
+        for statistic, *paper in zip(STATISTICS, *papers, strict=True):
             measures = model_columns(results, statistic, activation=activation)
-            name = f"{NAMES[activation]}, {statistic.replace('_', ' ')}"
-            rows.append([name, *paper, *measures, _differs(results)])
+            rows.append([f"{NAMES[activation]}, {statistic.replace('_', ' ')}", *paper, *measures, differs])
     columns = ["magnitude", PAPER_TRANSFORMER, PAPER_DIFF, *results.labels, DIFFERS]
     detailed = all("octaves" in cell.data for cell in results.cells)  # a study keeps the measures alone
     caption = "The distribution of magnitudes; outliers form the tail on the right."
@@ -273,11 +234,10 @@ def section(results: ResultSet) -> Section:
 
 def headline(results: ResultSet) -> list[Headline]:
     found = []
-    for activation in ACTIVATIONS:
-        paper = Paper.printed("Table 5", [values[0] for values in PAPER[activation]], LOWER)
-        what = f"largest magnitude of {NAMES[activation]}"
-        if (activation,) in results.keys("activation"):
-            found.append(Headline("top_1", what, LOWER, {"activation": activation}, paper))
+    for key in ({"activation": activation} for (activation,) in results.keys("activation")):
+        paper = Paper.printed("Table 5", [values[0] for values in PAPER[key["activation"]]], LOWER)
+        what = f"largest magnitude of {NAMES[key['activation']]}"
+        found.append(Headline("top_1", what, LOWER, key, paper))
     return found
 
 
@@ -286,24 +246,14 @@ def _draw(canvas, results: ResultSet) -> None:
         for label in results.labels:
             for i, cell in enumerate(results.select(label, activation=activation)):
                 counts = cell.data["octave_counts"]
-                at_least = list(accumulate(reversed(counts)))[::-1]
-                x = [2.0**e for e in cell.data["octaves"]]
                 # One value lies beyond the lower end of the last octave for sure: the largest
-                x, y = [*x, cell.data["top"][0]], [*(count / sum(counts) for count in at_least), 1 / sum(counts)]
+                at_least = [*list(accumulate(reversed(counts)))[::-1], 1]
+                x = [*(2.0**e for e in cell.data["octaves"]), cell.data["top"][0]]
+                y = [count / sum(counts) for count in at_least]
                 axes.plot(x, y, label=None if i else label, color=color(results.labels, label))
         axes.set(xscale="log", yscale="log", xlabel=f"magnitude of {name}", xlim=(2.0**-10, None))
     canvas.axes[0].set_ylabel("share of values at least as large")
     canvas.axes[0].legend(frameon=False)
-
-
-def _differs(results: ResultSet) -> str:
-    settings = results.settings
-    found = other_sizes(results)
-    found.append(f"text: {settings['dataset']}, rows of {settings['length']:,} tokens (the paper names neither)")
-    tokens = min(cell.data.get("tokens", PAPER_TOKENS) for cell in results.cells)
-    if tokens < PAPER_TOKENS:
-        found.append(f"{tokens:,} tokens, not {PAPER_TOKENS:,}")
-    return "; ".join(found)
 
 
 def _notes(results: ResultSet) -> list[str]:

@@ -9,7 +9,7 @@ could be copied from the first."""
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from ..models import LoadedModel, check_length
 from ..render import DIFFERS, Figure, Section, Table, draw_models, model_columns
 from ..results import Measure, Results, ResultSet
 from ..text import start_ids
-from . import HIGHER, Headline
+from . import HIGHER, Headline, option
 
 ORDER = 11
 NO_SETTINGS = ("pairs",)  # points of the grid, to which a later run may add
@@ -29,16 +29,11 @@ NO_SETTINGS = ("pairs",)  # points of the grid, to which a later run may add
 
 @dataclass
 class Arguments:
-    pairs: list[int] = field(
-        default_factory=lambda: [4, 8, 16, 32, 64], metadata={"help": "Numbers of pairs in a row."}
-    )
-    length: int = field(default=256, metadata={"help": "Tokens per row."})
-    rows: int = field(default=200, metadata={"help": "Rows per number of pairs."})
-    vocabulary: int | None = field(
-        default=None,
-        metadata={
-            "help": "Draw keys and values from this many ordinary tokens of the vocabulary, by default from all."
-        },
+    pairs: list[int] = option([4, 8, 16, 32, 64], "Numbers of pairs in a row.")
+    length: int = option(256, "Tokens per row.")
+    rows: int = option(200, "Rows per number of pairs.")
+    vocabulary: int | None = option(
+        None, "Draw keys and values from this many ordinary tokens of the vocabulary, by default from all."
     )
 
 
@@ -48,10 +43,7 @@ class Row(NamedTuple):
 
 
 def keys_and_values(tokenizer: PreTrainedTokenizerBase, vocabulary: int | None = None) -> tuple[list[int], list[int]]:
-    """The ids of ordinary tokens, alternately keys and values.
-
-    Raises ValueError if the tokenizer has fewer than `vocabulary`.
-    """
+    """The ids of ordinary tokens, alternately keys and values. ValueError if there are fewer than `vocabulary`."""
     special = set(tokenizer.all_special_ids)
     ids = [i for i in sorted(tokenizer.get_vocab().values()) if i not in special]
     if vocabulary is not None and not 2 <= vocabulary <= len(ids):
@@ -61,19 +53,10 @@ def keys_and_values(tokenizer: PreTrainedTokenizerBase, vocabulary: int | None =
 
 
 def recall_row(
-    keys: Sequence[int],
-    values: Sequence[int],
-    pairs: int,
-    length: int,
-    rng: random.Random,
-    start: Sequence[int] = (),
+    keys: Sequence[int], values: Sequence[int], pairs: int, length: int, rng: random.Random, start: Sequence[int] = ()
 ) -> Row:
-    """A row of `length` tokens, or of one less if a pair does not fit into the rest.
-
-    start: what the tokenizer puts before every text.
-
-    Raises ValueError if there are fewer keys than pairs, or no room for a query.
-    """
+    """A row of `length` tokens that begins with `start`, or of one less if a pair does not fit into the rest. Raises
+    ValueError if there are fewer keys than pairs, or no room for a query."""
     if not 1 <= pairs <= len(keys) or len(start) + 2 * pairs + 2 > length:
         raise ValueError(
             f"Got {pairs} pairs in {length} tokens; 1 <= pairs <= {len(keys):,} keys is needed, and room for "
@@ -104,24 +87,22 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     start = start_ids(loaded.tokenizer)
     number = min(arguments.rows, options.limit or arguments.rows)
 
-    def make_rows(pairs: int, number: int) -> list[Row]:
-        seeds = [f"{options.seed}|{pairs}|{i}" for i in range(number)]
-        return [recall_row(keys, values, pairs, arguments.length, random.Random(seed), start) for seed in seeds]
+    def make_row(pairs: int, i: int) -> Row:
+        rng = random.Random(f"{options.seed}|{pairs}|{i}")
+        return recall_row(keys, values, pairs, arguments.length, rng, start)
 
     todo = results.todo([{"pairs": pairs} for pairs in sorted(set(arguments.pairs))])
     for key in todo:
-        make_rows(int(key["pairs"]), 1)  # raises before the model runs if the pairs do not fit
+        make_row(int(key["pairs"]), 0)  # raises before the model runs if the pairs do not fit
     for key in tqdm(todo, desc=f"{loaded.label}: numbers of pairs", unit="cell"):
-        rows = make_rows(int(key["pairs"]), number)
+        rows = [make_row(int(key["pairs"]), i) for i in range(number)]
         batches = in_batches(lambda batch: recall_accuracy(loaded.model, batch), rows, options.batch_size, start=16)
         results.add(key, {"accuracy": Measure.of(score for _, score in batches)}, {"queries": len(rows[0].queries)})
 
 
 def section(results: ResultSet) -> Section:
     counts = [pairs for (pairs,) in results.keys("pairs")]
-    rows: list[list] = [
-        [pairs, 1 / pairs, *model_columns(results, "accuracy", pairs=pairs), "not in the paper"] for pairs in counts
-    ]
+    rows = [[n, 1 / n, *model_columns(results, "accuracy", pairs=n), "not in the paper"] for n in counts]
 
     def draw(canvas):
         axes = canvas.subplots()

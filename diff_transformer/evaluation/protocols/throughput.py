@@ -4,15 +4,12 @@
 Forward computes the logits of all tokens, which is the cost of a prompt; forward and backward compute the loss and all
 gradients, which is the cost of a training step without its optimizer. The figure is the median over the rounds, by the
 clock, Python included. The input is random tokens, and the weights do not matter: a model with random weights will do.
-
-Models are measured one after another. `python -m benchmarks.model_gpu` compares them in turns, with more attention
-implementations and lengths, and checks flash_diff against float32 first.
 """
 
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from tqdm.auto import tqdm
@@ -20,11 +17,13 @@ from transformers import PreTrainedModel
 
 from ..models import LoadedModel, check_length
 from ..render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Section, Table
-from ..results import Cell, Key, Measure, Results, ResultSet, hardware
+from ..results import Measure, Results, ResultSet, hardware
+from . import option
 
 ORDER = 12
 NO_SETTINGS = ("lengths", "tasks")  # points of the grid, to which a later run may add
 FORWARD, BACKWARD = TASKS = ("forward", "forward+backward")
+KEY = ("size", "length", "task")
 WARM_UP = 2  # rounds: compilation, autotuning, allocation
 
 # Table 7: (size, length, task) -> tokens per second of the Transformer and of DIFF
@@ -36,21 +35,18 @@ TABLE_7 = {
     ("13B", 2048, BACKWARD): (998, 942),
     ("13B", 2048, FORWARD): (14346, 13653),
 }
-PAPER_HARDWARE = "H100"
 _SIZES = {"3B": (2.5e9, 4e9), "13B": (12e9, 15e9)}  # the paper's models, by their parameters
 _RATIO, _PAPER_RATIO = "DIFF / Transformer", "paper: DIFF / Transformer"
 
 
 @dataclass
 class Arguments:
-    lengths: list[int] = field(default_factory=lambda: [2048, 4096], metadata={"help": "Tokens per sequence."})
-    tasks: list[str] = field(
-        default_factory=lambda: list(TASKS), metadata={"help": "What is timed.", "choices": TASKS}
-    )
-    tokens: int = field(default=4096, metadata={"help": "Tokens per batch; a batch has at least one sequence."})
-    rounds: int = field(default=10, metadata={"help": "Timed rounds, after two that warm up."})
-    gradient_checkpointing: bool = field(
-        default=False, metadata={"help": "Keep no activations within a layer; the backward computes them again."}
+    lengths: list[int] = option([2048, 4096], "Tokens per sequence.")
+    tasks: list[str] = option(list(TASKS), "What is timed.", choices=TASKS)
+    tokens: int = option(4096, "Tokens per batch; a batch has at least one sequence.")
+    rounds: int = option(10, "Timed rounds, after two that warm up.")
+    gradient_checkpointing: bool = option(
+        False, "Keep no activations within a layer; the backward computes them again."
     )
 
     def __post_init__(self):
@@ -63,8 +59,8 @@ class Arguments:
 
 def size_of(parameters: int) -> str:
     """The paper's name for a model of this size, else its parameters in millions."""
-    fitting = [name for name, (least, most) in _SIZES.items() if least < parameters < most]
-    return fitting[0] if fitting else f"{parameters / 1e6:,.1f}M"
+    fitting = (name for name, (least, most) in _SIZES.items() if least < parameters < most)
+    return next(fitting, f"{parameters / 1e6:,.1f}M")
 
 
 def step(model: PreTrainedModel, input_ids: torch.Tensor, task: str) -> Callable[[], None]:
@@ -82,20 +78,19 @@ def step(model: PreTrainedModel, input_ids: torch.Tensor, task: str) -> Callable
 
 
 def seconds(run: Callable[[], None], device: torch.device) -> float:
-    _synchronize(device)
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda device: None
+    synchronize(device)
     start = time.perf_counter()
     run()
-    _synchronize(device)
+    synchronize(device)
     return time.perf_counter() - start
 
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
     check_length(loaded.model, max(arguments.lengths), "A sequence")
     size = size_of(loaded.identity["parameters"])
-    keys: list[Key] = [
-        {"size": size, "length": length, "task": task} for length in arguments.lengths for task in arguments.tasks
-    ]
-    todo = results.todo(keys)
+    grid = [(length, task) for length in arguments.lengths for task in arguments.tasks]
+    todo = results.todo([{"size": size, "length": length, "task": task} for length, task in grid])
     rounds = min(arguments.rounds, options.limit or arguments.rounds)
     with (
         torch.inference_mode(False),
@@ -120,18 +115,24 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
 
 
 def section(results: ResultSet) -> Section:
-    rows: list[list] = []
-    for point in dict.fromkeys(tuple(cell.key[x] for x in ("size", "length", "task")) for cell in results.cells):
-        key = dict(zip(("size", "length", "task"), point, strict=True))
+    implementations = " and ".join(sorted({str(r.model["attn_implementation"]) for r in results.results}))
+    settings, rows = results.settings, []
+    always = ["gradient checkpointing"] if settings["gradient_checkpointing"] else []
+    always += [f"loss in chunks of {chunk:,} tokens"] if (chunk := settings.get("loss_chunk")) else []
+    for size, length, task in dict.fromkeys(tuple(cell.key[x] for x in KEY) for cell in results.cells):
+        key = {"size": size, "length": length, "task": task}
         measures = {label: results.measure(label, "tokens_per_second", **key) for label in results.labels}
         ours = {label: measure.value for label, measure in measures.items() if measure}
-        transformer, diff = TABLE_7.get(point, (None, None))
-        ratio = ours["DIFF"] / ours["Transformer"] if {"DIFF", "Transformer"} <= set(ours) else None
+        paper = TABLE_7.get((size, length, task), (None, None))
+        ratios = [
+            f"{diff / transformer:.2f}" if diff and transformer else None
+            for transformer, diff in ((ours.get("Transformer"), ours.get("DIFF")), paper)
+        ]
         speeds = [round(ours[label]) if label in ours else None for label in results.labels]
-        paper_ratio = diff / transformer if diff and transformer else None
-        differs = _differs(results, [cell for cell in results.cells if cell.matches(**key)])
-        name = "{}, {:,} tokens, {}".format(*point)
-        rows.append([name, *speeds, _digits(ratio), transformer, diff, _digits(paper_ratio), differs])
+        data = next(cell.data for cell in results.cells if cell.matches(**key))
+        differs = [data["hardware"]] if "H100" not in data["hardware"] else []
+        differs += [implementations, f"batch {data['batch']}", *always]
+        rows.append([f"{size}, {length:,} tokens, {task}", *speeds, ratios[0], *paper, ratios[1], "; ".join(differs)])
     columns = ["model", *results.labels, _RATIO, PAPER_TRANSFORMER, PAPER_DIFF, _PAPER_RATIO, DIFFERS]
     return Section(
         title="Throughput",
@@ -141,28 +142,6 @@ def section(results: ResultSet) -> Section:
         tables=[Table("Tokens per second", columns, rows)],
         notes=[
             "The figure is the median over the rounds. The paper has its customized FlashAttention-2 for both models, "
-            "on H100-80GB, and does not state the batch.",
+            "on H100-80GB, and does not state the batch."
         ],
     )
-
-
-def _differs(results: ResultSet, cells: list[Cell]) -> str:
-    data, settings = cells[0].data, results.settings
-    differences = [" and ".join(sorted({str(r.model["attn_implementation"]) for r in results.results}))]
-    if PAPER_HARDWARE not in data["hardware"]:
-        differences.insert(0, data["hardware"])
-    differences.append(f"batch {data['batch']}")
-    if settings["gradient_checkpointing"]:
-        differences.append("gradient checkpointing")
-    if settings.get("loss_chunk"):
-        differences.append(f"loss in chunks of {settings['loss_chunk']:,} tokens")
-    return "; ".join(differences)
-
-
-def _digits(ratio: float | None) -> str | None:
-    return None if ratio is None else f"{ratio:.2f}"
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

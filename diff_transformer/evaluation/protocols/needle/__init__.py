@@ -2,11 +2,8 @@
 """Multi-needle retrieval (Table 2 and Figure 5, arXiv:2410.05258).
 
 N sentences (needles) in a long text each give a city a magic number, and one question asks for R of the numbers. The
-queried needles are at a given depth, all others at random depths. The defaults are those of Table 2. For Figure 5, on
-models extended to 64K tokens, use `--lengths 8192 16384 24576 32768 40960 49152 57344 65536 --pairs 8:1`.
-
-The paper does not print its prompts. These come from earlier code of its authors, or from LWM, whose protocol the
-paper follows.
+queried needles are at a given depth, all others at random depths. The defaults are those of Table 2. The paper does
+not print its prompts. These come from earlier code of its authors, or from LWM, whose protocol the paper follows.
 
 Accuracy is the share of queried cities whose number is in the greedy answer as a whole number: 123 is not in 51234. If
 one city is queried, its number may be anywhere in the answer, as in the code of YOCO and LWM. If several are queried,
@@ -16,8 +13,11 @@ order of the question; and the first number given to a city counts. Swapped numb
 import math
 import random
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure as Canvas
@@ -28,23 +28,19 @@ from ...models import LoadedModel, check_length
 from ...render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Figure, Section, Table, model_columns, other_sizes
 from ...results import Key, Measure, Results, ResultSet, mean
 from ...text import load_documents
-from .. import HIGHER, Headline, Paper
+from .. import HIGHER, Headline, Paper, option
 from .haystack import WORDINGS, NeedleArguments, NeedlePrompt, haystack_tokens, needle_prompt
 
 ORDER = 3
 NO_SETTINGS = ("lengths", "pairs")  # points of the grid, to which a later run may add
+KEY = ("length", "needles", "queried")
 _NUMBER = r"\d+(?:[.,]\d+)*"  # 1,234 is one number
 
 PAPER = (PAPER_TRANSFORMER, PAPER_DIFF)
 PAPER_DEPTHS, PAPER_SAMPLES = (0, 25, 50, 75, 100), 50
 
 # Table 2, 4K tokens: by (N, R), averaged over depths
-PAPER_TABLE_2 = {
-    (1, 1): (1.00, 1.00),
-    (2, 2): (0.85, 0.92),
-    (4, 2): (0.62, 0.84),
-    (6, 2): (0.55, 0.85),
-}
+PAPER_TABLE_2 = {(1, 1): (1.00, 1.00), (2, 2): (0.85, 0.92), (4, 2): (0.62, 0.84), (6, 2): (0.55, 0.85)}
 
 # Figure 5, (N, R) = (8, 1): by length, at each depth
 PAPER_FIGURE_5 = {
@@ -63,14 +59,12 @@ Grid = dict[int, dict[int, float]]  # accuracy by column (length or number of ne
 
 @dataclass
 class Arguments(NeedleArguments):
-    lengths: list[int] = field(
-        default_factory=lambda: [4096], metadata={"help": "Tokens per prompt, including room for its answer."}
+    lengths: list[int] = option([4096], "Tokens per prompt, including room for its answer.")
+    pairs: list[str] = option(
+        ["1:1", "2:2", "4:2", "6:2"],
+        "N:R, the number of needles and of queried needles; each is measured at every length.",
     )
-    pairs: list[str] = field(
-        default_factory=lambda: ["1:1", "2:2", "4:2", "6:2"],
-        metadata={"help": "N:R, the number of needles and of queried needles; each is measured at every length."},
-    )
-    max_new_tokens: int = field(default=48, metadata={"help": "Maximum tokens of an answer."})
+    max_new_tokens: int = option(48, "Maximum tokens of an answer.")
 
     def check(self) -> None:
         super().check()
@@ -104,22 +98,16 @@ def accuracy(answer: str, wanted: Mapping[str, str]) -> float:
     if len(wanted) == 1:
         (number,) = wanted.values()
         return float(number in re.findall(_NUMBER, answer))
-    given = assigned_numbers(answer, list(wanted))
-    return len(given.items() & wanted.items()) / len(wanted)
+    return len(assigned_numbers(answer, list(wanted)).items() & wanted.items()) / len(wanted)
 
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
     arguments.check()
     check_length(loaded.model, max(arguments.lengths), "A prompt with its answer")
     pairs = [parse_pair(pair) for pair in arguments.pairs]
-    todo = results.todo(
-        [
-            {"length": length, "needles": needles, "queried": queried, "depth": depth}
-            for length in sorted(set(arguments.lengths))
-            for needles, queried in dict.fromkeys(pairs)
-            for depth in dict.fromkeys(arguments.depths)
-        ]
-    )
+    grid = product(sorted(set(arguments.lengths)), dict.fromkeys(pairs), dict.fromkeys(arguments.depths))
+    points = [(length, *pair, depth) for length, pair, depth in grid]
+    todo = results.todo([dict(zip((*KEY, "depth"), point, strict=True)) for point in points])
     if not todo:
         return
     wording, samples = WORDINGS[arguments.wording], min(arguments.samples, options.limit or arguments.samples)
@@ -152,19 +140,15 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
 
 
 def section(results: ResultSet) -> Section:
-    points = results.keys("length", "needles", "queried")
+    points = results.keys(*KEY)
     rows: list[list] = []
-    for length, needles, queried in points:
-        key = {"length": length, "needles": needles, "queried": queried}
-        paper, measures = _paper_average(length, (needles, queried)), model_columns(results, "accuracy", **key)
-        rows.append([*key.values(), *paper, *measures, _differs(results, key)])
-    figures = []
-    for pair in sorted({point[1:] for point in points}):
-        if len({point[0] for point in points if point[1:] == pair}) > 1:
-            figures.append(_map_of_lengths(pair, results))
-    for length, queried in sorted({(length, queried) for length, _, queried in points}):
-        if len({point[1] for point in points if (point[0], point[2]) == (length, queried)}) > 1:
-            figures.append(_map_of_needles(length, queried, results))
+    for point in points:
+        key = dict(zip(KEY, point, strict=True))
+        paper, measures = _paper_average(*point), model_columns(results, "accuracy", **key)
+        rows.append([*point, *paper, *measures, _differs(results, key)])
+    pairs, sizes = Counter(point[1:] for point in points), Counter((point[0], point[2]) for point in points)
+    figures = [_map_of_lengths(pair, results) for pair in sorted(pairs) if pairs[pair] > 1]
+    figures += [_map_of_needles(*size, results) for size in sorted(sizes) if sizes[size] > 1]
     columns = ["tokens", "N", "R", *PAPER, *results.labels, DIFFERS]
     return Section(
         title="Multi-needle retrieval",
@@ -179,31 +163,22 @@ def section(results: ResultSet) -> Section:
 
 def headline(results: ResultSet) -> list[Headline]:
     """Accuracy averaged over depths."""
+    # The paper's, at the shortest length at which it has a number of needles
+    papers = {8: Paper.printed("Figure 5: 1 of 8, 8K tokens", _paper_average(8192, 8, 1), HIGHER)}
+    for (needles, queried), values in PAPER_TABLE_2.items():
+        papers[needles] = Paper.printed(f"Table 2: {queried} of {needles}, 4K tokens", values, HIGHER)
     found = []
-    for length, needles, queried in results.keys("length", "needles", "queried"):
+    for length, needles, queried in results.keys(*KEY):
         key = {"length": length, "needles": needles, "queried": queried}
         what = f"needles: {queried} of {needles} queried in {length:,} tokens"
-        found.append(Headline("accuracy", what, HIGHER, key, _paper_of(needles)))
+        found.append(Headline("accuracy", what, HIGHER, key, papers.get(needles)))
     return found
 
 
-def _paper_of(needles: int) -> Paper | None:
-    """The shortest length at which the paper has this number of needles."""
-    for (n, queried), values in PAPER_TABLE_2.items():
-        if n == needles:
-            return Paper.printed(f"Table 2: {queried} of {n}, 4K tokens", values, HIGHER)
-    if needles == 8:
-        length, columns = min(PAPER_FIGURE_5.items())
-        return Paper.printed(
-            f"Figure 5: 1 of 8, {length // 1024}K tokens", [mean(column) for column in columns], HIGHER
-        )
-    return None
-
-
-def _paper_average(length: int, pair: tuple[int, int]) -> Sequence[float | None]:
-    if length == 4096 and pair in PAPER_TABLE_2:
-        return PAPER_TABLE_2[pair]
-    if length in PAPER_FIGURE_5 and pair == (8, 1):
+def _paper_average(length: int, needles: int, queried: int) -> Sequence[Any]:
+    if length == 4096:
+        return PAPER_TABLE_2.get((needles, queried), (None, None))
+    if length in PAPER_FIGURE_5 and (needles, queried) == (8, 1):
         return [mean(column) for column in PAPER_FIGURE_5[length]]
     return (None, None)
 
@@ -217,17 +192,15 @@ def _differs(results: ResultSet, key: Mapping[str, int]) -> str:
         found.append(f"samples per depth: {min(samples)}, not {PAPER_SAMPLES}")
     if sorted(settings["depths"]) != list(PAPER_DEPTHS):
         found.append(f"depths {', '.join(map(str, sorted(settings['depths'])))} %")
-    for label in results.labels:
-        if len(cells[label]) < len(set(settings["depths"])) * len(results.of(label)):
-            found.append(f"{label} unfinished")
+    depths = len(set(settings["depths"]))
+    found += [f"{label} unfinished" for label in results.labels if len(cells[label]) < depths * len(results.of(label))]
     return "; ".join(found)
 
 
 def _grid(results: ResultSet, label: str, column: str, **key: int) -> Grid:
     grid: Grid = {}
     for x, depth in results.keys(column, "depth"):
-        measure = results.measure(label, "accuracy", depth=depth, **{column: x}, **key)
-        if measure is not None:
+        if measure := results.measure(label, "accuracy", depth=depth, **{column: x}, **key):
             grid.setdefault(x, {})[depth] = measure.value
     return grid
 
@@ -237,9 +210,9 @@ def _map_of_lengths(pair: tuple[int, int], results: ResultSet) -> Figure:
     grids = {label: _grid(results, label, "length", needles=pair[0], queried=pair[1]) for label in results.labels}
     lengths = sorted({length for grid in grids.values() for length in grid})
     if pair == (8, 1):
-        for label, columns in zip(PAPER, zip(*PAPER_FIGURE_5.values(), strict=True), strict=True):
-            of_paper = dict(zip(PAPER_FIGURE_5, columns, strict=True))
-            grids[label] = {k: dict(zip(PAPER_DEPTHS, of_paper[k], strict=True)) for k in lengths if k in of_paper}
+        for i, label in enumerate(PAPER):
+            of_paper = {k: columns[i] for k, columns in PAPER_FIGURE_5.items() if k in lengths}
+            grids[label] = {k: dict(zip(PAPER_DEPTHS, column, strict=True)) for k, column in of_paper.items()}
     caption = f"Accuracy by length and by depth of the queried needles: N = {pair[0]}, R = {pair[1]}."
     return _heat_maps(f"needle_{pair[0]}_{pair[1]}", caption, grids, lengths, "tokens")
 

@@ -7,40 +7,40 @@ exactly the requested length. The same seed gives the same prompts to all models
 import random
 import string
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 from transformers import PreTrainedTokenizerBase
 
 from ...generate import CHUNK
 from ...text import DocumentArguments, start_ids, text_ids
+from .. import option
 
 HAYSTACK_TOKENS = 2**20  # maximum tokens of the documents from which a prompt's haystack is cut
 
 # No name is part of another, so that a name in an answer is unambiguous
-# fmt: off
-CITIES = (
-    "Abidjan", "Abu Dhabi", "Accra", "Addis Ababa", "Adelaide", "Algiers", "Amsterdam", "Anchorage", "Ankara",
-    "Antwerp", "Athens", "Auckland", "Baku", "Bamako", "Bangkok", "Barcelona", "Beirut", "Belgrade", "Belo Horizonte",
-    "Bergen", "Bordeaux", "Boston", "Bratislava", "Brisbane", "Brussels", "Bucharest", "Budapest", "Buenos Aires",
-    "Cairo", "Calgary", "Cape Town", "Caracas", "Cartagena", "Casablanca", "Chengdu", "Chicago", "Cologne", "Colombo",
-    "Copenhagen", "Dakar", "Damascus", "Dar es Salaam", "Denver", "Dhaka", "Doha", "Dublin", "Durban", "Edinburgh",
-    "Florence", "Fukuoka", "Gaborone", "Geneva", "Glasgow", "Guadalajara", "Guatemala City", "Hamburg", "Hanoi",
-    "Harare", "Havana", "Helsinki", "Ho Chi Minh City", "Hong Kong", "Honolulu", "Houston", "Hyderabad", "Istanbul",
-    "Jakarta", "Jerusalem", "Johannesburg", "Kampala", "Karachi", "Kathmandu", "Khartoum", "Kigali", "Kingston",
-    "Kinshasa", "Kuala Lumpur", "Kyiv", "Kyoto", "La Paz", "Lagos", "Lahore", "Las Vegas", "Leipzig", "Libreville",
-    "Lima", "Lisbon", "Ljubljana", "London", "Los Angeles", "Luanda", "Lusaka", "Lyon", "Madrid", "Managua", "Manila",
-    "Maputo", "Marrakesh", "Marseille", "Melbourne", "Mexico City", "Miami", "Milan", "Minneapolis", "Mogadishu",
-    "Mombasa", "Montevideo", "Montreal", "Mumbai", "Munich", "Nagoya", "Nairobi", "Naples", "New Delhi", "New Orleans",
-    "New York", "Nicosia", "Osaka", "Oslo", "Ottawa", "Panama City", "Paris", "Perth", "Philadelphia", "Phnom Penh",
-    "Port Louis", "Port Moresby", "Porto Alegre", "Prague", "Quito", "Rabat", "Riga", "Rio de Janeiro", "Riyadh",
-    "Rome", "Rotterdam", "Salt Lake City", "San Diego", "San Francisco", "San Salvador", "Santiago", "Santo Domingo",
-    "Sarajevo", "Seattle", "Seoul", "Seville", "Shanghai", "Shenzhen", "Singapore", "Skopje", "Sofia", "Stockholm",
-    "Surabaya", "Sydney", "Taipei", "Tallinn", "Tashkent", "Tbilisi", "Tehran", "Thessaloniki", "Tokyo", "Toronto",
-    "Toulouse", "Tripoli", "Tunis", "Ulaanbaatar", "Utrecht", "Valencia", "Vancouver", "Vienna", "Vilnius", "Warsaw",
-    "Wellington", "Winnipeg", "Yangon", "Yerevan", "Zagreb", "Zanzibar", "Zurich",
+CITIES = tuple(
+    """
+Abidjan, Abu Dhabi, Accra, Addis Ababa, Adelaide, Algiers, Amsterdam, Anchorage, Ankara, Antwerp, Athens, Auckland,
+Baku, Bamako, Bangkok, Barcelona, Beirut, Belgrade, Belo Horizonte, Bergen, Bordeaux, Boston, Bratislava, Brisbane,
+Brussels, Bucharest, Budapest, Buenos Aires, Cairo, Calgary, Cape Town, Caracas, Cartagena, Casablanca, Chengdu,
+Chicago, Cologne, Colombo, Copenhagen, Dakar, Damascus, Dar es Salaam, Denver, Dhaka, Doha, Dublin, Durban, Edinburgh,
+Florence, Fukuoka, Gaborone, Geneva, Glasgow, Guadalajara, Guatemala City, Hamburg, Hanoi, Harare, Havana, Helsinki,
+Ho Chi Minh City, Hong Kong, Honolulu, Houston, Hyderabad, Istanbul, Jakarta, Jerusalem, Johannesburg, Kampala,
+Karachi, Kathmandu, Khartoum, Kigali, Kingston, Kinshasa, Kuala Lumpur, Kyiv, Kyoto, La Paz, Lagos, Lahore, Las Vegas,
+Leipzig, Libreville, Lima, Lisbon, Ljubljana, London, Los Angeles, Luanda, Lusaka, Lyon, Madrid, Managua, Manila,
+Maputo, Marrakesh, Marseille, Melbourne, Mexico City, Miami, Milan, Minneapolis, Mogadishu, Mombasa, Montevideo,
+Montreal, Mumbai, Munich, Nagoya, Nairobi, Naples, New Delhi, New Orleans, New York, Nicosia, Osaka, Oslo, Ottawa,
+Panama City, Paris, Perth, Philadelphia, Phnom Penh, Port Louis, Port Moresby, Porto Alegre, Prague, Quito, Rabat,
+Riga, Rio de Janeiro, Riyadh, Rome, Rotterdam, Salt Lake City, San Diego, San Francisco, San Salvador, Santiago,
+Santo Domingo, Sarajevo, Seattle, Seoul, Seville, Shanghai, Shenzhen, Singapore, Skopje, Sofia, Stockholm, Surabaya,
+Sydney, Taipei, Tallinn, Tashkent, Tbilisi, Tehran, Thessaloniki, Tokyo, Toronto, Toulouse, Tripoli, Tunis,
+Ulaanbaatar, Utrecht, Valencia, Vancouver, Vienna, Vilnius, Warsaw, Wellington, Winnipeg, Yangon, Yerevan, Zagreb,
+Zanzibar, Zurich
+""".strip()
+    .replace("\n", " ")
+    .split(", ")
 )
-# fmt: on
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Wording:
     ask_several: str
     conjunction: str
     numbers: range
-    at_sentence_ends: bool
+    at_sentence_ends: bool = False
     needle: str = "\nThe special magic {city} number is: {number}\n"
     cities: Sequence[str] = CITIES
     single_tokens: bool = False
@@ -76,7 +76,6 @@ WORDINGS = {
         ask_several="\nWhat are the special magic {cities} numbers? The special magic {cities} numbers are ",
         conjunction=" and ",
         numbers=range(1, 50_001),
-        at_sentence_ends=False,
     ),
     # From the Large World Model (arXiv:2402.08268), for chat models
     "lwm": Wording(
@@ -97,7 +96,6 @@ WORDINGS = {
         ask_several="\n{cities}",
         conjunction=" ",
         numbers=range(1000),
-        at_sentence_ends=False,
         needle="\n{city}{number}\n",
         cities=string.ascii_uppercase,
         single_tokens=True,
@@ -117,21 +115,18 @@ def numbers_for(wording: Wording, tokenizer: PreTrainedTokenizerBase) -> Sequenc
 class NeedleArguments(DocumentArguments):
     """Arguments of all protocols with such prompts; the dataset is the haystack."""
 
-    depths: list[int] = field(
-        default_factory=lambda: [0, 25, 50, 75, 100],
-        metadata={"help": "Positions of the queried needles in the haystack, in percent; 0 is its beginning."},
+    depths: list[int] = option(
+        [0, 25, 50, 75, 100], "Positions of the queried needles in the haystack, in percent; 0 is its beginning."
     )
-    samples: int = field(default=50, metadata={"help": "Prompts per cell."})
-    wording: str = field(
-        default="yoco",
-        metadata={
-            "help": "The prompt. `yoco`: from earlier code of the authors, for base models, numbers up to 50000. "
-            "`lwm`: from the Large World Model, for chat models, numbers of 7 digits, needles at ends of sentences. "
-            "`plain`: just a letter and a number, for small models trained on such lines.",
-            "choices": list(WORDINGS),
-        },
+    samples: int = option(50, "Prompts per cell.")
+    wording: str = option(
+        "yoco",
+        "The prompt. `yoco`: from earlier code of the authors, for base models, numbers up to 50000. "
+        "`lwm`: from the Large World Model, for chat models, numbers of 7 digits, needles at ends of sentences. "
+        "`plain`: just a letter and a number, for small models trained on such lines.",
+        choices=WORDINGS,
     )
-    chunk_size: int = field(default=CHUNK, metadata={"help": "Tokens per forward pass."})
+    chunk_size: int = option(CHUNK, "Tokens per forward pass.")
 
     def check(self) -> None:
         """Raises ValueError for arguments that are out of range."""
@@ -158,10 +153,7 @@ class NeedlePrompt:
 
 
 def haystack_tokens(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The tokens of documents, with a line break after each, up to `HAYSTACK_TOKENS`. Special tokens are plain text.
-
-    Raises ValueError if there are none.
-    """
+    """The tokens of documents, with a line break after each, up to `HAYSTACK_TOKENS`. ValueError without any."""
     tokens: list[int] = []
     for text in filter(None, texts):
         tokens += text_ids(tokenizer, f"{text}\n")
@@ -185,10 +177,8 @@ def needle_prompt(
     """A prompt of exactly `length` tokens with `needles` needles, `queried` of which are queried.
 
     The queried needles are at `depth` percent of the haystack, all others at random depths. The haystack is cut from
-    `haystack` at a random place, which wraps around at its end. The prompt begins with `start_ids`.
-
-    Raises ValueError if the prompt has no room for a haystack, or the numbers of needles are impossible.
-    """
+    `haystack` at a random place, which wraps around at its end. Raises ValueError if the prompt has no room for one or
+    the numbers of needles are impossible."""
     known_numbers = numbers_for(wording, tokenizer)
     most = min(len(wording.cities), len(known_numbers))
     if not 1 <= queried <= needles <= most:
@@ -226,12 +216,8 @@ def needle_prompt(
         done = place
     input_ids += filler[done:]
     context = (len(head), len(input_ids))
-    input_ids += tail
-
-    assert len(input_ids) == length
-    assert all(input_ids[slice(*spans[city])] == sentence for city, sentence in zip(cities, sentences, strict=True))
     number_of = dict(zip(cities, numbers, strict=True))
-    return NeedlePrompt(input_ids, spans, context, number_of, {city: number_of[city] for city in asked})
+    return NeedlePrompt(input_ids + tail, spans, context, number_of, {city: number_of[city] for city in asked})
 
 
 def _sentence_end(tokenizer: PreTrainedTokenizerBase, filler: list[int], place: int) -> int:
