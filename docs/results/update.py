@@ -19,8 +19,8 @@ from diff_transformer.evaluation.results import Results
 from diff_transformer.folders import whole_file
 from diff_transformer.reproduction.collect import RESULTS
 from diff_transformer.reproduction.findings import NOT_IN_PAPER, Finding, findings
-from diff_transformer.reproduction.report import answer, difference, digits_of, number, opening, printed
-from diff_transformer.reproduction.sections import sections
+from diff_transformer.reproduction.report import answer, difference, digits_of, opening, printed
+from diff_transformer.reproduction.sections import number, sections
 
 ROOT = Path(__file__).parents[2]
 SCALES = {"cpu": "CPU", "gpu": "GPU"}

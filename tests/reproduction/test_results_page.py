@@ -88,9 +88,7 @@ def test_the_command_wants_both_or_neither():
 
 def test_the_table_of_the_readme():
     first, empty, *lines = update.readme_text({"CPU": make_study(), "GPU": None}).splitlines()
-    assert (
-        first.startswith("CPU: Of 23 comparisons with its Transformer on equal data, DIFF wins 12 and")
-    )
+    assert first.startswith("CPU: Of 23 comparisons with its Transformer on equal data, DIFF wins 12 and")
     assert (
         lines[0]
         == "| Transformer → DIFF | paper | CPU: difference [95 %], verdict | GPU: difference [95 %], verdict |"
