@@ -61,31 +61,31 @@ def reproduce(arguments: list[str]) -> int:
         return UNFINISHED
     which_one = f"--study {path.name}" if options.scale is None else f"--scale {options.scale}"
     results = collect(study, folder, f"diff-transformer reproduce {which_one}")
-    pages = write_report(results, folder)
-    print(folder / RESULTS, *pages, sep="\n")
+    print(folder / RESULTS, *write_report(results, folder), sep="\n")
     return 0
 
 
 def claim_folder(path: Path, folder: Path) -> None:
     """Copies the study into the folder. Raises ValueError if the folder belongs to another study."""
     kept = folder / STUDY
-    if kept.exists():
-        if load_study(kept) != load_study(path):
-            raise ValueError(
-                f"{folder} belongs to another study, or to an earlier version of this one: {kept} differs from "
-                f"{path}. Choose another --out, or resume that study with --study {kept}."
-            )
-        return
-    if folder.exists() and any(not file.name.startswith(f".{STUDY}.") for file in folder.iterdir()):
-        raise ValueError(f"{folder} has files, but no study. Choose another --out, or empty it.")
-    with whole_file(kept) as part:
-        shutil.copyfile(path, part)
+    if not kept.exists():
+        if folder.exists() and any(not file.name.startswith(f".{STUDY}.") for file in folder.iterdir()):
+            raise ValueError(f"{folder} has files, but no study. Choose another --out, or empty it.")
+        with whole_file(kept) as part:
+            shutil.copyfile(path, part)
+    elif load_study(kept) != load_study(path):
+        raise ValueError(
+            f"{folder} belongs to another study, or to an earlier version of this one: {kept} differs from "
+            f"{path}. Choose another --out, or resume that study with --study {kept}."
+        )
 
 
 def print_budget(study: Study, folder: Path) -> None:
     jobs = jobs_of(study)
-    trainings = sum(job.output_dir is not None for job in jobs)
-    done = sum((folder / job.done).exists() for job in jobs)
+    trainings, done = (
+        sum(job.output_dir is not None for job in jobs),
+        sum((folder / job.done).exists() for job in jobs),
+    )
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
     print(
         f"Study    {study.title}\n"

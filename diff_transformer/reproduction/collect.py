@@ -20,6 +20,7 @@ import json
 import statistics
 from collections.abc import Iterator
 from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,7 @@ class ParityError(ValueError):
 
 
 def collect(study: Study, folder: Path, command: str = "diff-transformer reproduce") -> Results:
-    """Collects what the jobs of a study left in its folder into `results.json`.
-
-    command: repeats the study.
+    """Collects what the jobs of a study left in its folder into `results.json`; `command` repeats the study.
 
     Raises ParityError if the models were not trained under equal conditions.
     """
@@ -62,8 +61,8 @@ def collect(study: Study, folder: Path, command: str = "diff-transformer reprodu
         manifest = json.loads((folder / "data" / name / "manifest.json").read_text(encoding="utf-8"))
         results.cells.append(Cell({"experiment": name, "protocol": "data"}, {}, manifest))
         for seed in study.seeds:
-            for key, measures, data in _of_seed(study, folder, name, seed):
-                results.cells.append(Cell({"experiment": name, **key}, measures, data))
+            found = _of_seed(study, folder, name, seed)
+            results.cells += [Cell({"experiment": name, **key}, measures, data) for key, measures, data in found]
     check_parity(results)
     results.save()
     return results
@@ -100,9 +99,9 @@ def _of_seed(study: Study, folder: Path, name: str, seed: int) -> Iterator[Found
         for key, measures, data in _of_run(run, study.experiments[name].sequence_length):
             yield {"model": label, "seed": seed, **key}, measures, data
     for protocol, found in load_results(folder / results_folder(name, seed)).items():
-        condense = getattr(protocols.load(protocol), "condense", None)
+        condense = getattr(protocols.load(protocol), "condense", attrgetter("cells"))
         for results in found:
-            for cell in condense(results) if condense else results.cells:
+            for cell in condense(results):
                 yield {"model": results.label, "seed": seed, "protocol": protocol, **cell.key}, cell.measures, {}
 
 

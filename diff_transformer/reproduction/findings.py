@@ -23,10 +23,7 @@ WINS, LOSES, NOT_SHOWN, UNDECIDED = "DIFF wins", "DIFF loses", "no difference sh
 SAME, OPPOSITE = "same direction", "opposite direction"
 NOT_IN_PAPER = "not in the paper"
 
-Pairs = dict[int, tuple[float, float]]  # by seed, the values of two models
-
-# Labels of the studies for the paper's ablations
-_ABLATIONS = {
+_ABLATIONS = {  # labels of the studies for those of the paper
     "no_groupnorm": "DIFF without GroupNorm",
     "lambda_init_0.8": "DIFF with lambda_init = 0.8",
     "lambda_init_0.5": "DIFF with lambda_init = 0.5",
@@ -52,7 +49,7 @@ class Finding:
     metric: str
     what: str
     better: str  # LOWER or HIGHER
-    pairs: Pairs
+    pairs: dict[int, tuple[float, float]]
     paper: Paper | None = None
     labels: tuple[str, str] = PAIR
     key: Mapping[str, Any] = field(default_factory=dict)
@@ -158,7 +155,12 @@ def _training(experiment: ExperimentResults) -> Iterator[Finding]:
         # A slower model at the full rate must not be compared with a faster one whose rate has decayed
         share = 1 - settings["lr_scheduler_kwargs"]["num_decay_steps"] / settings["max_steps"]
         when = ", before the learning rate decays"
-    pairs = _at_equal_time(training, share)
+    pairs = {}  # when the faster model of each seed had done this share of its training
+    for seed in sorted(set.intersection(*(set(training.seeds(label)) for label in PAIR))):
+        curves = [training_curve(training, label, seed) for label in PAIR]
+        first, second = (loss_at(curve, share * min(c[-1].seconds for c in curves)) for curve in curves)
+        if first is not None and second is not None:
+            pairs[seed] = first, second
     yield row(f"validation loss at equal training time{when}", pairs=pairs, key={"at": "time"})
     paper = None
     if experiment.is_text:
@@ -189,14 +191,3 @@ def _last_common_tokens(training: ResultSet, labels: tuple[str, str]) -> int | N
     seeds = set.intersection(*(set(training.seeds(label)) for label in labels))
     tokens = [{point.tokens for point in training_curve(training, label, x)} for label in labels for x in seeds]
     return max(set.intersection(*tokens), default=None) or None if tokens else None
-
-
-def _at_equal_time(training: ResultSet, share: float) -> Pairs:
-    """The losses when the faster model of each seed had done this share of its training."""
-    found = {}
-    for seed in sorted(set.intersection(*(set(training.seeds(label)) for label in PAIR))):
-        curves = [training_curve(training, label, seed) for label in PAIR]
-        first, second = (loss_at(curve, share * min(c[-1].seconds for c in curves)) for curve in curves)
-        if first is not None and second is not None:
-            found[seed] = first, second
-    return found

@@ -103,7 +103,8 @@ def _training(kind: str, name: str, stage: str, folder: Path, config: Path, need
 def write_configs(study: Study, folder: Path) -> None:
     """Writes the config of every training, for the device of this machine.
 
-    Raises ValueError, before anything is written, if a training command does not have one of the arguments.
+    Raises ValueError, before anything is written, if a training command does not have one of the arguments, or if the
+    folder was started with others.
     """
     from ..training import extend_64k, pretrain  # slow to import, and not needed by the other jobs
 
@@ -121,8 +122,17 @@ def write_configs(study: Study, folder: Path) -> None:
                         see = f"See `python -m {stage.__name__} --help`."
                         raise ValueError(f"{name}: there is no argument {unknown}. {see}")
                     files[run / file] = config
-    for path, config in files.items():
-        _write(path, config)
+    texts = {path: yaml.safe_dump(config, sort_keys=False) for path, config in files.items()}
+    for path, text in texts.items():
+        if path.exists() and path.read_text(encoding="utf-8") != text:
+            raise ValueError(
+                f"{path} differs from the arguments of this run: the study was started on another kind of machine "
+                f"(this one has {'a' if torch.cuda.is_available() else 'no'} GPU) or with another version of this "
+                "package. Resume it there, or choose another --out."
+            )
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
 
 
 def training_config(study: Study, name: str, label: str, seed: int) -> dict[str, Any]:
@@ -168,16 +178,3 @@ def _common(seed: int) -> dict[str, Any]:
         "save_strategy": "no",  # except for the checkpoint of a run that is stopped
         "dataloader_num_workers": 0,
     }
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    """Raises ValueError if the folder was started with other arguments, as on another kind of machine."""
-    text = yaml.safe_dump(content, sort_keys=False)
-    if path.exists() and path.read_text(encoding="utf-8") != text:
-        raise ValueError(
-            f"{path} differs from the arguments of this run: the study was started on another kind of machine (this "
-            f"one has {'a' if torch.cuda.is_available() else 'no'} GPU) or with another version of this package. "
-            "Resume it there, or choose another --out."
-        )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")

@@ -128,9 +128,7 @@ def test_cells_are_the_means_of_the_slices(loaded, tmp_path):
     (train / "x.txt").write_text(training_text)
     arguments = arguments_for(tmp_path / "texts", train_dataset=str(train), threshold=30)
     results = run(loaded, arguments, tmp_path / "out")
-    text = "".join(
-        path.read_text() + loaded.tokenizer.eos_token for path in sorted(Path(arguments.dataset).iterdir())
-    )
+    text = "".join(path.read_text() + loaded.tokenizer.eos_token for path in sorted(Path(arguments.dataset).iterdir()))
     ids = loaded.tokenizer(text)["input_ids"]
     trained = " ".join(map(str, loaded.tokenizer(training_text)["input_ids"]))
     rows = [ids[i * 48 : (i + 1) * 48] for i in range(4)]

@@ -169,12 +169,18 @@ def test_numbers_of_plain_are_single_tokens():
     for seed in range(3):
         prompt = build(200, 23, 23, 0, seed, PLAIN, SMALL, SMALL_HAYSTACK)
         assert sorted(map(int, prompt.numbers.values())) == numbers_for(PLAIN, SMALL)
-    with pytest.raises(ValueError, match="Got 24 needles.*needles <= 23 is needed, since the wording has 23 names and numbers"):
+    with pytest.raises(
+        ValueError, match="Got 24 needles.*needles <= 23 is needed, since the wording has 23 names and numbers"
+    ):
         build(200, 24, 1, wording=PLAIN, tokenizer=SMALL, haystack=SMALL_HAYSTACK)
-    with pytest.raises(ValueError, match="Got 11 needles.*needles <= 10 is needed, since the wording has 10 names and numbers"):
+    with pytest.raises(
+        ValueError, match="Got 11 needles.*needles <= 10 is needed, since the wording has 10 names and numbers"
+    ):
         build(200, 11, 1, wording=PLAIN)
     whole = cl100k_tokenizer()
-    with pytest.raises(ValueError, match="Got 27 needles.*needles <= 26 is needed, since the wording has 26 names and numbers"):
+    with pytest.raises(
+        ValueError, match="Got 27 needles.*needles <= 26 is needed, since the wording has 26 names and numbers"
+    ):
         build(400, 27, 1, wording=PLAIN, tokenizer=whole, haystack=whole(TEXT)["input_ids"])
 
 

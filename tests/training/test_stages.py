@@ -197,9 +197,7 @@ def test_every_rope_type_extends_and_keeps_the_short_context_for_dynamic(archite
     with torch.no_grad():
         short, short_before = extended(ids[:, :32]).logits, model(ids[:, :32]).logits
         assert torch.isfinite(extended(ids).logits).all()
-    assert torch.equal(short, short_before) == (rope_type == "dynamic"), (
-        "only dynamic keeps short positions"
-    )
+    assert torch.equal(short, short_before) == (rope_type == "dynamic"), "only dynamic keeps short positions"
     extended.save_pretrained(tmp_path / "again")
     again = load_config(str(tmp_path / "again"))
     assert again.rope_parameters == config.rope_parameters and again.max_position_embeddings == 128
