@@ -166,7 +166,7 @@ def python_sources(
             "Some systems ship Python without its sources: install them, or use data of your own with --study."
         )
     packages = sorted({row["source"] for rows in texts.values() for row in rows})
-    manifest = {"source": source, "python": platform.python_version(), "packages": packages}
+    manifest: dict[str, Any] = {"source": source, "python": platform.python_version(), "packages": packages}
     manifest |= {"files": {split: len(rows) for split, rows in texts.items()}, "bytes": size}
     return texts, {**manifest, "sha256": digest.hexdigest()}
 
