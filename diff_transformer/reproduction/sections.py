@@ -54,8 +54,8 @@ def _loss(experiment: ExperimentResults) -> Section | None:
         over_tokens, over_time, apart = canvas.subplots(1, 3)
         for label, points in curves.items():
             ink = color(experiment.labels, label)
-            tokens, times, losses = zip(*points, strict=True)
-            for axes, x in ((over_tokens, tokens), (over_time, times)):
+            counts, times, losses = zip(*points, strict=True)
+            for axes, x in ((over_tokens, counts), (over_time, times)):
                 axes.plot(x, [mean(values) for values in losses], color=ink, label=label)
                 low, high = ([bound(values) for values in losses] for bound in (min, max))
                 axes.fill_between(x, low, high, color=ink, alpha=0.15, linewidth=0)
