@@ -32,14 +32,14 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from itertools import product
 
 import torch
 from tqdm import tqdm
 
 from benchmarks.attention_report import add_ratios, as_markdown, plot
 from benchmarks.attention_ways import TASKS, WAYS, WITH_GRADIENTS, Case, Problem, Way, make_problem
-from benchmarks.report import as_csv, first_line, hardware, rounded, versions, write
+from benchmarks.report import argument_parser, first_line, hardware, rounded, versions, write
 from tests.tolerances import allowed_error
 
 UNITS = {  # in 2 N^2 d FLOPs per differential head, see above
@@ -92,12 +92,6 @@ def fault(way: Way, case: Case) -> str:
             what = "the output" if name == "output" else f"the gradient of {name}"
             return f"{what} is off by {error.item():.1e}, {allowed.item():.1e} are allowed"
     return ""
-
-
-def check_case(case: Case, length: int) -> Case:
-    """The small problem that represents all lengths of (task, d)."""
-    task = "both" if case.task == "backward" else case.task
-    return replace(case, task=task, length=length, tokens=2 * length)
 
 
 # ----------------------------------------------------------------------------------------------------------- timing
@@ -175,29 +169,13 @@ def row(case: Case, name: str, status: str, reason: str = "", ms: float | str = 
         gigabytes = rounded(useful_bytes(case) / ms / 1e6)
     elif ms != "":
         tflops = rounded(useful_flops(case, WAYS[name].kind) / ms / 1e9)
-    return {
-        "task": case.task,
-        "d": case.d,
-        "length": case.length,
-        "way": name,
-        "kind": WAYS[name].kind,
-        "status": status,
-        "ms": ms if ms == "" else rounded(ms),
-        "tflops": tflops,
-        "gb_per_s": gigabytes,
-        "over_best_rival": "",
-        "over_standard": "",
-        "peak_mib": "",
-        "rounds": "",
-        **more,
-        "batch": len(case.documents),
-        "heads": case.heads,
-        "dtype": str(case.dtype).removeprefix("torch."),
-        "norm": case.norm,
-        "reason": reason,
-        "hardware": hardware(case.device),
-        **versions("torch", "triton", "transformers"),
-    }
+    cell = {"task": case.task, "d": case.d, "length": case.length, "way": name, "kind": WAYS[name].kind}
+    speed = {"ms": ms if ms == "" else rounded(ms), "tflops": tflops, "gb_per_s": gigabytes}
+    later = dict.fromkeys(("over_best_rival", "over_standard", "peak_mib", "rounds"), "")
+    sizes = {"batch": len(case.documents), "heads": case.heads, "dtype": str(case.dtype).removeprefix("torch.")}
+    where = {"norm": case.norm, "reason": reason, "hardware": hardware(case.device)}
+    packages = versions("torch", "triton", "transformers")
+    return {**cell, "status": status, **speed, **later, **more, **sizes, **where, **packages}
 
 
 # --------------------------------------------------------------------------------------------------------- the run
@@ -224,9 +202,9 @@ def attempt(run: Callable[[], dict | tuple], case: Case, name: str):
 def prepare(case: Case, name: str, p: Problem, stopwatch: Stopwatch, check_length: int) -> dict | tuple:
     """Checks and warms up a way. Returns (set-up, timed part, ms, peak memory), or a row with the status RED."""
     way = WAYS[name]
-    if way.kind != "standard":
-        wrong = fault(way, check_case(case, check_length))
-        if wrong:
+    if way.kind != "standard":  # a small problem represents all lengths of (task, d)
+        task = "both" if case.task == "backward" else case.task
+        if wrong := fault(way, replace(case, task=task, length=check_length, tokens=2 * check_length)):
             return row(case, name, "RED", wrong)
     set_up, timed = step(case.task, way, p)
     return set_up, timed, *warm_up(stopwatch, set_up, timed)
@@ -245,11 +223,9 @@ def measure(case: Case, names: list[str], options: argparse.Namespace, deadline:
         if time.monotonic() >= deadline:
             rows.append(row(case, name, "left out", "the budget was spent"))
         else:
-            got = attempt(partial(prepare, case, name, p, stopwatch, options.check_length), case, name)
-            if isinstance(got, dict):
-                rows.append(got)
-            else:
-                ready[name] = got
+            ready[name] = attempt(partial(prepare, case, name, p, stopwatch, options.check_length), case, name)
+            if isinstance(ready[name], dict):
+                rows.append(ready.pop(name))
         progress.update()
     a_round = sum(ms for _, _, ms, _ in ready.values()) / 1000 or 1.0
     rounds = min(options.rounds, max(MIN_ROUNDS, int(options.seconds / a_round)))
@@ -258,8 +234,7 @@ def measure(case: Case, names: list[str], options: argparse.Namespace, deadline:
         for name, (set_up, timed, _, _) in ready.items():
             times[name].append(stopwatch(set_up, timed))
     for name, (_, _, _, peak) in ready.items():
-        more = {"rounds": rounds, "peak_mib": peak}
-        rows.append(row(case, name, "ok", ms=statistics.median(times[name]), **more))
+        rows.append(row(case, name, "ok", ms=statistics.median(times[name]), rounds=rounds, peak_mib=peak))
     return sorted(rows, key=lambda one: names.index(one["way"]))
 
 
@@ -275,36 +250,23 @@ def show(rows: list[dict]) -> None:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="path of the result files, without their extensions")
-    parser.add_argument(
-        "--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="varlen is both on packed documents"
-    )
-    parser.add_argument("--lengths", nargs="+", type=int, default=[1024 << i for i in range(7)])
-    parser.add_argument("--head-dims", nargs="+", type=int, default=[128, 64], help="d; the values of a head have 2d")
-    parser.add_argument(
-        "--hidden-size", type=int, default=3072, help="sets h = hidden size / 2d (default: 3072, the paper's 3B)"
-    )
-    parser.add_argument("--tokens", type=int, default=65536, help="batch size times length (default: %(default)s)")
-    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    parser.add_argument("--device", default="cuda", help=_DEVICE_HELP)
-    parser.add_argument(
-        "--norm", action="store_true", help="include the headwise norm of Eq. 3 in every differential way"
-    )
-    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS), metavar="WAY")
-    parser.add_argument("--rounds", type=int, default=50, help="maximum of rounds per cell (default: %(default)s)")
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=3.0,
-        help=f"time limit of the rounds per cell, after the first {MIN_ROUNDS} (default: 3)",
-    )
-    parser.add_argument(
-        "--check-length", type=int, default=512, help="tokens of the check before the timing (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--minutes", type=float, default=30.0, help="time limit, after which no way is started (default: %(default)s)"
-    )
+    parser = argument_parser(__doc__, "files")
+    add = parser.add_argument
+    add("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="varlen is both on packed documents")
+    add("--lengths", nargs="+", type=int, default=[1024 << i for i in range(7)])
+    add("--head-dims", nargs="+", type=int, default=[128, 64], help="d; the values of a head have 2d")
+    add("--hidden-size", type=int, default=3072, help="sets h = hidden size / 2d (default: 3072, the paper's 3B)")
+    add("--tokens", type=int, default=65536, help="batch size times length (default: %(default)s)")
+    add("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    add("--device", default="cuda", help=_DEVICE_HELP)
+    add("--norm", action="store_true", help="include the headwise norm of Eq. 3 in every differential way")
+    add("--ways", nargs="+", choices=list(WAYS), default=list(WAYS), metavar="WAY")
+    add("--rounds", type=int, default=50, help="maximum of rounds per cell (default: %(default)s)")
+    text = f"time limit of the rounds per cell, after the first {MIN_ROUNDS} (default: 3)"
+    add("--seconds", type=float, default=3.0, help=text)
+    add("--check-length", type=int, default=512, help="tokens of the check before the timing (default: %(default)s)")
+    text = "time limit, after which no way is started (default: %(default)s)"
+    add("--minutes", type=float, default=30.0, help=text)
     options = parser.parse_args(arguments)
     for d in options.head_dims:
         if options.hidden_size % (2 * d):
@@ -320,29 +282,17 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns 1 if a way was RED, otherwise 0."""
     options = parse(arguments)
     command = " ".join(["python -m benchmarks.attention", *(sys.argv[1:] if arguments is None else arguments)])
+    shared = {"dtype": getattr(torch, options.dtype), "device": options.device, "norm": options.norm}
     cases = [
-        Case(
-            task,
-            d,
-            length,
-            max(options.tokens, length),
-            options.hidden_size // (2 * d),
-            getattr(torch, options.dtype),
-            options.device,
-            options.norm,
-        )
-        for d in options.head_dims
-        for task in options.tasks
-        for length in options.lengths
+        Case(task, d, length, max(options.tokens, length), options.hidden_size // (2 * d), **shared)
+        for d, task, length in product(options.head_dims, options.tasks, options.lengths)
     ]
-    total = len(cases) * len(options.ways)
     cells = f"{len(cases)} cells x {len(options.ways)} ways, about {options.seconds:g} s of rounds per cell"
-    print(
-        f"Budget  {options.minutes:g} minutes for {cells} and their warm-up, on {hardware(options.device)}", flush=True
-    )
+    budget = f"{options.minutes:g} minutes for {cells} and their warm-up"
+    print(f"Budget  {budget}, on {hardware(options.device)}", flush=True)
 
     deadline, rows, left_out = time.monotonic() + 60 * options.minutes, [], []
-    with tqdm(total=total, unit="way") as progress:
+    with tqdm(total=len(cases) * len(options.ways), unit="way") as progress:
         for case in cases:
             if time.monotonic() >= deadline:
                 left_out.append(f"{case.task} d={case.d} {case.length}")
@@ -352,12 +302,11 @@ def main(arguments: list[str] | None = None) -> int:
             rows += found
             add_ratios(rows)
             show(found)
-            if options.out:
-                write(options.out.with_suffix(".csv"), as_csv(rows))
+            write(options.out, rows)
     left_out_line = f"Left out, as the budget was spent: {'; '.join(left_out)}\n" if left_out else ""
     print(left_out_line, end="")
     if options.out and rows:
-        write(options.out.with_suffix(".md"), as_markdown(rows, command) + left_out_line)
+        write(options.out, rows, as_markdown(rows, command) + left_out_line)
         plot(rows, options.out.with_suffix(".png"))
     return int(any(one["status"] == "RED" for one in rows))
 

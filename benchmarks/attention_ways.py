@@ -134,8 +134,7 @@ def make_problem(case: Case) -> Problem:
     keys_and_values = [randn(batch, tokens, case.heads, width) for _ in range(2)]
     cu_seqlens = cache_seqlens = None
     if case.task == "varlen":
-        offsets = torch.tensor([0, *lengths]).cumsum(0)
-        cu_seqlens = offsets.to(case.device, torch.int32)
+        cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).to(case.device, torch.int32)
     if case.task == "decode":
         keys_and_values = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in keys_and_values]
         cache_seqlens = torch.full((batch,), tokens, device=case.device, dtype=torch.int32)

@@ -8,7 +8,6 @@ process, with and without the verification of the logits, and writes `<out>.csv`
 memory as the kernel counts it, which includes Python, torch and the mapped pages of files.
 """
 
-import argparse
 import platform
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.report import as_csv, versions, write
+from benchmarks.report import argument_parser, versions, write
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.conversion.checkpoint_files import write_shards
 from diff_transformer.conversion.layouts import YOCO, layer_names
@@ -26,20 +25,16 @@ from diff_transformer.conversion.layouts import YOCO, layer_names
 
 def write_checkpoint(folder: Path, size: int, hidden_size: int) -> int:
     """Writes a model of about `size` bytes and returns its exact size."""
-    sizes = {
-        "hidden_size": hidden_size,
-        "num_attention_heads": hidden_size // 256 or 1,
-        "vocab_size": 16 * hidden_size,
-    }
-    sizes |= {"tie_word_embeddings": True, "eos_token_id": None}
+    sizes = {"hidden_size": hidden_size, "num_attention_heads": hidden_size // 256 or 1}
+    sizes |= {"vocab_size": 16 * hidden_size, "tie_word_embeddings": True, "eos_token_id": None}
+
+    def model(layers: int) -> DiffTransformerForCausalLM:
+        return DiffTransformerForCausalLM(DiffTransformerConfig(num_hidden_layers=layers, **sizes))
+
     with torch.device("meta"):
-        shapes = [
-            DiffTransformerForCausalLM(DiffTransformerConfig(num_hidden_layers=n, **sizes)).num_parameters()
-            for n in (1, 2)
-        ]
-        layers = max(1, round((size / 2 - 2 * shapes[0] + shapes[1]) / (shapes[1] - shapes[0])))
-        config = DiffTransformerConfig(num_hidden_layers=layers, **sizes)
-        state = DiffTransformerForCausalLM(config).to(torch.bfloat16).state_dict()
+        one, two = model(1).num_parameters(), model(2).num_parameters()
+        written = model(max(1, round((size / 2 - 2 * one + two) / (two - one)))).to(torch.bfloat16)
+    config, state = written.config, written.state_dict()
     meta = {theirs: state[ours] for ours, theirs in layer_names(YOCO.names, config).items()}
     write_shards(folder, meta, lambda name: torch.randn(meta[name].shape).mul_(0.02).bfloat16(), "400MB")
     return sum(x.nbytes for x in meta.values())
@@ -65,8 +60,7 @@ def peak_of(*arguments: str) -> tuple[float, int]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="path of the result file, without its extension")
+    parser = argument_parser(__doc__)
     parser.add_argument("--gib", type=float, default=2.0, help="size of the checkpoint in GiB (default: %(default)s)")
     parser.add_argument("--hidden-size", type=int, default=2048, help="of the model (default: %(default)s)")
     parser.add_argument("--folder", type=Path, help="for the temporary checkpoints, which need three times their size")
@@ -81,20 +75,12 @@ def main(arguments: list[str] | None = None) -> None:
         for name, options_of_task in (("convert", ["--no-verify"]), ("convert and verify", [])):
             places = (str(source), str(Path(folder) / "converted"))
             seconds, peak = peak_of("convert", *places, "--from", "yoco", "--overwrite", *options_of_task)
-            rows.append(
-                {
-                    "task": name,
-                    "checkpoint_mib": round(size / 2**20),
-                    "peak_mib": round(peak / 2**20),
-                    "imports_alone_mib": round(imports_alone / 2**20),
-                    "seconds": round(seconds, 1),
-                    "hardware": platform.machine(),
-                    **versions("torch", "transformers"),
-                }
-            )
+            sizes = {"checkpoint_mib": size, "peak_mib": peak, "imports_alone_mib": imports_alone}
+            mib = {column: round(number / 2**20) for column, number in sizes.items()}
+            where = {"hardware": platform.machine(), **versions("torch", "transformers")}
+            rows.append({"task": name, **mib, "seconds": round(seconds, 1), **where})
             print(", ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
-    if options.out:
-        write(options.out.with_suffix(".csv"), as_csv(rows))
+    write(options.out, rows)
 
 
 if __name__ == "__main__":

@@ -10,16 +10,15 @@ maps of one layer for the other protocols. The key-value cache and the attention
 in the length. A quadratic peak would be 16 times as high at 4 times the length."""
 
 import argparse
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
+from itertools import product
 
 import torch
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from benchmarks.loss_memory import processor, resident_peak
-from benchmarks.report import as_csv, versions, write
+from benchmarks import report
+from benchmarks.report import argument_parser, processor, reset_peak, resident_peak, versions, write
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.evaluation.generate import token_nll
 from diff_transformer.evaluation.protocols.attention_allocation import SPANS, attention_shares
@@ -27,6 +26,7 @@ from diff_transformer.evaluation.protocols.outliers import measure_row
 from diff_transformer.training.architectures import transformer_twin
 
 MODELS = ("diff", "transformer")
+measure_apart = partial(report.measure_apart, "benchmarks.evaluation_memory")
 
 
 def attention_allocation(model: PreTrainedModel, input_ids: torch.Tensor) -> None:
@@ -42,16 +42,9 @@ PROTOCOLS: dict[str, Callable[[PreTrainedModel, torch.Tensor], object]] = {
 
 
 def make_config(vocab_size: int) -> DiffTransformerConfig:
-    return DiffTransformerConfig(
-        vocab_size=vocab_size,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=2**20,
-        eos_token_id=None,
-    )
+    sizes = {"vocab_size": vocab_size, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    return DiffTransformerConfig(**sizes, **heads, max_position_embeddings=2**20, eos_token_id=None)
 
 
 @torch.inference_mode()
@@ -63,18 +56,9 @@ def measure(protocol: str, architecture: str, tokens: int, vocab_size: int) -> i
     model = DiffTransformerForCausalLM(config) if diff else LlamaForCausalLM(transformer_twin(config))
     input_ids = torch.randint(vocab_size, (1, tokens))
     PROTOCOLS[protocol](model.eval(), input_ids[:, :8])  # initializes the libraries
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the current resident memory
-    before = resident_peak()
+    before = reset_peak()
     PROTOCOLS[protocol](model, input_ids)
     return resident_peak() - before
-
-
-def measure_apart(*arguments) -> int:
-    command = [sys.executable, "-m", "benchmarks.evaluation_memory", "--measure", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
-    return int(done.stdout.splitlines()[-1])
 
 
 def without_chunks(protocol: str, tokens: int, vocab_size: int) -> int:
@@ -84,42 +68,27 @@ def without_chunks(protocol: str, tokens: int, vocab_size: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="path of the result file, without its extension")
+    parser = argument_parser(__doc__)
     parser.add_argument("--protocols", nargs="+", choices=PROTOCOLS, default=list(PROTOCOLS))
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096, 16384], help="lengths of the input")
     parser.add_argument("--vocab-size", type=int, default=32768)
-    parser.add_argument(
-        "--measure", nargs=4, metavar=("PROTOCOL", "MODEL", "TOKENS", "VOCABULARY"), help=argparse.SUPPRESS
-    )
+    parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)  # PROTOCOL MODEL TOKENS VOCABULARY
     options = parser.parse_args()
     if options.measure:
         protocol, architecture, *sizes = options.measure
         print(measure(protocol, architecture, *map(int, sizes)))
         return
     print(f"Budget  10 minutes on one core; a vocabulary of {options.vocab_size:,}", flush=True)
-    rows = []
-    for protocol in options.protocols:
-        for architecture in options.models:
-            for tokens in options.tokens:
-                peak = measure_apart(protocol, architecture, tokens, options.vocab_size)
-                held = without_chunks(protocol, tokens, options.vocab_size)
-                rows.append(
-                    {
-                        "protocol": protocol,
-                        "model": architecture,
-                        "tokens": tokens,
-                        "vocab": options.vocab_size,
-                        "peak_mib": round(peak / 2**20),
-                        "without_chunks_mib_computed_not_measured": round(held / 2**20),
-                        "hardware": processor(),
-                        **versions("torch", "transformers"),
-                    }
-                )
-                print(", ".join(f"{key} {value}" for key, value in list(rows[-1].items())[:-3]), flush=True)
-    if options.out:
-        write(options.out.with_suffix(".csv"), as_csv(rows))
+    rows, vocab = [], options.vocab_size
+    for protocol, model, tokens in product(options.protocols, options.models, options.tokens):
+        row = {"protocol": protocol, "model": model, "tokens": tokens, "vocab": vocab}
+        peak = int(measure_apart(*row.values()))
+        row["peak_mib"] = round(peak / 2**20)
+        row["without_chunks_mib_computed_not_measured"] = round(without_chunks(protocol, tokens, vocab) / 2**20)
+        print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+        rows.append({**row, "hardware": processor(), **versions("torch", "transformers")})
+    write(options.out, rows)
 
 
 if __name__ == "__main__":

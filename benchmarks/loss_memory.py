@@ -14,10 +14,7 @@ ForCausalLMLoss holds several copies. The losses of both implementations must ag
 import argparse
 import json
 import math
-import platform
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -25,7 +22,16 @@ import torch
 from torch import nn
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from benchmarks.report import as_csv, rounded, versions, write
+from benchmarks.report import (
+    argument_parser,
+    measure_apart,
+    processor,
+    reset_peak,
+    resident_peak,
+    rounded,
+    versions,
+    write,
+)
 from diff_transformer.training.loss import linear_cross_entropy
 
 VOCAB_SIZE = 100_288
@@ -44,10 +50,6 @@ def in_chunks(hidden_states: torch.Tensor, head: nn.Linear, labels: torch.Tensor
 WAYS = {"logits": with_logits, "chunks": in_chunks}
 
 
-def resident_peak() -> int:
-    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
-
-
 def measure(way: str, tokens: int, hidden_size: int, device: str) -> dict:
     """Returns the peak in bytes, the seconds and the loss, measured in this process."""
     cuda = torch.device(device).type == "cuda"
@@ -63,8 +65,7 @@ def measure(way: str, tokens: int, hidden_size: int, device: str) -> dict:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
     else:
-        Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the current resident memory
-        before = resident_peak()
+        before = reset_peak()
     start = time.perf_counter()
     loss = WAYS[way](hidden_states, head, labels)
     loss.backward()
@@ -74,18 +75,6 @@ def measure(way: str, tokens: int, hidden_size: int, device: str) -> dict:
     return {"peak": peak - before, "seconds": seconds, "loss": loss}
 
 
-def measure_apart(*arguments) -> dict:
-    command = [sys.executable, "-m", "benchmarks.loss_memory", "--measure", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def processor() -> str:
-    return f"{platform.machine()}, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
-
-
 def free_memory(device: str) -> int:
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
@@ -93,12 +82,11 @@ def free_memory(device: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="path of the result file, without its extension")
+    parser = argument_parser(__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--hidden-size", type=int, help="default: 256, on CUDA 3,072")
     parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 12288, 65536])
-    parser.add_argument("--measure", nargs=4, metavar=("WAY", "TOKENS", "HIDDEN", "DEVICE"), help=argparse.SUPPRESS)
+    parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)  # WAY TOKENS HIDDEN DEVICE
     options = parser.parse_args()
     if options.measure:
         way, tokens, hidden_size, device = options.measure
@@ -108,39 +96,30 @@ def main() -> None:
     hidden_size = options.hidden_size or (3072 if cuda else 256)
     budget = "a minute" if cuda else "10 minutes on two cores"
     print(f"Budget  {budget}; a vocabulary of {VOCAB_SIZE:,}, hidden size {hidden_size}", flush=True)
+    where = {"hardware": torch.cuda.get_device_name(options.device) if cuda else processor()}
+    where |= versions("torch", "transformers")
+    sizes = {"vocab": VOCAB_SIZE, "hidden": hidden_size, "dtype": "bfloat16" if cuda else "float32"}
     rows = []
     for tokens in options.tokens:
-        results = {}
+        results, logits = {}, 4 * tokens * VOCAB_SIZE
         for way in ("chunks", "logits"):
-            logits = 4 * tokens * VOCAB_SIZE
-            fits = way == "chunks" or (COPIES + cuda) * logits < 0.8 * free_memory(options.device)
-            result = measure_apart(way, tokens, hidden_size, options.device) if fits else None
-            results[way] = result
-            over = result and results["chunks"] and result["peak"] / results["chunks"]["peak"]
-            rows.append(
-                {
-                    "way": way,
-                    "tokens": tokens,
-                    "vocab": VOCAB_SIZE,
-                    "hidden": hidden_size,
-                    "dtype": "bfloat16" if cuda else "float32",
-                    "status": "measured" if fits else "did not run: would fill the memory",
-                    "peak_mib": round(result["peak"] / 2**20) if result else None,
-                    "over_chunks": rounded(over) if over else None,
-                    "seconds": rounded(result["seconds"]) if result else None,
-                    "float32_logits_mib_computed_not_measured": round(logits / 2**20),
-                    "hardware": torch.cuda.get_device_name(options.device) if cuda else processor(),
-                    **versions("torch", "transformers"),
-                }
-            )
-            print(", ".join(f"{key} {value}" for key, value in list(rows[-1].items())[:-3]), flush=True)
-        losses = [result["loss"] for result in results.values() if result]
-        if not all(math.isclose(loss, losses[0], rel_tol=1e-3 if cuda else 1e-6) for loss in losses):
+            row = {"way": way, "tokens": tokens, **sizes, "status": "did not run: would fill the memory"}
+            row |= dict.fromkeys(("peak_mib", "over_chunks", "seconds"))
+            if way == "chunks" or (COPIES + cuda) * logits < 0.8 * free_memory(options.device):
+                line = measure_apart("benchmarks.loss_memory", way, tokens, hidden_size, options.device)
+                result = results[way] = json.loads(line)
+                row |= {"status": "measured", "peak_mib": round(result["peak"] / 2**20)}
+                row["over_chunks"] = rounded(result["peak"] / results["chunks"]["peak"])
+                row["seconds"] = rounded(result["seconds"])
+            row["float32_logits_mib_computed_not_measured"] = round(logits / 2**20)
+            print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+            rows.append({**row, **where})
+        losses = [result["loss"] for result in results.values()]
+        if not math.isclose(losses[0], losses[-1], rel_tol=1e-3 if cuda else 1e-6):
             raise SystemExit(
                 f"The losses at {tokens} tokens differ, {losses}: there is nothing to compare until they agree."
             )
-    if options.out:
-        write(options.out.with_suffix(".csv"), as_csv(rows))
+    write(options.out, rows)
 
 
 if __name__ == "__main__":

@@ -11,18 +11,17 @@ Every figure is the median over rounds in which the three models take turns, in 
 so that a busy machine slows down all of them equally.
 """
 
-import argparse
-import csv
 import platform
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
-import transformers
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.report import argument_parser, versions, write
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from tests.diffllama_twin import to_diffllama
 
@@ -32,19 +31,11 @@ TASKS = {"forward": 2048, "forward+backward": 2048, "decode": 4096}
 def build_models(dtype: torch.dtype) -> dict[str, torch.nn.Module]:
     """Three models of equal size; the first two compute the same function."""
     torch.manual_seed(0)
-    shared = {
-        "vocab_size": 4096,
-        "hidden_size": 512,
-        "intermediate_size": 1408,
-        "num_hidden_layers": 8,
-        "max_position_embeddings": 8192,
-    }
+    shared = {"vocab_size": 4096, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8}
+    shared["max_position_embeddings"] = 8192
     ours = DiffTransformerForCausalLM(DiffTransformerConfig(num_attention_heads=4, eos_token_id=None, **shared)).eval()
-    models = {
-        "ours": ours,
-        "DiffLlama": to_diffllama(ours),
-        "Llama": LlamaForCausalLM(LlamaConfig(num_attention_heads=8, **shared)).eval(),
-    }
+    llama = LlamaForCausalLM(LlamaConfig(num_attention_heads=8, **shared)).eval()
+    models = {"ours": ours, "DiffLlama": to_diffllama(ours), "Llama": llama}
     ids = torch.randint(0, 4096, (1, 300))
     with torch.no_grad():
         expected = models["DiffLlama"](ids).logits
@@ -57,27 +48,18 @@ def build_models(dtype: torch.dtype) -> dict[str, torch.nn.Module]:
 def prepare(task: str, model: torch.nn.Module):
     """Returns a function that performs the task once. The set-up here is not timed."""
     ids = torch.randint(0, 4096, (1, TASKS[task]))
+
+    def forward_backward():
+        model.zero_grad()
+        model(ids, labels=ids, use_cache=False).loss.backward()
+
+    if task == "forward+backward":
+        return forward_backward
+    forward = torch.no_grad()(model.__call__)
     if task == "forward":
-
-        def run():
-            with torch.no_grad():
-                model(ids, use_cache=False)
-
-    elif task == "forward+backward":
-
-        def run():
-            model.zero_grad()
-            model(ids, labels=ids, use_cache=False).loss.backward()
-
-    else:
-        with torch.no_grad():
-            past = model(ids, use_cache=True, logits_to_keep=1).past_key_values
-
-        def run():
-            with torch.no_grad():
-                model(ids[:, -1:], past_key_values=past, use_cache=True)
-
-    return run
+        return partial(forward, ids, use_cache=False)
+    past = forward(ids, use_cache=True, logits_to_keep=1).past_key_values
+    return partial(forward, ids[:, -1:], past_key_values=past, use_cache=True)
 
 
 def measure(dtype: torch.dtype, rounds: dict[str, int], progress: tqdm) -> list[dict]:
@@ -95,21 +77,11 @@ def measure(dtype: torch.dtype, rounds: dict[str, int], progress: tqdm) -> list[
                 progress.update()
         tokens = 1 if task == "decode" else TASKS[task]
         speed = {name: tokens / statistics.median(times) for name, times in seconds.items()}
-        for name in models:
-            rows.append(
-                {
-                    "dtype": str(dtype).removeprefix("torch."),
-                    "task": task,
-                    "tokens": TASKS[task],
-                    "model": name,
-                    "tokens_per_second": round(speed[name], 2),
-                    "ours_over_this": round(speed["ours"] / speed[name], 3),
-                    "rounds": rounds[task],
-                    "hardware": hardware(),
-                    "torch": torch.__version__,
-                    "transformers": transformers.__version__,
-                }
-            )
+        cell = {"dtype": str(dtype).removeprefix("torch."), "task": task, "tokens": TASKS[task]}
+        where = {"rounds": rounds[task], "hardware": hardware(), **versions("torch", "transformers")}
+        for name, own in speed.items():
+            figures = {"tokens_per_second": round(own, 2), "ours_over_this": round(speed["ours"] / own, 3)}
+            rows.append({**cell, "model": name, **figures, **where})
     return rows
 
 
@@ -122,14 +94,10 @@ def hardware() -> str:
 
 
 def as_markdown(rows: list[dict], command: str) -> str:
-    lines = [
-        f"# Tokens per second on a CPU: {rows[0]['hardware']}",
-        "",
-        f"`{command}`, torch {rows[0]['torch']}, transformers {rows[0]['transformers']}. Median of rounds in turn.",
-        "",
-        "| dtype | task | ours | DiffLlama | Llama | ours / DiffLlama | ours / Llama |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    packages = f"torch {rows[0]['torch']}, transformers {rows[0]['transformers']}"
+    lines = [f"# Tokens per second on a CPU: {rows[0]['hardware']}", ""]
+    lines += [f"`{command}`, {packages}. Median of rounds in turn.", ""]
+    lines += ["| dtype | task | ours | DiffLlama | Llama | ours / DiffLlama | ours / Llama |", "|" + " --- |" * 7]
     for i in range(0, len(rows), 3):
         ours, diffllama, llama = rows[i : i + 3]
         speeds = " | ".join(str(row["tokens_per_second"]) for row in (ours, diffllama, llama))
@@ -140,26 +108,19 @@ def as_markdown(rows: list[dict], command: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="path of the result files, without their extensions")
+    parser = argument_parser(__doc__, "files")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument(
-        "--rounds", type=int, default=5, help="timed rounds (default: %(default)s); decoding takes eight times as many"
-    )
-    parser.add_argument(
-        "--bf16-rounds",
-        type=int,
-        default=2,
-        help="timed rounds in bfloat16, which is slow where it is emulated (default: %(default)s)",
-    )
+    text = "timed rounds (default: %(default)s); decoding takes eight times as many"
+    parser.add_argument("--rounds", type=int, default=5, help=text)
+    text = "timed rounds in bfloat16, which is slow where it is emulated (default: %(default)s)"
+    parser.add_argument("--bf16-rounds", type=int, default=2, help=text)
     args = parser.parse_args()
     torch.set_num_threads(1)
 
-    rounds = {
-        dtype: {task: n * (8 if task == "decode" else 1) for task in TASKS}
-        for dtype in args.dtypes
-        for n in [args.bf16_rounds if dtype == "bfloat16" else args.rounds]
-    }
+    rounds = {}
+    for dtype in args.dtypes:
+        n = args.bf16_rounds if dtype == "bfloat16" else args.rounds
+        rounds[dtype] = {task: n * (8 if task == "decode" else 1) for task in TASKS}
     total = sum(3 * (n + 1) for by_task in rounds.values() for n in by_task.values())
     with tqdm(total=total, unit="run") as progress:
         rows = [row for dtype in args.dtypes for row in measure(getattr(torch, dtype), rounds[dtype], progress)]
@@ -169,13 +130,7 @@ def main() -> None:
         command += f" --bf16-rounds {args.bf16_rounds}"
     markdown = as_markdown(rows, command)
     print(markdown)
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.with_suffix(".md").write_text(markdown)
-        with args.out.with_suffix(".csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+    write(args.out, rows, markdown)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch.nn import functional as F
@@ -26,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from benchmarks.report import as_csv, first_line, hardware, versions, write
+from benchmarks.report import argument_parser, first_line, hardware, versions, write
 from diff_transformer import DiffTransformerConfig
 from diff_transformer.training.architectures import transformer_twin
 from tests.tolerances import allowed_error
@@ -45,13 +44,8 @@ PAPER = {
     ("forward+backward", 2048): 6635 / 7247,
     ("forward+backward", 4096): 6718 / 7491,
 }
-TINY = {
-    "vocab_size": 199,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-}
+TINY = {"vocab_size": 199, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+TINY["num_attention_heads"] = 2
 
 
 def diff_config(options: argparse.Namespace) -> DiffTransformerConfig:
@@ -87,12 +81,11 @@ def faults(config: DiffTransformerConfig, dtype: torch.dtype, device: str) -> li
         model.zero_grad()
         out = model(ids, labels=ids, use_cache=False)
         out.loss.backward()
-        matrices = {
-            name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
-            for name, p in model.named_parameters()
-            if p.ndim == 2
-        }
-        return {"logits": out.logits.detach(), **matrices}
+        found = {"logits": out.logits.detach()}
+        for name, p in model.named_parameters():
+            if p.ndim == 2:
+                found[name] = torch.zeros_like(p) if p.grad is None else p.grad.clone()
+        return found
 
     expected, eager, ours = results(exact, "eager"), results(low, "eager"), results(low, "flash_diff")
     wrong = []
@@ -152,20 +145,16 @@ class Stage:
 
 
 def seconds(run: Callable[[], None], device: str) -> float:
-    synchronize(device)
+    synchronize = torch.cuda.synchronize if device.startswith("cuda") else torch.cpu.synchronize
+    synchronize()
     start = time.perf_counter()
     run()
-    synchronize(device)
+    synchronize()
     return time.perf_counter() - start
 
 
-def synchronize(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
-
-
 def weight_bytes(model: PreTrainedModel) -> int:
-    return sum(x.numel() * x.element_size() for x in model.parameters())
+    return sum(x.nbytes for x in model.parameters())
 
 
 def peak_gib(run: Callable[[], None], model: PreTrainedModel, device: str) -> float | str:
@@ -222,30 +211,19 @@ def measure(task: str, length: int, stage: Stage, options: argparse.Namespace, p
         progress.update(len(CONTESTANTS))
     speed = {name: batch * length / statistics.median(taken) for name, taken in times.items()}
     best = max((value for name, value in speed.items() if name.startswith("Transformer")), default=None)
-    config = stage.models["DIFF"].config
-    return [
-        {
-            "task": task,
-            "length": length,
-            "batch": batch,
-            "model": name,
-            "status": "ok" if name in speed else "cannot run",
-            "tokens_per_second": round(speed[name], 1) if name in speed else "",
-            "over_transformer": round(speed[name] / best, 3) if best and name in speed else "",
-            "paper_over_transformer": round(PAPER.get((task, length), 0), 3) or "",
-            "peak_gib": peaks[name],
-            "rounds": options.rounds,
-            "layers": config.num_hidden_layers,
-            "hidden_size": config.hidden_size,
-            "dtype": options.dtype,
-            "gradient_checkpointing": options.gradient_checkpointing,
-            "loss_chunk": options.loss_chunk,
-            "reason": reasons[name],
-            "hardware": hardware(options.device),
-            **versions("torch", "triton", "transformers"),
-        }
-        for name in CONTESTANTS
-    ]
+    config, rows = stage.models["DIFF"].config, []
+    for name in CONTESTANTS:
+        row = {"task": task, "length": length, "batch": batch, "model": name, "status": "cannot run"}
+        row |= {"tokens_per_second": "", "over_transformer": ""}
+        if name in speed:
+            row |= {"status": "ok", "tokens_per_second": round(speed[name], 1)}
+            row["over_transformer"] = round(speed[name] / best, 3) if best else ""
+        row |= {"paper_over_transformer": round(PAPER.get((task, length), 0), 3) or "", "peak_gib": peaks[name]}
+        row |= {"rounds": options.rounds, "layers": config.num_hidden_layers, "hidden_size": config.hidden_size}
+        row |= {option: getattr(options, option) for option in ("dtype", "gradient_checkpointing", "loss_chunk")}
+        where = {"hardware": hardware(options.device), **versions("torch", "triton", "transformers")}
+        rows.append({**row, "reason": reasons[name], **where})
+    return rows
 
 
 def settings(options: argparse.Namespace, config: DiffTransformerConfig) -> str:
@@ -282,36 +260,24 @@ def as_markdown(rows: list[dict], command: str, what: str) -> str:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="path of the result files, without their extensions")
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--lengths", nargs="+", type=int, default=[2048, 4096, 16384, 65536])
-    parser.add_argument(
-        "--tokens",
-        type=int,
-        default=4096,
-        help="batch size times length (default: %(default)s), at least one sequence",
-    )
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument(
-        "--gradient-checkpointing",
-        action="store_true",
-        help="recompute the activations inside of each layer in the backward",
-    )
-    parser.add_argument(
-        "--loss-chunk",
-        type=int,
-        default=0,
-        help="tokens whose logits are in memory at a time (default: 0, all of them)",
-    )
-    parser.add_argument("--one-at-a-time", action="store_true", help="keep the idle model on the CPU")
-    parser.add_argument("--layers", type=int, help="number of layers, if the 28 of the 3B do not fit")
-    parser.add_argument(
-        "--minutes", type=float, default=20.0, help="time limit, after which no cell is started (default: %(default)s)"
-    )
-    parser.add_argument("--tiny", action="store_true", help="use a model small enough to try the script on a CPU")
+    parser = argument_parser(__doc__, "files")
+    add = parser.add_argument
+    add("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    add("--lengths", nargs="+", type=int, default=[2048, 4096, 16384, 65536])
+    text = "batch size times length (default: %(default)s), at least one sequence"
+    add("--tokens", type=int, default=4096, help=text)
+    add("--rounds", type=int, default=10)
+    add("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    add("--device", default="cuda")
+    text = "recompute the activations inside of each layer in the backward"
+    add("--gradient-checkpointing", action="store_true", help=text)
+    text = "tokens whose logits are in memory at a time (default: 0, all of them)"
+    add("--loss-chunk", type=int, default=0, help=text)
+    add("--one-at-a-time", action="store_true", help="keep the idle model on the CPU")
+    add("--layers", type=int, help="number of layers, if the 28 of the 3B do not fit")
+    text = "time limit, after which no cell is started (default: %(default)s)"
+    add("--minutes", type=float, default=20.0, help=text)
+    add("--tiny", action="store_true", help="use a model small enough to try the script on a CPU")
     options = parser.parse_args(arguments)
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("--device cuda was asked for, but torch sees no GPU. --tiny --device cpu tries the script.")
@@ -350,13 +316,11 @@ def main(arguments: list[str] | None = None) -> int:
                 left_out.append(f"{task} {length}")
                 continue
             rows += measure(task, length, stage, options, progress)
-            if options.out:
-                write(options.out.with_suffix(".csv"), as_csv(rows))
+            write(options.out, rows)
     left_out_line = f"\nLeft out, as the budget was spent: {'; '.join(left_out)}\n" if left_out else ""
     report = (as_markdown(rows, command, what) if rows else "") + left_out_line
     print(report)
-    if options.out:
-        write(options.out.with_suffix(".md"), report)
+    write(options.out, rows, report)
     return 0
 
 

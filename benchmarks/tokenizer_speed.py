@@ -55,16 +55,12 @@ def tiktoken_cl100k() -> tiktoken.Encoding:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="the CSV file to write")
-    parser.add_argument(
-        "--megabytes", type=float, default=10, help="size of the text in 10^6 bytes (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--repeats", type=int, default=3, help="runs per method, of which the fastest counts (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--hardware", default="AMD EPYC (2 cores)", help="name of the machine, for the table (default: %(default)s)"
-    )
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="the CSV file to write")
+    add("--megabytes", type=float, default=10, help="size of the text in 10^6 bytes (default: %(default)s)")
+    add("--repeats", type=int, default=3, help="runs per method, of which the fastest counts (default: %(default)s)")
+    text = "name of the machine, for the table (default: %(default)s)"
+    add("--hardware", default="AMD EPYC (2 cores)", help=text)
     arguments = parser.parse_args()
 
     texts, num_bytes = documents(int(arguments.megabytes * 1e6))
@@ -92,24 +88,13 @@ def main() -> None:
             cpu_seconds.append(time.process_time() - cpu_start)
             if ids != reference:
                 raise AssertionError(f"{name} and tiktoken gave different ids: the tokenizer's tests must fail too")
-        rows.append(
-            {
-                "method": name,
-                "threads": threads,
-                "documents": len(texts),
-                "bytes": num_bytes,
-                "tokens": num_tokens,
-                "seconds": round(min(seconds), 3),
-                "tokens_per_second": round(num_tokens / min(seconds)),
-                "cpu_seconds": round(min(cpu_seconds), 3),
-                "tokens_per_cpu_second": round(num_tokens / min(cpu_seconds)),
-                "load": round(load, 1),
-                "hardware": arguments.hardware,
-                "python": sys.version.split()[0],
-                **{package: version(package) for package in ("tiktoken", "tokenizers", "transformers")},
-                "command": shlex.join(["python", *sys.argv]),
-            }
-        )
+        row = {"method": name, "threads": threads, "documents": len(texts), "bytes": num_bytes, "tokens": num_tokens}
+        for column, measured in (("seconds", min(seconds)), ("cpu_seconds", min(cpu_seconds))):
+            per_second = f"tokens_per_{column.removesuffix('s')}"
+            row |= {column: round(measured, 3), per_second: round(num_tokens / measured)}
+        row |= {"load": round(load, 1), "hardware": arguments.hardware, "python": sys.version.split()[0]}
+        row |= {package: version(package) for package in ("tiktoken", "tokenizers", "transformers")}
+        rows.append({**row, "command": shlex.join(["python", *sys.argv])})
 
     print(f"{len(texts)} documents, {num_bytes / 1e6:.1f} MB, {num_tokens / 1e6:.2f} M tokens, {arguments.hardware}")
     print(f"{'method':32} {'threads':>7} {'M tokens/s':>11} {'M tokens/CPU s':>15} {'load':>5}")

@@ -10,9 +10,8 @@ import diff_transformer  # noqa: F401  (registers the model with the Auto classe
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("model", help="a folder written by save_pretrained")
 parser.add_argument("prompt", help="Python code to complete")
-parser.add_argument(
-    "--max-new-tokens", type=int, default=64, help="default: %(default)s; a token is about 3.5 characters"
-)
+text = "default: %(default)s; a token is about 3.5 characters"
+parser.add_argument("--max-new-tokens", type=int, default=64, help=text)
 args = parser.parse_args()
 
 logging.disable_progress_bar()  # for loading the weights

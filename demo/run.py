@@ -59,24 +59,21 @@ SMOKE = {
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    text = (
+    add = parser.add_argument
+    limit = (
         "limit of training in minutes (default: %(default)s); a slow machine takes fewer steps and still decays to 0"
     )
-    parser.add_argument("--minutes", type=float, default=4.75, help=text)
+    add("--minutes", type=float, default=4.75, help=limit)
     text = f"limit of optimizer steps (default: {FULL['optimizer']['steps']}); seed and steps determine the result"
-    parser.add_argument("--steps", type=int, help=text)
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of the weights and the data order (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--prompt", default=PROMPT, help="Python code to complete, for which the attention maps are drawn"
-    )
+    add("--steps", type=int, help=text)
+    add("--seed", type=int, default=0, help="seed of the weights and the data order (default: %(default)s)")
+    add("--prompt", default=PROMPT, help="Python code to complete, for which the attention maps are drawn")
     text = "folder whose .py files are the data; 1 in 20 is held out (default: the standard library, %(default)s)"
-    parser.add_argument("--source", type=Path, default=Path(sysconfig.get_paths()["stdlib"]), help=text)
+    add("--source", type=Path, default=Path(sysconfig.get_paths()["stdlib"]), help=text)
     text = "folder for model, pictures and log; those of an earlier run are replaced (default: %(default)s)"
-    parser.add_argument("--out", type=Path, default=HERE / "out", help=text)
+    add("--out", type=Path, default=HERE / "out", help=text)
     text = "run every step in seconds, for tests, with a tiny model that learns next to nothing"
-    parser.add_argument("--smoke", action="store_true", help=text)
+    add("--smoke", action="store_true", help=text)
     args = parser.parse_args()
     if args.minutes <= 0 or (args.steps is not None and args.steps < 1):
         parser.error("--minutes and --steps must be positive")

@@ -91,45 +91,26 @@ def test_run_leaves_nothing_but_its_results(runs):
 
 
 @pytest.mark.process
-def test_run_lowers_the_validation_loss(runs):
-    _, _, (log, _) = runs
+def test_run_lowers_the_loss_the_same_way_every_time(runs):
+    _, _, (log, second) = runs
     losses = [entry["eval_loss"] for entry in log["history"] if "eval_loss" in entry]
     assert log["validation_loss"] == losses[-1] < losses[0] - 1.0
     assert 4.0 < log["unigram_entropy"] < 7.0
-
-
-@pytest.mark.process
-def test_run_decays_the_learning_rate_to_zero(runs):
-    _, _, (log, _) = runs
     rates = [entry["learning_rate"] for entry in log["history"] if "learning_rate" in entry]
-    assert rates[-1] < 0.05 * max(rates)
-
-
-@pytest.mark.process
-def test_run_twice_gives_the_same_result(runs):
-    _, _, (first, second) = runs
-    assert first["validation_loss"] == second["validation_loss"]
-    assert first["completion"] == second["completion"]
+    assert rates[-1] < 0.05 * max(rates), "the learning rate does not decay to zero"
+    assert log["validation_loss"] == second["validation_loss"] and log["completion"] == second["completion"]
 
 
 @pytest.mark.process
 def test_run_prints_budget_and_summary(runs):
     out, outputs, (log, _) = runs
     for output in outputs:
-        for line in (
-            "Data  ",
-            "Model  ",
-            "Budget  ",
-            "--- prompt",
-            "Validation  ",
-            "Training  ",
-            "Pictures  ",
-            "Log  ",
-        ):
-            assert line in output, f"no line {line!r} in the output"
+        for name in ("Data", "Model", "Budget", "Validation", "Training", "Pictures", "Log"):
+            assert f"{name}  " in output, f"no line {name!r} in the output"
         for path in ("model", "loss.png", "maps.png", "log.json"):
             assert str(out / path) in output
-        assert output.index("Budget") < output.index("--- completion") < output.index("Validation")
+        places = [output.index(x) for x in ("Budget", "--- prompt", "--- completion", "Validation")]
+        assert places == sorted(places)
         assert log["completion"].strip() in output
         assert "lambda = " in output
 
@@ -139,22 +120,19 @@ def test_run_saves_a_complete_model(runs):
     out, _, _ = runs
     found = {path.name for path in (out / "model").iterdir()}
     assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= found
-    model, tokenizer = (
-        DiffTransformerForCausalLM.from_pretrained(out / "model"),
-        AutoTokenizer.from_pretrained(out / "model"),
-    )
+    model = DiffTransformerForCausalLM.from_pretrained(out / "model")
+    tokenizer = AutoTokenizer.from_pretrained(out / "model")
     assert tokenizer.eos_token_id == model.config.eos_token_id == model.generation_config.eos_token_id
     assert len(tokenizer) <= model.config.vocab_size
 
 
 @pytest.mark.process
-def test_complete_needs_nothing_but_the_folder(runs, tmp_path):
+def test_complete_needs_nothing_but_the_folder(demo, runs, tmp_path):
     out, _, (log, _) = runs
     moved = tmp_path / "moved"
     (out / "model").rename(moved)
     try:
-        prompt = "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"
-        assert complete(moved, prompt) == log["completion"]
+        assert complete(moved, demo.PROMPT) == log["completion"]
     finally:
         moved.rename(out / "model")
 
@@ -178,18 +156,14 @@ def test_run_rejects_a_folder_that_is_not_its_own(demo, monkeypatch, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_run_names_the_file_that_it_cannot_read(demo, monkeypatch, tmp_path):
-    (tmp_path / "folder.py").mkdir()  # not readable as a file, even for root
-    monkeypatch.setattr(sys, "argv", ["run.py", "--source", str(tmp_path), "--out", str(tmp_path / "out")])
-    with pytest.raises(SystemExit, match="folder.py cannot be read .* --source"):
-        demo.main()
-
-
-def test_run_rejects_a_source_without_python(demo, monkeypatch, tmp_path):
+def test_run_rejects_sources_that_it_cannot_use(demo, monkeypatch, tmp_path):
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_a.py").write_text("pass")
     monkeypatch.setattr(sys, "argv", ["run.py", "--source", str(tmp_path), "--out", str(tmp_path / "out")])
     with pytest.raises(SystemExit, match="gives 0 tokens of Python for training .* --source"):
+        demo.main()
+    (tmp_path / "folder.py").mkdir()  # not readable as a file, even for root
+    with pytest.raises(SystemExit, match="folder.py cannot be read .* --source"):
         demo.main()
 
 

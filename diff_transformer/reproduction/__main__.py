@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from .. import cl100k_tokenizer
+from ..folders import whole_file
 from ..training.architectures import NewModelArguments, new_config
 from ..training.budget import count_parameters, model_flops_per_token
 from .collect import RESULTS, check_parameters, collect
@@ -24,7 +25,6 @@ from .run import JobError, Stopped, run_jobs
 from .study import DIFF, SCALES, STUDIES, TRANSFORMER, Study, load_study
 
 UNFINISHED = 75  # EX_TEMPFAIL of sysexits.h
-_NEEDED = ("accelerate", "lm_eval", "matplotlib", "trl")  # by the jobs, the last ones after an hour
 
 
 def reproduce(arguments: list[str]) -> int:
@@ -41,7 +41,7 @@ def reproduce(arguments: list[str]) -> int:
     parser.add_argument("--dry-run", action="store_true", help="print budget and parity, then exit")
     options = parser.parse_args(arguments)
 
-    for name in _NEEDED:
+    for name in ("accelerate", "lm_eval", "matplotlib", "trl"):  # for the jobs, the last of them after an hour
         if find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     path = options.study or STUDIES / f"{options.scale}.yaml"
@@ -61,33 +61,31 @@ def reproduce(arguments: list[str]) -> int:
         return UNFINISHED
     which_one = f"--study {path.name}" if options.scale is None else f"--scale {options.scale}"
     results = collect(study, folder, f"diff-transformer reproduce {which_one}")
-    pages = write_report(results, folder)
-    print("\n".join(f"{page}" for page in [folder / RESULTS, *pages]))
+    print(folder / RESULTS, *write_report(results, folder), sep="\n")
     return 0
 
 
 def claim_folder(path: Path, folder: Path) -> None:
     """Copies the study into the folder. Raises ValueError if the folder belongs to another study."""
     kept = folder / STUDY
-    if kept.exists():
-        if load_study(kept) != load_study(path):
-            raise ValueError(
-                f"{folder} belongs to another study, or to an earlier version of this one: {kept} differs from "
-                f"{path}. Choose another --out, or resume that study with --study {kept}."
-            )
-        return
-    temporary = kept.with_name(f".{STUDY}.part")
-    if folder.exists() and any(file != temporary for file in folder.iterdir()):
-        raise ValueError(f"{folder} has files, but no study. Choose another --out, or empty it.")
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(path, temporary)
-    temporary.replace(kept)
+    if not kept.exists():
+        if folder.exists() and any(not file.name.startswith(f".{STUDY}.") for file in folder.iterdir()):
+            raise ValueError(f"{folder} has files, but no study. Choose another --out, or empty it.")
+        with whole_file(kept) as part:
+            shutil.copyfile(path, part)
+    elif load_study(kept) != load_study(path):
+        raise ValueError(
+            f"{folder} belongs to another study, or to an earlier version of this one: {kept} differs from "
+            f"{path}. Choose another --out, or resume that study with --study {kept}."
+        )
 
 
 def print_budget(study: Study, folder: Path) -> None:
     jobs = jobs_of(study)
-    trainings = sum(job.output_dir is not None for job in jobs)
-    done = sum((folder / job.done).exists() for job in jobs)
+    trainings, done = (
+        sum(job.output_dir is not None for job in jobs),
+        sum((folder / job.done).exists() for job in jobs),
+    )
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
     print(
         f"Study    {study.title}\n"
@@ -105,14 +103,11 @@ def print_parity(study: Study) -> None:
     print(f"\n{'Experiment':<12}{'Model':<20}{'Parameters':>14}{'FLOPs per token':>18}")
     for name, experiment in study.experiments.items():
         tokenizer = cl100k_tokenizer(vocab_size=study.tokenizer_ranks)
-        parameters = {}
+        parameters, length = {}, experiment.sequence_length
         for label, variant in experiment.variants.items():
-            model = NewModelArguments(
-                architecture=variant.architecture, config_overrides={**experiment.config, **variant.config}
-            )
-            config = new_config(model, tokenizer, experiment.sequence_length)
-            parameters[label] = count_parameters(config).total
-            flops = model_flops_per_token(config, experiment.sequence_length)
+            model = NewModelArguments(variant.architecture, config_overrides={**experiment.config, **variant.config})
+            config = new_config(model, tokenizer, length)
+            parameters[label], flops = count_parameters(config).total, model_flops_per_token(config, length)
             print(f"{name:<12}{label:<20}{parameters[label]:>14,}{flops:>18,.0f}")
         check_parameters(name, parameters[TRANSFORMER], parameters[DIFF])
     print(flush=True)

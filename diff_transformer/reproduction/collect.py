@@ -16,11 +16,11 @@ A cell's key has `experiment`, `model`, `seed` and `protocol`, and the keys of t
 `tokens_per_second` is the median over the log of a run; `seconds` are computed from this speed.
 """
 
-import hashlib
 import json
 import statistics
 from collections.abc import Iterator
 from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from transformers import AutoConfig
 
 from ..evaluation import protocols
 from ..evaluation.results import Cell, Measure, Results, ResultSet, load_results
+from ..folders import sha256
 from ..safetensors_headers import count_parameters
 from ..training.budget import model_flops_per_token
 from .jobs import BATCHES, results_folder, run_folder, variants_of
@@ -45,21 +46,23 @@ class ParityError(ValueError):
 
 
 def collect(study: Study, folder: Path, command: str = "diff-transformer reproduce") -> Results:
-    """Collects what the jobs of a study left in its folder into `results.json`.
-
-    command: repeats the study.
+    """Collects what the jobs of a study left in its folder into `results.json`; `command` repeats the study.
 
     Raises ParityError if the models were not trained under equal conditions.
     """
     model = {"label": study.title, "machine": study.machine}
     results = Results(folder / RESULTS, "reproduction", model, {**asdict(study), "command": command}, study.seeds[0])
-    results.runs = _runs(folder, command)
+    runs: dict[str, dict[str, Any]] = {}  # each machine and set of package versions, once
+    for path in sorted(folder.glob("results/*/*/*/*.json")):
+        for run in Results.load(path).runs:
+            runs.setdefault(f"{run['hardware']} {run['packages']}", {**run, "command": command})
+    results.runs = list(runs.values())
     for name in study.experiments:
         manifest = json.loads((folder / "data" / name / "manifest.json").read_text(encoding="utf-8"))
         results.cells.append(Cell({"experiment": name, "protocol": "data"}, {}, manifest))
         for seed in study.seeds:
-            for key, measures, data in _of_seed(study, folder, name, seed):
-                results.cells.append(Cell({"experiment": name, **key}, measures, data))
+            found = _of_seed(study, folder, name, seed)
+            results.cells += [Cell({"experiment": name, **key}, measures, data) for key, measures, data in found]
     check_parity(results)
     results.save()
     return results
@@ -67,13 +70,11 @@ def collect(study: Study, folder: Path, command: str = "diff-transformer reprodu
 
 def check_parity(results: Results) -> None:
     """Raises ParityError unless the pair has equal parameters, within 0.1 %, and all variants saw the same batches."""
-    by_seed: dict[tuple[str, int], dict[str, Any]] = {}
-    for cell in results.select(protocol="run"):
-        by_seed.setdefault((cell.key["experiment"], cell.key["seed"]), {})[cell.key["model"]] = cell
-    for (experiment, seed), cells in by_seed.items():
+    runs = results.select(protocol="run")
+    for experiment, seed in dict.fromkeys((cell.key["experiment"], cell.key["seed"]) for cell in runs):
+        cells = {cell.key["model"]: cell for cell in runs if cell.matches(experiment=experiment, seed=seed)}
         where = f"{experiment}, seed {seed}"
-        a, b = cells[TRANSFORMER]["parameters"], cells[DIFF]["parameters"]
-        check_parameters(where, a, b)
+        check_parameters(where, cells[TRANSFORMER]["parameters"], cells[DIFF]["parameters"])
         for name in ("batches", "extended_batches"):
             batches = {model: cell.data[name] for model, cell in cells.items() if name in cell.data}
             if len(set(batches.values())) > 1:
@@ -98,62 +99,39 @@ def _of_seed(study: Study, folder: Path, name: str, seed: int) -> Iterator[Found
         for key, measures, data in _of_run(run, study.experiments[name].sequence_length):
             yield {"model": label, "seed": seed, **key}, measures, data
     for protocol, found in load_results(folder / results_folder(name, seed)).items():
-        condense = getattr(protocols.load(protocol), "condense", None)
+        condense = getattr(protocols.load(protocol), "condense", attrgetter("cells"))
         for results in found:
-            for cell in condense(results) if condense else results.cells:
+            for cell in condense(results):
                 yield {"model": results.label, "seed": seed, "protocol": protocol, **cell.key}, cell.measures, {}
 
 
 def _of_run(run: Path, sequence_length: int) -> Iterator[Found]:
     state = json.loads((run / "trainer_state.json").read_text(encoding="utf-8"))
-    config = AutoConfig.from_pretrained(run / "model")
-    history, curve, training_loss = state["log_history"], [], float("nan")
-    lambdas: dict[int, list[tuple[int, float]]] = {}
+    history = state["log_history"]
+    logged = [entry for entry in history if "loss" in entry]
     # The median, since the first steps are slower and the log of a stopped run has a gap
-    speed = statistics.median(entry["tokens_per_second"] for entry in history if "loss" in entry)
+    speed = statistics.median(entry["tokens_per_second"] for entry in logged)
+    flops = model_flops_per_token(AutoConfig.from_pretrained(run / "model"), sequence_length)
+    numbers = {"parameters": count_parameters(run / "model"), "flops_per_token": flops, "tokens_per_second": speed}
+    data = {"batches": sha256(run / BATCHES), "steps": state["global_step"]}
+    if (run / "extended").exists():
+        data["extended_batches"] = sha256(run / "extended" / BATCHES)
+    yield {"protocol": "run"}, {metric: Measure(float(value), 1) for metric, value in numbers.items()}, data
+    for name in sorted({name for entry in logged for name in entry if name.startswith("lambda/layer_")}):
+        steps, values = zip(*((entry["step"], entry[name]) for entry in logged if name in entry), strict=True)
+        key, data = {"protocol": "lambda", "layer": int(name[-2:])}, {"steps": list(steps), "lambda": list(values)}
+        yield key, {"lambda": Measure(values[-1], 1)}, data
     accumulated = yaml.safe_load((run / "config.yaml").read_text()).get("gradient_accumulation_steps", 1)
-    tokens_per_step = state["train_batch_size"] * accumulated * sequence_length
+    training_loss = float("nan")
     for entry in history:
-        if "loss" in entry:
-            training_loss = entry["loss"]
-            for layer in (key for key in entry if key.startswith("lambda/layer_")):
-                lambdas.setdefault(int(layer[-2:]), []).append((entry["step"], entry[layer]))
-        elif "eval_loss" in entry:
+        training_loss = entry.get("loss", training_loss)
+        if "eval_loss" in entry:
+            tokens = entry["step"] * state["train_batch_size"] * accumulated * sequence_length
             rows = round(entry["eval_runtime"] * entry["eval_samples_per_second"])
             measures = {"validation_loss": Measure(entry["eval_loss"], rows)}
-            if entry["step"]:
-                measures["training_loss"] = Measure(training_loss, entry["step"] * tokens_per_step)
-            curve.append((entry["step"], measures))
-    parameters = count_parameters(run / "model")
-    batches = hashlib.sha256((run / BATCHES).read_bytes()).hexdigest()
-    numbers = {
-        "parameters": parameters,
-        "flops_per_token": model_flops_per_token(config, sequence_length),
-        "tokens_per_second": speed,
-    }
-    data = {"batches": batches, "steps": state["global_step"]}
-    if (run / "extended").exists():
-        data["extended_batches"] = hashlib.sha256((run / "extended" / BATCHES).read_bytes()).hexdigest()
-    yield {"protocol": "run"}, {metric: Measure(float(value), 1) for metric, value in numbers.items()}, data
-    for layer, values in sorted(lambdas.items()):
-        steps, history = zip(*values, strict=True)
-        yield (
-            {"protocol": "lambda", "layer": layer},
-            {"lambda": Measure(history[-1], 1)},
-            {"steps": list(steps), "lambda": list(history)},
-        )
-    for step, measures in curve:
-        tokens = step * tokens_per_step
-        yield {"protocol": "training", "tokens": tokens}, measures, {"seconds": tokens / speed}
-
-
-def _runs(folder: Path, command: str) -> list[dict[str, Any]]:
-    """Each machine and set of package versions that was used, once."""
-    found: dict[str, dict[str, Any]] = {}
-    for path in sorted(folder.glob("results/*/*/*/*.json")):
-        for run in Results.load(path).runs:
-            found.setdefault(f"{run['hardware']} {run['packages']}", {**run, "command": command})
-    return list(found.values())
+            if tokens:
+                measures["training_loss"] = Measure(training_loss, tokens)
+            yield {"protocol": "training", "tokens": tokens}, measures, {"seconds": tokens / speed}
 
 
 class ExperimentResults:
@@ -169,25 +147,11 @@ class ExperimentResults:
             if "model" in cell.key:
                 runs = self._runs.setdefault(cell.key["protocol"], {})
                 runs.setdefault((cell.key["model"], cell.key["seed"]), []).append(cell)
-
-    @property
-    def manifest(self) -> dict[str, Any]:
-        """The description of the data; empty without one."""
-        return next((cell.data for cell in self.cells if cell.key["protocol"] == "data"), {})
-
-    @property
-    def is_text(self) -> bool:
-        """Whether the models were trained on text, as in the paper."""
-        return self.manifest.get("task", {}).get("kind") == "text"
-
-    def architecture(self, label: str) -> str:
-        return self.settings["variants"][label]["architecture"]
-
-    @property
-    def evaluated(self) -> list[str]:
-        """The protocols that were evaluated, in the order of the study."""
+        # The description of the data; whether it is text, as in the paper; the protocols, in the order of the study
+        self.manifest = next((cell.data for cell in self.cells if cell.key["protocol"] == "data"), {})
+        self.is_text = self.manifest.get("task", {}).get("kind") == "text"
         ordered = dict.fromkeys([*self.settings["evaluations"], *self._runs])
-        return [name for name in ordered if name in self._runs and name in protocols.names()]
+        self.evaluated = [name for name in ordered if name in self._runs and name in protocols.names()]
 
     def of(self, protocol: str) -> ResultSet:
         """The results of one protocol, as `diff-transformer evaluate` has them. A study compares seeds, so the errors
@@ -199,7 +163,7 @@ class ExperimentResults:
         for (label, seed), cells in self._runs.get(protocol, {}).items():
             results = Results(self.study.path, protocol, {"label": label}, settings, seed)
             for cell in cells:
-                key = {k: v for k, v in cell.key.items() if k not in _COMMON}
+                key = {k: v for k, v in cell.key.items() if k not in ("experiment", "model", "seed", "protocol")}
                 measures = {k: Measure(m.value, m.n) for k, m in cell.measures.items()}
                 results.cells.append(Cell(key, measures, cell.data))
             found.append(results)
@@ -210,6 +174,3 @@ def experiments(study: Results) -> list[ExperimentResults]:
     """The experiments that have models, in the order of the study."""
     found = [ExperimentResults(study, name) for name in study.settings["experiments"]]
     return [experiment for experiment in found if experiment.labels]
-
-
-_COMMON = ("experiment", "model", "seed", "protocol")

@@ -17,17 +17,13 @@ from ..evaluation.protocols.fine_grained_loss import paper_loss
 from ..evaluation.protocols.throughput import TABLE_7
 from ..evaluation.results import Measure, Results, ResultSet, mean
 from .collect import ExperimentResults, experiments
-from .study import DIFF, PAIR, TRANSFORMER
+from .study import PAIR, TRANSFORMER
 
 WINS, LOSES, NOT_SHOWN, UNDECIDED = "DIFF wins", "DIFF loses", "no difference shown", "one seed, undecided"
-BETTER, WORSE = "better", "worse"
-SAME, OPPOSITE, OPEN, EQUAL = "same direction", "opposite direction", "undecided", "equal in the paper"
+SAME, OPPOSITE = "same direction", "opposite direction"
 NOT_IN_PAPER = "not in the paper"
 
-Pairs = dict[int, tuple[float, float]]  # by seed, the values of two models
-
-# Labels of the studies for the paper's ablations
-_ABLATIONS = {
+_ABLATIONS = {  # labels of the studies for those of the paper
     "no_groupnorm": "DIFF without GroupNorm",
     "lambda_init_0.8": "DIFF with lambda_init = 0.8",
     "lambda_init_0.5": "DIFF with lambda_init = 0.5",
@@ -53,7 +49,7 @@ class Finding:
     metric: str
     what: str
     better: str  # LOWER or HIGHER
-    pairs: Pairs
+    pairs: dict[int, tuple[float, float]]
     paper: Paper | None = None
     labels: tuple[str, str] = PAIR
     key: Mapping[str, Any] = field(default_factory=dict)
@@ -98,7 +94,7 @@ class Finding:
     def verdict(self) -> str:
         if self.half_width is None:
             return UNDECIDED
-        won, lost = (BETTER, WORSE) if self.is_ablation else (WINS, LOSES)
+        won, lost = ("better", "worse") if self.is_ablation else (WINS, LOSES)
         return NOT_SHOWN if self.wins is None else won if self.wins else lost
 
     @property
@@ -107,26 +103,23 @@ class Finding:
         if self.paper is None:
             return NOT_IN_PAPER
         if self.paper.wins is None:
-            return EQUAL
+            return "equal in the paper"
         if self.wins is None:
-            return OPEN
+            return "undecided"
         return SAME if self.wins == self.paper.wins else OPPOSITE
 
 
 def findings(study: Results) -> list[Finding]:
     """All comparisons for which the study has cells; in each experiment the ablations come last."""
-    found = []
-    for experiment in experiments(study):
-        for rows in (_training, _headlines, _ablations):
-            found += [finding for finding in rows(experiment) if finding.pairs]
-    return found
+    kinds = (_training, _headlines, _ablations)
+    found = [row for experiment in experiments(study) for kind in kinds for row in kind(experiment)]
+    return [row for row in found if row.pairs]
 
 
 def training_curve(training: ResultSet, label: str, seed: int) -> list[Checkpoint]:
     """The validation loss during the training of one model."""
     cells = [cell for r in training.of(label) if r.seed == seed for cell in r.cells]
-    points = [Checkpoint(cell.key["tokens"], cell.data["seconds"], cell["validation_loss"]) for cell in cells]
-    return sorted(points)
+    return sorted(Checkpoint(cell.key["tokens"], cell.data["seconds"], cell["validation_loss"]) for cell in cells)
 
 
 def loss_at(curve: list[Checkpoint], seconds: float) -> float | None:
@@ -139,7 +132,6 @@ def loss_at(curve: list[Checkpoint], seconds: float) -> float | None:
 
 
 def _headlines(experiment: ExperimentResults) -> Iterator[Finding]:
-    """The headlines of the protocols that were evaluated."""
     for name in experiment.evaluated:
         results, headline = experiment.of(name), getattr(protocols.load(name), "headline", None)
         extended = ", after the extension" if name in experiment.settings["of_extended"] else ""
@@ -148,8 +140,7 @@ def _headlines(experiment: ExperimentResults) -> Iterator[Finding]:
             if x.baseline is not None:
                 less = results.pairs(PAIR, x.metric, **x.baseline)
                 pairs = {k: (a - less[k][0], b - less[k][1]) for k, (a, b) in pairs.items() if k in less}
-            what = f"{x.what}{extended}"
-            yield Finding(experiment.name, name, x.metric, what, x.better, pairs, x.paper, key=x.key)
+            yield Finding(experiment.name, name, x.metric, x.what + extended, x.better, pairs, x.paper, key=x.key)
 
 
 def _training(experiment: ExperimentResults) -> Iterator[Finding]:
@@ -159,9 +150,17 @@ def _training(experiment: ExperimentResults) -> Iterator[Finding]:
         pairs = training.pairs(PAIR, "validation_loss", tokens=tokens)
         paper = paper_loss() if experiment.is_text else None
         yield row(f"validation loss after {tokens:,} tokens", pairs=pairs, paper=paper, key={"at": "tokens"})
-    share = _steady_share(experiment)
-    when = "" if share == 1 else ", before the learning rate decays"
-    pairs = _at_equal_time(training, share)
+    share, when, settings = 1.0, "", experiment.settings["training"]
+    if settings.get("lr_scheduler_type") == "warmup_stable_decay":
+        # A slower model at the full rate must not be compared with a faster one whose rate has decayed
+        share = 1 - settings["lr_scheduler_kwargs"]["num_decay_steps"] / settings["max_steps"]
+        when = ", before the learning rate decays"
+    pairs = {}  # when the faster model of each seed had done this share of its training
+    for seed in sorted(set.intersection(*(set(training.seeds(label)) for label in PAIR))):
+        curves = [training_curve(training, label, seed) for label in PAIR]
+        first, second = (loss_at(curve, share * min(c[-1].seconds for c in curves)) for curve in curves)
+        if first is not None and second is not None:
+            pairs[seed] = first, second
     yield row(f"validation loss at equal training time{when}", pairs=pairs, key={"at": "time"})
     paper = None
     if experiment.is_text:
@@ -172,10 +171,8 @@ def _training(experiment: ExperimentResults) -> Iterator[Finding]:
 
 def _ablations(experiment: ExperimentResults) -> Iterator[Finding]:
     """Every further variant beside the model of the pair that it is a variant of."""
-    for label in experiment.labels:
-        if label in PAIR:
-            continue
-        labels = (TRANSFORMER if experiment.architecture(label) == "transformer" else DIFF), label
+    for label in (x for x in experiment.labels if x not in PAIR):
+        labels = experiment.settings["variants"][label]["architecture"], label
         protocol, metric, what = "fine_grained_loss", "all", "loss on all tokens"
         pairs = experiment.of(protocol).pairs(labels, metric)
         training = experiment.of("training")
@@ -194,23 +191,3 @@ def _last_common_tokens(training: ResultSet, labels: tuple[str, str]) -> int | N
     seeds = set.intersection(*(set(training.seeds(label)) for label in labels))
     tokens = [{point.tokens for point in training_curve(training, label, x)} for label in labels for x in seeds]
     return max(set.intersection(*tokens), default=None) or None if tokens else None
-
-
-def _steady_share(experiment: ExperimentResults) -> float:
-    """The share of the training before the learning rate decays, if its schedule has such a phase: a slower model that
-    is still at the full rate must not be compared with a faster one whose rate has decayed."""
-    training = experiment.settings["training"]
-    if training.get("lr_scheduler_type") != "warmup_stable_decay":
-        return 1.0
-    return 1 - training["lr_scheduler_kwargs"]["num_decay_steps"] / training["max_steps"]
-
-
-def _at_equal_time(training: ResultSet, share: float) -> Pairs:
-    """The losses when the faster model of each seed had done this share of its training."""
-    found = {}
-    for seed in sorted(set.intersection(*(set(training.seeds(label)) for label in PAIR))):
-        curves = [training_curve(training, label, seed) for label in PAIR]
-        first, second = (loss_at(curve, share * min(c[-1].seconds for c in curves)) for curve in curves)
-        if first is not None and second is not None:
-            found[seed] = first, second
-    return found

@@ -9,7 +9,7 @@ from ..evaluation.render import PAPER_DIFF, PAPER_TRANSFORMER, Opening, Table, w
 from ..evaluation.results import Results
 from .collect import ExperimentResults, experiments
 from .findings import LOSES, NOT_IN_PAPER, NOT_SHOWN, OPPOSITE, SAME, UNDECIDED, WINS, Finding, findings
-from .sections import sections
+from .sections import number, printed_measure, sections
 
 
 def write_report(study: Results, folder: str | Path) -> list[Path]:
@@ -26,12 +26,17 @@ def opening(study: Results) -> Opening:
         names = [f"{row.what} ({row.experiment})" for row in pair if row.verdict == verdict]
         if names:
             parts.append(f"{verdict[0].upper()}{verdict[1:]}, {len(names)} of {len(pair)}: {'; '.join(names)}.")
-    parts += [scope(experiments(study)), _table_of_pair(pair)]
+    columns = ["experiment", "what", "better", "in the paper", PAPER_TRANSFORMER, PAPER_DIFF, "Transformer", "DIFF"]
+    columns += ["DIFF - Transformer [95 %]", "seeds for DIFF", "verdict", "against the paper"]
+    parts += [scope(experiments(study)), Table("Findings", columns, [_cells(row, row.what) for row in pair])]
     if ablations:
+        columns = ["experiment", "variant", "better", "in the paper", "paper: of the pair", "paper: variant"]
+        columns += ["of the pair", "variant", "variant - of the pair [95 %]", "seeds for the variant", "verdict"]
+        cells = [_cells(row, "{1}, compared with {0}: ".format(*row.labels) + row.what) for row in ablations]
         parts += [
             "Ablations compare each variant with the model that it is a variant of, over the seeds that both have, in "
             "nats per token; lower is better.",
-            _table_of_ablations(ablations),
+            Table("Ablations", [*columns, "against the paper"], cells),
         ]
     return parts
 
@@ -75,12 +80,6 @@ def difference(finding: Finding) -> str:
     return f"{number(mean, digits)}{interval}"
 
 
-def number(value: float, digits: int) -> str:
-    """The number as printed; one that rounds to 0 has no minus."""
-    text = f"{value:,.{digits}f}"
-    return text.removeprefix("-") if not any(digit in text for digit in "123456789") else text
-
-
 def digits_of(finding: Finding, more: int = 0) -> int:
     largest = max(abs(value.value) for value in finding.values)
     if largest >= 1000:
@@ -88,41 +87,11 @@ def digits_of(finding: Finding, more: int = 0) -> int:
     return more + (1 if largest >= 10 else 3 if largest >= 0.01 else 5)
 
 
-def _table_of_pair(rows: Sequence[Finding]) -> Table:
-    columns = ["experiment", "what", "better", "in the paper", PAPER_TRANSFORMER, PAPER_DIFF, "Transformer", "DIFF"]
-    columns += ["DIFF - Transformer [95 %]", "seeds for DIFF", "verdict", "against the paper"]
-    return Table("Findings", columns, [_cells(row, row.what) for row in rows])
-
-
-def _table_of_ablations(rows: Sequence[Finding]) -> Table:
-    columns = ["experiment", "variant", "better", "in the paper", "paper: of the pair", "paper: variant"]
-    columns += ["of the pair", "variant", "variant - of the pair [95 %]", "seeds for the variant", "verdict"]
-    names = [f"{row.labels[1]}, compared with {row.labels[0]}: {row.what}" for row in rows]
-    cells = [_cells(row, name) for row, name in zip(rows, names, strict=True)]
-    return Table("Ablations", [*columns, "against the paper"], cells)
-
-
 def _cells(row: Finding, what: str) -> list:
-    paper = row.paper
-    papers = [None, None] if paper is None else [printed(value) for value in paper.values]
-    where = NOT_IN_PAPER if paper is None else paper.where
-    ours = []
-    for value in row.values:
-        error = "" if value.stderr is None else f" ± {number(value.stderr, digits_of(row))}"
-        ours.append(f"{number(value.value, digits_of(row))}{error}")
+    paper = [NOT_IN_PAPER, None, None] if row.paper is None else [row.paper.where, *map(printed, row.paper.values)]
+    ours = [printed_measure(value, digits_of(row)) for value in row.values]
     seeds = f"{row.seeds_won} of {len(row.pairs)}"
-    return [
-        row.experiment,
-        what,
-        row.better,
-        where,
-        *papers,
-        *ours,
-        difference(row),
-        seeds,
-        row.verdict,
-        row.direction,
-    ]
+    return [row.experiment, what, row.better, *paper, *ours, difference(row), seeds, row.verdict, row.direction]
 
 
 def printed(value: float | str | None) -> str | None:

@@ -14,20 +14,21 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
 from .. import cl100k_tokenizer
+from ..evaluation import protocols
 from ..evaluation.__main__ import Options
 from ..evaluation.__main__ import run as evaluate
 from .jobs import FINISHED, STUDY, Job, results_folder, run_folder, variants_of
-from .study import PAIR, Study, arguments_of, load_study
+from .study import PAIR, Study, load_study
 from .tasks import write_task
 
 _POLL_SECONDS = 0.2
 _STOP_SECONDS = 60  # for a training to save its checkpoint
-_STOPPED = (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 class JobError(RuntimeError):
@@ -51,37 +52,41 @@ def run_jobs(
         JobError: A job failed, and the jobs beside it were stopped; or the folder is in use.
         Stopped: SIGTERM, SIGHUP, Ctrl-C or the end of the minutes. The same call resumes.
     """
-    with _locked(folder) as lock, _stop_signals() as received:
+    end = None if minutes is None else time.monotonic() + 60 * minutes
+    running: dict[Job, subprocess.Popen] = {}
+    with _locked(folder) as lock, _stop_signals() as received, tqdm(jobs, "Jobs", unit="job") as bar:
         waiting = [job for job in jobs if not (folder / job.done).exists()]
-        unfinished, running = {job.name for job in waiting}, dict[str, tuple[Job, subprocess.Popen]]()
-        end, shown = None if minutes is None else time.monotonic() + 60 * minutes, ""
-        bar = tqdm(total=len(jobs), initial=len(jobs) - len(waiting), desc="Jobs", unit="job")
+        unfinished = {job.name for job in waiting}
+        bar.update(len(jobs) - len(waiting))
         try:
             while waiting or running:
                 if received or (end is not None and time.monotonic() > end):
                     raise Stopped(f"Stopped {'by a signal' if received else f'after {minutes:g} minutes'}")
-                for job in [job for job in waiting if unfinished.isdisjoint(job.needs)]:
-                    if len(running) < processes:
-                        running[job.name] = job, _start(job, folder, threads, lock)
-                        waiting.remove(job)
-                if shown != (shown := ", ".join(running)):
-                    bar.set_postfix_str(shown)
+                for job in [job for job in waiting if unfinished.isdisjoint(job.needs)][: processes - len(running)]:
+                    running[job] = _start(job, folder, threads, lock)
+                    waiting.remove(job)
+                    bar.set_postfix_str(", ".join(job.name for job in running))
                 time.sleep(_POLL_SECONDS)
-                for name, (job, process) in list(running.items()):
+                for job, process in list(running.items()):
                     if process.poll() is not None:
-                        del running[name]
-                        _check(job, process, folder)
-                        unfinished.remove(name)
+                        del running[job]
+                        _check(job, process.returncode, folder)
+                        unfinished.remove(job.name)
                         bar.update()
         finally:
-            bar.close()
-            _stop([process for _, process in running.values()])
+            for process in running.values():
+                process.terminate()
+            for process in running.values():
+                try:
+                    process.wait(_STOP_SECONDS)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
 
 
 def _start(job: Job, folder: Path, threads: int | None, lock: int) -> subprocess.Popen:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str((folder / "cache").absolute())}
-    if threads is not None:
-        environment["OMP_NUM_THREADS"] = str(threads)
+    environment |= {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     # Trainer would use every visible GPU, with a larger batch
     environment["CUDA_VISIBLE_DEVICES"] = environment.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     # Otherwise glibc returns the large buffers to the system after every step, which takes a quarter of the time
@@ -90,40 +95,21 @@ def _start(job: Job, folder: Path, threads: int | None, lock: int) -> subprocess
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         # In a session of its own, so that Ctrl-C reaches it only as our SIGTERM
-        return subprocess.Popen(
-            job.resumed(folder),
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            pass_fds=(lock,),
-        )
+        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+        options: dict[str, Any] = {"cwd": folder, "env": environment, "pass_fds": (lock,), **streams}
+        return subprocess.Popen(job.resumed(folder), start_new_session=True, **options)
 
 
-def _check(job: Job, process: subprocess.Popen, folder: Path) -> None:
-    if process.returncode == 0 and (folder / job.done).exists():
+def _check(job: Job, status: int, folder: Path) -> None:
+    if status == 0 and (folder / job.done).exists():
         return
-    if process.returncode in _STOPPED:
+    if status in (-signal.SIGTERM, 128 + signal.SIGTERM):
         raise Stopped(f"{job.name} was stopped")
     log = (folder / job.log).read_text(encoding="utf-8", errors="replace")
     raise JobError(
-        f"{job.name} ended with exit status {process.returncode}{'' if process.returncode else f' without {job.done}'}"
-        f". The end of {folder / job.log}:\n{log[-2000:].strip()}\n"
-        "Finished jobs are kept. Run the same command to resume."
+        f"{job.name} ended with exit status {status}{'' if status else f' without {job.done}'}. The end of "
+        f"{folder / job.log}:\n{log[-2000:].strip()}\nFinished jobs are kept. Run the same command to resume."
     )
-
-
-def _stop(processes: Sequence[subprocess.Popen]) -> None:
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 @contextmanager
@@ -144,22 +130,13 @@ def _locked(folder: Path) -> Iterator[int]:
 def _stop_signals() -> Iterator[list[int]]:
     """The list of the stop signals that were received."""
     received: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: received.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in numbers}
     try:
         yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def write_data(study: Study, name: str) -> None:
-    """Writes the data of an experiment to `data/` in the working directory."""
-    experiment = study.experiments[name]
-    tokenizer = cl100k_tokenizer(vocab_size=study.tokenizer_ranks, model_max_length=experiment.sequence_length)
-    write_task(experiment.task, Path("data", name), tokenizer, experiment.sequence_length)
 
 
 def measure(study: Study, name: str, seed: int) -> None:
@@ -171,7 +148,7 @@ def measure(study: Study, name: str, seed: int) -> None:
         if protocol in experiment.of_extended:
             runs = {label: path / "extended" for label, path in runs.items() if label in PAIR}
         models = [f"{label}={path / 'model'}" for label, path in runs.items()]
-        settings = arguments_of(protocol)(**(arguments or {}))
+        settings = protocols.load(protocol).Arguments(**(arguments or {}))
         evaluate(protocol, models, settings, Options(out=str(folder), seed=seed))
     (folder / FINISHED).touch()
 
@@ -181,7 +158,9 @@ def main(arguments: list[str] | None = None) -> None:
     job, name, *rest = sys.argv[1:] if arguments is None else arguments
     study = load_study(STUDY)
     if job == "data":
-        write_data(study, name)
+        task, length = study.experiments[name].task, study.experiments[name].sequence_length
+        tokenizer = cl100k_tokenizer(vocab_size=study.tokenizer_ranks, model_max_length=length)
+        write_task(task, Path("data", name), tokenizer, length)
     elif job == "measure":
         measure(study, name, int(rest[0]))
     else:

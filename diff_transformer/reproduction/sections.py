@@ -2,7 +2,7 @@
 """The sections of a study's report about training: loss, lambda, equal conditions, data, and how to repeat it."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from matplotlib import colormaps
@@ -13,7 +13,7 @@ from ..evaluation import protocols
 from ..evaluation.render import Figure, Section, Table, color, model_columns, spread
 from ..evaluation.results import Measure, Results, mean
 from .collect import ExperimentResults, experiments
-from .findings import Checkpoint, training_curve
+from .findings import training_curve
 from .study import DIFF, PAIR, TRANSFORMER
 
 
@@ -32,11 +32,11 @@ def _evaluations(experiment: ExperimentResults) -> Iterator[Section]:
     for name in experiment.evaluated:
         section = protocols.load(name).section(experiment.of(name))
         if name == "nll_by_position":
-            length, figure = experiment.settings["sequence_length"], section.figures[0]
+            [figure] = section.figures
 
-            def draw(canvas: Canvas, figure: Figure = figure, length: int = length) -> None:
+            def draw(canvas: Canvas, figure: Figure = figure) -> None:
                 figure.draw(canvas)
-                axes = canvas.axes[0]
+                axes, length = canvas.axes[0], experiment.settings["sequence_length"]
                 axes.axvline(length, color="#999999", linestyle=":", label=f"length in training, {length:,}")
                 axes.legend(frameon=False)
 
@@ -54,12 +54,10 @@ def _loss(experiment: ExperimentResults) -> Section | None:
         over_tokens, over_time, apart = canvas.subplots(1, 3)
         for label, points in curves.items():
             ink = color(experiment.labels, label)
-            for axes, x in (
-                (over_tokens, [tokens for tokens, _, _ in points]),
-                (over_time, [s for _, s, _ in points]),
-            ):
-                axes.plot(x, [mean(losses) for *_, losses in points], color=ink, label=label)
-                low, high = ([bound(losses) for *_, losses in points] for bound in (min, max))
+            counts, times, losses = zip(*points, strict=True)
+            for axes, x in ((over_tokens, counts), (over_time, times)):
+                axes.plot(x, [mean(values) for values in losses], color=ink, label=label)
+                low, high = ([bound(values) for values in losses] for bound in (min, max))
                 axes.fill_between(x, low, high, color=ink, alpha=0.15, linewidth=0)
         for seed in training.seeds(DIFF):
             first, second = ({p.tokens: p.loss for p in training_curve(training, label, seed)} for label in PAIR)
@@ -72,10 +70,8 @@ def _loss(experiment: ExperimentResults) -> Section | None:
         apart.set(xlabel="tokens", ylabel="DIFF - Transformer, per seed")
         over_tokens.legend(frameon=False)
 
-    rows: list[list] = [
-        [tokens, *model_columns(training, "validation_loss", tokens=tokens)]
-        for tokens in spread([tokens for (tokens,) in training.keys("tokens") if tokens])
-    ]
+    shown = spread([tokens for (tokens,) in training.keys("tokens") if tokens])
+    rows: list[list] = [[x, *model_columns(training, "validation_loss", tokens=x)] for x in shown]
     caption = "Validation loss; the bands are the range of the seeds."
     return Section(
         title="Loss during training",
@@ -95,16 +91,12 @@ def _loss(experiment: ExperimentResults) -> Section | None:
 def _mean_curve(experiment: ExperimentResults, label: str) -> list[tuple[int, float, list[float]]]:
     """Tokens, mean seconds and the losses of the seeds, at the checkpoints that all seeds have, without the first."""
     training = experiment.of("training")
-    by_tokens: dict[int, list[Checkpoint]] = {}
-    seeds = training.seeds(label)
-    for seed in seeds:
-        for point in training_curve(training, label, seed):
-            by_tokens.setdefault(point.tokens, []).append(point)
-    return [
-        (tokens, mean(p.seconds for p in points), [p.loss for p in points])
-        for tokens, points in sorted(by_tokens.items())
-        if tokens and len(points) == len(seeds)
-    ]
+    curves = [{p.tokens: p for p in training_curve(training, label, seed)} for seed in training.seeds(label)]
+    found = []
+    for tokens in sorted(set.intersection(*map(set, curves)) - {0}):
+        points = [curve[tokens] for curve in curves]
+        found.append((tokens, mean(p.seconds for p in points), [p.loss for p in points]))
+    return found
 
 
 def _lambda(experiment: ExperimentResults) -> Section | None:
@@ -119,7 +111,10 @@ def _lambda(experiment: ExperimentResults) -> Section | None:
             curves.setdefault(label, {})[layer] = steps, means
     if not curves:
         return None
-    inits = {label: _lambda_inits(experiment, label, layers) for label, layers in curves.items()}
+    configs = {}
+    for label in curves:
+        fields = {**experiment.settings["config"], **experiment.settings["variants"][label]["config"]}
+        configs[label] = DiffTransformerConfig(**{k: v for k, v in fields.items() if k == "lambda_init"})
 
     def draw(canvas: Canvas) -> None:
         panels = canvas.subplots(1, len(curves), sharey=True, squeeze=False)[0]
@@ -127,16 +122,16 @@ def _lambda(experiment: ExperimentResults) -> Section | None:
             for layer, (steps, values) in layers.items():
                 ink = colormaps["viridis"](layer / max(1, max(layers)))
                 axes.plot(steps, values, color=ink, label=f"layer {layer + 1}")
-                axes.axhline(inits[label][layer], color=ink, linestyle=":", linewidth=1)
+                axes.axhline(configs[label].layer_lambda_init(layer), color=ink, linestyle=":", linewidth=1)
             axes.set(title=label, xlabel="step")
         panels[0].set_ylabel("lambda")
         panels[-1].legend(frameon=False, fontsize=8)
 
-    rows: list[list] = [
-        [label, layer + 1, inits[label][layer], results.measure(label, "lambda", layer=layer)]
-        for label, layers in curves.items()
-        for layer in layers
-    ]
+    rows: list[list] = []
+    for label, layers in curves.items():
+        for layer in layers:
+            init = configs[label].layer_lambda_init(layer)
+            rows.append([label, layer + 1, init, results.measure(label, "lambda", layer=layer)])
     caption = "Lambda of each layer during training, averaged over the seeds; dotted: lambda_init."
     return Section(
         title="Lambda during training",
@@ -148,23 +143,18 @@ def _lambda(experiment: ExperimentResults) -> Section | None:
     )
 
 
-def _lambda_inits(experiment: ExperimentResults, label: str, layers: Iterable[int]) -> dict[int, float]:
-    fields = {**experiment.settings["config"], **experiment.settings["variants"][label]["config"]}
-    config = DiffTransformerConfig(**{k: v for k, v in fields.items() if k == "lambda_init"})
-    return {layer: config.layer_lambda_init(layer) for layer in layers}
-
-
 def _conditions(experiment: ExperimentResults, processes: int) -> Section:
     results = experiment.of("run")
     batches = {r.seed: r.cells[0].data["batches"] for r in results.of(TRANSFORMER)}
     rows: list[list] = []
     for label in results.labels:
-        cells = results.select(label)
+        cells, variant = results.select(label), experiment.settings["variants"][label]
         same = all(batches.get(r.seed) == r.cells[0].data["batches"] for r in results.of(label))
-        numbers = [_whole(cell["parameters"] for cell in cells), _whole(cell["flops_per_token"] for cell in cells)]
-        speed = _rounded(results.measure(label, "tokens_per_second"))
-        row = [label, experiment.architecture(label), len(cells), *numbers, speed, "yes" if same else "NO"]
-        rows.append([*row, json.dumps(experiment.settings["variants"][label]["config"])])
+        sizes = [sorted({cell[metric] for cell in cells}) for metric in ("parameters", "flops_per_token")]
+        numbers = [" or ".join(f"{value:,.0f}" for value in values) for values in sizes]
+        speed = printed_measure(results.measure(label, "tokens_per_second"), 0)
+        row = [label, variant["architecture"], len(cells), *numbers, speed, "yes" if same else "NO"]
+        rows.append([*row, json.dumps(variant["config"])])
     columns = ["model", "architecture", "seeds", "parameters", "FLOPs per token", "tokens/s"]
     return Section(
         title="Equal conditions",
@@ -178,29 +168,22 @@ def _conditions(experiment: ExperimentResults, processes: int) -> Section:
 
 def _data(experiment: ExperimentResults) -> Section | None:
     rows = list(_condensed(experiment.manifest))
-    if not rows:
-        return None
-    return Section(
-        title="Data",
-        paper="Section 3.1 has the paper's",
-        text="What the models were trained and validated on.",
-        tables=[Table("The data", ["", "value"], rows)],
-    )
+    table, text = Table("The data", ["", "value"], rows), "What the models were trained and validated on."
+    return Section("Data", "Section 3.1 has the paper's", text, [table]) if rows else None
 
 
 def _repeat(study: Results) -> Section:
     """The command, and where it ran."""
-    rows: list[list] = []
+    settings, rows = study.settings, list[list]()
     for run in study.runs:
         packages = ", ".join(f"{name} {version}" for name, version in run["packages"].items())
         rows.append([run["date"], run["hardware"], packages, run["command"]])
-    seeds = ", ".join(map(str, study.settings["seeds"]))
     return Section(
         title="Run it again",
         paper="Appendices D and E have the paper's recipe",
-        text=f"{study.settings.get('command', 'diff-transformer reproduce')}: the study "
-        f'"{study.settings["title"]}", seeds {seeds}, about {study.settings["minutes"]:g} minutes on '
-        f"{study.settings['machine']}. The same command resumes a stopped run. Everything on this page is made from "
+        text=f'{settings.get("command", "diff-transformer reproduce")}: the study "{settings["title"]}", seeds '
+        f"{', '.join(map(str, settings['seeds']))}, about {settings['minutes']:g} minutes on "
+        f"{settings['machine']}. The same command resumes a stopped run. Everything on this page is made from "
         "the file of results that the command writes.",
         tables=[Table("Where it ran", ["date", "hardware", "packages", "command"], rows)],
     )
@@ -211,19 +194,21 @@ def _condensed(content: Mapping, prefix: str = "") -> Iterator[list]:
     for name, value in content.items():
         if isinstance(value, Mapping):
             yield from _condensed(value, f"{prefix}{name}: ")
-        elif isinstance(value, list) and len(value) > 12:
-            yield [f"{prefix}{name}", f"{len(value):,}, from {value[0]} to {value[-1]}"]
         elif isinstance(value, list):
-            yield [f"{prefix}{name}", ", ".join(map(str, value))]
+            long = len(value) > 12
+            text = f"{len(value):,}, from {value[0]} to {value[-1]}" if long else ", ".join(map(str, value))
+            yield [f"{prefix}{name}", text]
         else:
             yield [f"{prefix}{name}", f"{value:,}" if type(value) is int else str(value)]
 
 
-def _whole(values: Iterable[float]) -> str:
-    return " or ".join(f"{value:,.0f}" for value in sorted(set(values)))
+def number(value: float, digits: int) -> str:
+    """The number as printed; one that rounds to 0 has no minus."""
+    text = f"{value:,.{digits}f}"
+    return text.removeprefix("-") if not any(digit in text for digit in "123456789") else text
 
 
-def _rounded(measure: Measure | None) -> str | None:
+def printed_measure(measure: Measure | None, digits: int) -> str | None:
     if measure is None:
         return None
-    return f"{measure.value:,.0f}" + ("" if measure.stderr is None else f" ± {measure.stderr:,.0f}")
+    return number(measure.value, digits) + ("" if measure.stderr is None else f" ± {number(measure.stderr, digits)}")

@@ -91,32 +91,22 @@ class Study:
         return self.seeds if seeds is None else seeds
 
 
-def arguments_of(protocol: str) -> type:
-    """The dataclass with the arguments of a protocol of `diff-transformer evaluate`."""
-    return protocols.load(protocol).Arguments
-
-
 def load_study(path: str | Path) -> Study:
     """Reads and checks a study. Raises ValueError, which lists what is wrong and where, if the file is not a study."""
     path = Path(path)
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ValueError(
-            f"The study {path} does not exist. Name a file, or use --scale {', '.join(SCALES)}."
-        ) from error
+        scales = ", ".join(SCALES)
+        raise ValueError(f"The study {path} does not exist. Name a file, or use --scale {scales}.") from error
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     try:
         study = TypeAdapter(Study).validate_python(content)
     except ValidationError as error:
         raise ValueError("\n".join(_messages(error, str(path), Study, Experiment, Variant))) from None
-    problems = [
-        f"{path}: experiments: {name}: {problem}"
-        for name, experiment in study.experiments.items()
-        for problem in _problems(experiment, study)
-    ]
-    if problems:
+    found = {name: _problems(experiment, study) for name, experiment in study.experiments.items()}
+    if problems := [f"{path}: experiments: {name}: {x}" for name, some in found.items() for x in some]:
         raise ValueError("\n".join(problems))
     return study
 
@@ -124,15 +114,15 @@ def load_study(path: str | Path) -> Study:
 def _messages(error: ValidationError, where: str, *classes: type) -> Iterator[str]:
     """classes: that of the whole, that of the values in it, and so on."""
     for details in error.errors():
-        place = ": ".join([where, *map(str, details["loc"])])
+        place, kind = ": ".join([where, *map(str, details["loc"])]), details["type"]
         needed = details["msg"].removeprefix("Value error, ")
-        if details["type"] == "missing":
+        if kind in ("dict_type", "dataclass_type"):
+            needed = "It should be a mapping of names to values"
+        if kind == "missing":
             yield f"{place} is missing."
-        elif details["type"] == "unexpected_keyword_argument":
-            known = fields(classes[len(details["loc"]) // 2])
-            yield f"{place} is unknown. The keys are {', '.join(f.name for f in known)}."
-        elif details["type"] in ("dict_type", "dataclass_type"):
-            yield f"{place}: got {details['input']!r}. It should be a mapping of names to values."
+        elif kind == "unexpected_keyword_argument":
+            known = ", ".join(field.name for field in fields(classes[len(details["loc"]) // 2]))
+            yield f"{place} is unknown. The keys are {known}."
         else:
             yield f"{place}: got {details['input']!r}. {needed}."
 
@@ -164,7 +154,7 @@ def _problems(experiment: Experiment, study: Study) -> Iterator[str]:
         if protocol not in protocols.names():
             yield f"evaluations: got {protocol!r}. The protocols are {', '.join(protocols.names())}."
             continue
-        known = sorted(f.name for f in fields(arguments_of(protocol)))
+        known = sorted(f.name for f in fields(protocols.load(protocol).Arguments))
         if unknown := sorted(set(given or {}) - set(known)):
             yield f"evaluations: {protocol} has no {', '.join(unknown)}. The arguments are {', '.join(known)}."
     if experiment.extension is not None and kind != "text":

@@ -51,8 +51,7 @@ class Text:
     def write(self, folder: Path, tokenizer: PreTrainedTokenizerBase, sequence_length: int) -> dict[str, Any]:
         texts, manifest = python_sources(self.source, self.held_out, self.max_megabytes)
         for split, rows in texts.items():
-            lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            (folder / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+            _write_lines(folder / f"{split}.jsonl", rows)
         return manifest
 
 
@@ -76,17 +75,16 @@ class Recall:
     def write(self, folder: Path, tokenizer: PreTrainedTokenizerBase, sequence_length: int) -> dict[str, Any]:
         pools = [keys_and_values(tokenizer, vocabulary) for vocabulary in sorted(self.vocabularies)]
 
-        def row(split: str, rng: random.Random) -> list[int]:
+        def row(split: str, rng: random.Random) -> tuple[list[int], int]:
             pairs = rng.choice(self.pairs)
             # If no pool has enough keys, recall_row raises an error
             keys, values = rng.choice([pool for pool in pools if len(pool[0]) >= pairs] or pools[-1:])
             input_ids = recall_row(keys, values, pairs, sequence_length, rng).input_ids
             if split == "train" and rng.random() < self.in_order:
-                return list(islice(cycle(input_ids[: 2 * pairs]), len(input_ids)))
-            return input_ids
+                input_ids = list(islice(cycle(input_ids[: 2 * pairs]), len(input_ids)))
+            return input_ids, 0
 
-        rows = {"train": self.rows, "validation": self.validation_rows}
-        return _write_rows(folder, rows, lambda split, rng: (row(split, rng), 0))
+        return _write_rows(folder, self.rows, self.validation_rows, row)
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -113,10 +111,8 @@ class Needles:
     def write(self, folder: Path, tokenizer: PreTrainedTokenizerBase, sequence_length: int) -> dict[str, Any]:
         texts, manifest = python_sources(self.source, self.held_out, self.max_megabytes)
         haystacks = {s: haystack_tokens((row["text"] for row in rows), tokenizer) for s, rows in texts.items()}
-        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in texts["validation"])
-        (folder / "haystack.jsonl").write_text("".join(lines), encoding="utf-8")  # evaluations hide needles in it
-        wording = WORDINGS["plain"]
-        ids = cache(partial(text_ids, tokenizer))  # there are only a few hundred texts
+        _write_lines(folder / "haystack.jsonl", texts["validation"])  # evaluations hide needles in it
+        wording, ids = WORDINGS["plain"], cache(partial(text_ids, tokenizer))  # of only a few hundred texts
 
         def row(split: str, rng: random.Random) -> tuple[list[int], int]:
             needles, queries = rng.choice(self.needles), rng.choice(self.queries)
@@ -128,17 +124,16 @@ class Needles:
             begin = names.index(first)
             others = names[begin + 1 :] + names[:begin]
             if split == "train" and rng.random() < self.in_order:
-                asked = list(islice(cycle([first, *others]), queries))
+                asked = islice(cycle([*others, first]), queries - 1)
             else:
                 rng.shuffle(others)
-                asked = [first, *others, *rng.choices(names, k=max(0, queries - needles))][:queries]
+                asked = islice([*others, *rng.choices(names, k=max(0, queries - needles))], queries - 1)
             input_ids = prompt.input_ids + ids(number)
-            for name in asked[1:]:
+            for name in asked:
                 input_ids += ids(wording.question(name)) + ids(prompt.numbers[name])
-            assert len(input_ids) == sequence_length
             return input_ids, prompt.context[1]
 
-        return {**manifest, **_write_rows(folder, {"train": self.rows, "validation": self.validation_rows}, row)}
+        return {**manifest, **_write_rows(folder, self.rows, self.validation_rows, row)}
 
 
 def python_sources(
@@ -152,7 +147,7 @@ def python_sources(
     """
     texts: dict[str, list[dict[str, str]]] = {"train": [], "validation": []}
     digest, size, seen = hashlib.sha256(), 0, set()
-    files = sorted((hashlib.sha256(name.encode()).digest(), name, *rest) for name, *rest in _SOURCES[source]())
+    files = sorted((hashlib.sha256(name.encode()).digest(), name, *rest) for name, *rest in _files(source))
     for chance, name, package, file in tqdm(files, desc=f"Python sources: {source}", unit="file"):
         if max_megabytes is not None and size >= 1e6 * max_megabytes:
             break
@@ -171,45 +166,37 @@ def python_sources(
             "Some systems ship Python without its sources: install them, or use data of your own with --study."
         )
     packages = sorted({row["source"] for rows in texts.values() for row in rows})
-    manifest = {
-        "source": source,
-        "python": platform.python_version(),
-        "packages": packages,
-        "files": {split: len(rows) for split, rows in texts.items()},
-        "bytes": size,
-        "sha256": digest.hexdigest(),
-    }
-    return texts, manifest
+    manifest: dict[str, Any] = {"source": source, "python": platform.python_version(), "packages": packages}
+    manifest |= {"files": {split: len(rows) for split, rows in texts.items()}, "bytes": size}
+    return texts, {**manifest, "sha256": digest.hexdigest()}
 
 
-def _stdlib() -> Iterator[tuple[str, str, Path]]:
-    for path, file in standard_library_sources(_NOT_TEXT | _NOT_PROSE):
-        yield path, path.split("/")[0].removesuffix(".py"), file
-
-
-def _packages() -> Iterator[tuple[str, str, Path]]:
-    """The sources of every distribution except this package; tests are left out."""
+def _files(source: str) -> Iterator[tuple[str, str, Path]]:
+    """The name, the package or module, and the path of each file, without tests and without this package."""
+    if source == "stdlib":
+        for name, file in standard_library_sources(_NOT_TEXT | _NOT_PROSE):
+            yield name, name.split("/")[0].removesuffix(".py"), file
+        return
     found = {f"{d.metadata['Name']} {d.version}": d for d in distributions() if d.metadata["Name"]}
-    for package in sorted(found):
-        if package.startswith("diff_transformer "):
-            continue
+    for package in sorted(name for name in found if not name.startswith("diff_transformer ")):
         for path in sorted(found[package].files or [], key=str):
             file = Path(str(path.locate()))
             if path.suffix == ".py" and not _NOT_TEXT & set(path.parts) and file.is_file():
                 yield f"{package}/{path.as_posix()}", package, file
 
 
-_SOURCES: dict[str, Callable[[], Iterator[tuple[str, str, Path]]]] = {"stdlib": _stdlib, "packages": _packages}
+def _write_lines(file: Path, rows: list[dict[str, str]]) -> None:
+    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 
 def _write_rows(
-    folder: Path, numbers: Mapping[str, int], make_row: Callable[[str, random.Random], tuple[list[int], int]]
+    folder: Path, train: int, validation: int, make_row: Callable[[str, random.Random], tuple[list[int], int]]
 ) -> dict[str, Any]:
     """Writes rows that are packed already. Each is drawn with its own random number generator.
 
     make_row: gives the tokens of a row, and the position of the first one that counts in the loss.
     """
-    digest = hashlib.sha256()
+    numbers, digest = {"train": train, "validation": validation}, hashlib.sha256()
     for split, number in numbers.items():
         drawn = (make_row(split, random.Random(f"{split}|{i}")) for i in trange(number, desc=split, unit="row"))
         input_ids, begins = (np.array(x, np.int32) for x in zip(*drawn, strict=True))
@@ -219,7 +206,7 @@ def _write_rows(
         arrays = {k: pa.FixedSizeListArray.from_arrays(v.ravel(), v.shape[1]) for k, v in columns.items()}
         schema = pa.schema({name: pa.list_(pa.int32()) for name in columns})
         Dataset(pa.table(arrays).cast(schema)).save_to_disk(str(folder / split))
-    return {"rows": dict(numbers), "sha256": digest.hexdigest()}
+    return {"rows": numbers, "sha256": digest.hexdigest()}
 
 
 def write_task(

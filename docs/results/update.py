@@ -10,7 +10,6 @@ README.md."""
 import argparse
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from diff_transformer.evaluation.results import Results
 from diff_transformer.folders import whole_file
 from diff_transformer.reproduction.collect import RESULTS
 from diff_transformer.reproduction.findings import NOT_IN_PAPER, Finding, findings
-from diff_transformer.reproduction.report import answer, difference, digits_of, number, opening, printed
-from diff_transformer.reproduction.sections import sections
+from diff_transformer.reproduction.report import answer, difference, digits_of, opening, printed
+from diff_transformer.reproduction.sections import number, sections
 
 ROOT = Path(__file__).parents[2]
 SCALES = {"cpu": "CPU", "gpu": "GPU"}
@@ -48,14 +47,11 @@ def texts(root: Path = ROOT) -> dict[Path, str]:
 
     Raises ValueError if README.md lacks the two markers.
     """
-    studies = load_studies(root)
-    pages = {
-        root / "docs/results" / f"{scale}.md": markdown_page(
-            study.label, sections(study), opening(study), f"{scale}_figures"
-        )
-        for scale, study in studies.items()
-        if study is not None
-    }
+    studies, pages = load_studies(root), dict[Path, str]()
+    for scale, study in studies.items():
+        if study is not None:
+            page = markdown_page(study.label, sections(study), opening(study), f"{scale}_figures")
+            pages[root / "docs/results" / f"{scale}.md"] = page
     if pages:
         results = readme_text({name: studies[scale] for scale, name in SCALES.items()})
         readme = root / "README.md"
@@ -84,73 +80,60 @@ def readme_text(studies: Mapping[str, Results | None]) -> str:
         if found is not None
     ]
     rows: list[list] = []
-    for row in _README:
-        chosen = {scale: None if rows is None else row.choose(rows) for scale, rows in by_scale.items()}
-        papers = {
-            _paper_values(finding) for finding in chosen.values() if finding is not None and finding.paper is not None
-        }
-        cells = [NOT_RUN if by_scale[scale] is None else row.text(finding) for scale, finding in chosen.items()]
-        rows.append([row.name, "; ".join(sorted(papers)) or NOT_IN_PAPER, *cells])
+    for name, *fitting, most in _README:
+        cells, papers = [], set()
+        for found in by_scale.values():
+            finding = _choose(found or (), *fitting, most)
+            cells.append(NOT_RUN if found is None else _values(finding, most))
+            if finding is not None and finding.paper is not None:
+                first, second = (printed(value) or "–" for value in finding.paper.values)
+                papers.add(f"{first} → {second} ({finding.paper.where})")
+        rows.append([name, "; ".join(sorted(papers)) or NOT_IN_PAPER, *cells])
     columns = ["Transformer → DIFF", "paper", *(f"{scale}: difference [95 %], verdict" for scale in studies)]
     return "\n\n".join([*answers, Table("Main findings", columns, rows).markdown()])
 
 
-def _paper_values(finding: Finding) -> str:
-    assert finding.paper is not None
-    first, second = (printed(value) or "–" for value in finding.paper.values)
-    return f"{first} → {second} ({finding.paper.where})"
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A row of the README: the finding of this protocol, metric and key with the largest number of `most`."""
-
-    name: str
-    protocol: str
-    metric: str
-    key: Mapping[str, Any] = field(default_factory=dict)
-    most: str | None = None  # the name of a part of the key
-    only_of_paper: bool = True
-
-    def choose(self, rows: Sequence[Finding]) -> Finding | None:
-        fitting = [
-            row
-            for row in rows
-            if (row.protocol, row.metric, row.is_ablation) == (self.protocol, self.metric, False)
-            and self.key.items() <= row.key.items()
-            and (row.paper is not None or not self.only_of_paper)
-        ]
-        return max(
-            fitting, key=lambda row: row.key[self.most] if self.most else 0, default=None
-        )  # the first of equals
-
-    def text(self, finding: Finding | None) -> str:
-        if finding is None:
-            return NOT_MEASURED
-        of = "" if self.most is None else f"{finding.key[self.most]:,} {self.most}: "
-        first, second = (number(value.value, digits_of(finding)) for value in finding.values)
-        return f"{of}{first} → {second}: {difference(finding)}, {finding.verdict}"
-
-
-_README = (
-    _Row("text: validation loss, equal tokens", "training", "validation_loss", {"at": "tokens"}),
-    _Row("text: loss of AR-Hit tokens", "fine_grained_loss", "ar_hit"),
-    _Row("recall, most pairs", "recall", "accuracy", most="pairs", only_of_paper=False),
-    _Row("needles, most of them", "needle", "accuracy", most="needles", only_of_paper=False),
-    _Row("attention noise", "attention_allocation", "noise"),
-    _Row("largest attention logit", "outliers", "top_1", {"activation": "attention_logits"}),
-    _Row("largest hidden state", "outliers", "top_1", {"activation": "hidden_states"}),
-    _Row("loss added by 4-bit logits", "logit_quantization", "nll", {"bits": 4, "granularity": "tensor"}),
+# The name of a row; its protocol, metric and a part of its key; the part of the key whose largest value is shown
+_README: tuple[tuple[str, str, str, Mapping[str, Any], str | None], ...] = (
+    ("text: validation loss, equal tokens", "training", "validation_loss", {"at": "tokens"}, None),
+    ("text: loss of AR-Hit tokens", "fine_grained_loss", "ar_hit", {}, None),
+    ("recall, most pairs", "recall", "accuracy", {}, "pairs"),
+    ("needles, most of them", "needle", "accuracy", {}, "needles"),
+    ("attention noise", "attention_allocation", "noise", {}, None),
+    ("largest attention logit", "outliers", "top_1", {"activation": "attention_logits"}, None),
+    ("largest hidden state", "outliers", "top_1", {"activation": "hidden_states"}, None),
+    ("loss added by 4-bit logits", "logit_quantization", "nll", {"bits": 4, "granularity": "tensor"}, None),
 )
+
+
+def _choose(
+    rows: Sequence[Finding], protocol: str, metric: str, key: Mapping[str, Any], most: str | None
+) -> Finding | None:
+    """The finding with the largest number of `most` or, without one, the first that the paper reports too."""
+    fitting = [
+        row
+        for row in rows
+        if (row.protocol, row.metric, row.is_ablation) == (protocol, metric, False)
+        and key.items() <= row.key.items()
+        and (row.paper is not None or most is not None)
+    ]
+    return max(fitting, key=lambda row: row.key[most] if most else 0, default=None)
+
+
+def _values(finding: Finding | None, most: str | None) -> str:
+    if finding is None:
+        return NOT_MEASURED
+    of = "" if most is None else f"{finding.key[most]:,} {most}: "
+    first, second = (number(value.value, digits_of(finding)) for value in finding.values)
+    return f"{of}{first} → {second}: {difference(finding)}, {finding.verdict}"
 
 
 def _with_results(text: str, results: str) -> str:
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise ValueError(
-            f"README.md has no place for the table of results: it needs the line {BEGIN.strip()} and later {END}."
-        )
+        lines = f"the line {BEGIN.strip()} and later {END}"
+        raise ValueError(f"README.md has no place for the table of results: it needs {lines}.")
     return f"{before}{begin}\n{results}\n\n{end}{after}"
 
 

@@ -42,8 +42,7 @@ def make_study(path=Path("results.json"), seeds=SEEDS) -> Results:
         add(name, "data", {}, {"task": values.task, "sha256": "abc", "packages": list(map(str, range(20)))})
         for seed in seeds:
             for label in values.variants:
-                of = VARIANTS[label].seeds
-                if of is None or seed in of:
+                if seed in (VARIANTS[label].seeds or seeds):
                     _add_run(add, name, label, seed)
     for seed in seeds:
         _add_measurements(add, seed)
@@ -59,14 +58,8 @@ def _add_run(add, name, label, seed):
     # Equal tokens: DIFF is better by 0.1; equal time: it is worse (test_equal_time)
     curve = [(0, 6.0), (1000, 3.9), (2000, 2.9)] if is_diff else [(0, 6.0), (1000, 4.0), (2000, 3.0)]
     for tokens, value in curve:
-        add(
-            name,
-            "training",
-            {"validation_loss": value + 0.5 * seed},
-            {"seconds": tokens / speed},
-            tokens=tokens,
-            **own,
-        )
+        loss = {"validation_loss": value + 0.5 * seed}
+        add(name, "training", loss, {"seconds": tokens / speed}, tokens=tokens, **own)
     if is_diff:
         for layer in (0, 1):
             history = [0.2, 0.2 + 0.1 * layer, 0.3 + 0.1 * seed]

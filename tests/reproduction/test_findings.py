@@ -22,12 +22,9 @@ def the(rows, what, experiment=None):
     return found[0]
 
 
-def finding(pairs, better="lower", paper=None, **more):
-    return Finding("e", "p", "m", "what", better, pairs, paper, **more)
-
-
-def of_differences(*differences, better="lower", **more):
-    return finding({seed: (1.0, 1.0 + x) for seed, x in enumerate(differences)}, better, **more)
+def of_differences(*differences, better="lower", paper=None):
+    pairs = {seed: (1.0, 1.0 + x) for seed, x in enumerate(differences)}
+    return Finding("e", "p", "m", "what", better, pairs, paper)
 
 
 def test_the_interval_is_that_of_student():
@@ -147,9 +144,8 @@ def test_outliers_and_bits(rows):
     assert logits.paper.values == (318.0, 38.8) and logits.difference == pytest.approx(-31)
     assert logits.verdict == "DIFF wins" and logits.direction == "same direction"
     hidden = the(rows, "magnitude of hidden")
-    assert (
-        hidden.paper.values == (3608.6, 1688.2) and hidden.seeds_won == 1 and hidden.verdict == "no difference shown"
-    )
+    assert hidden.paper.values == (3608.6, 1688.2)
+    assert hidden.seeds_won == 1 and hidden.verdict == "no difference shown"
     four, six = the(rows, "in 4 bits"), the(rows, "in 6 bits")
     assert four.values[0].value == pytest.approx(1.0) and four.values[1].value == pytest.approx(0.2)
     assert six.pairs[0] == pytest.approx((0.1, 0.0))
@@ -159,9 +155,8 @@ def test_outliers_and_bits(rows):
 
 
 def test_recall_needles_and_attention(rows):
-    assert (
-        the(rows, "recall, 4 pairs").verdict == "no difference shown" and the(rows, "recall, 64 pairs").seeds_won == 2
-    )
+    assert the(rows, "recall, 4 pairs").verdict == "no difference shown"
+    assert the(rows, "recall, 64 pairs").seeds_won == 2
     assert the(rows, "recall, 64 pairs").direction == "not in the paper"
     papers = {1: (1.00, 1.00), 4: (0.62, 0.84), 8: (pytest.approx(0.948), pytest.approx(0.996))}
     wheres = {1: "Table 2: 1 of 1, 4K tokens", 4: "Table 2: 2 of 4, 4K tokens", 8: "Figure 5: 1 of 8, 8K tokens"}

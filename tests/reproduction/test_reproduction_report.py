@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 from made_up_study import make_study
 
-from diff_transformer.evaluation.render import markdown_page
 from diff_transformer.evaluation.results import Results
 from diff_transformer.reproduction.findings import findings
-from diff_transformer.reproduction.report import answer, difference, number, opening, write_report
-from diff_transformer.reproduction.sections import sections
+from diff_transformer.reproduction.report import answer, difference, write_report
+from diff_transformer.reproduction.sections import number
 
 
 @pytest.fixture(scope="module")
@@ -28,31 +27,21 @@ def markdown(folder):
 
 
 def test_the_answer_comes_before_the_evidence(markdown):
-    assert markdown.startswith(
-        "# Made up\n\nOf 23 comparisons with its Transformer on equal data, DIFF wins 12 and loses 7;"
-    )
-    rows = [row for row in findings(make_study()) if not row.is_ablation]
-    assert len(rows) == 23 and sum(row.verdict == "DIFF wins" for row in rows) == 12
-    first_section = markdown.index("\n## ")
-    for part in (
-        "DIFF wins, 12 of 23: validation loss after 2,000 tokens (text); ",
-        "DIFF loses, 7 of 23",
-        "No difference shown, 4 of 23",
-    ):
-        assert markdown.index(part) < first_section
-    assert "models of 1 million parameters after 0.002 million tokens" in markdown[:first_section]
+    first = "Of 23 comparisons with its Transformer on equal data, DIFF wins 12 and loses 7;"
+    assert markdown.startswith(f"# Made up\n\n{first}")
+    verdicts = [row.verdict for row in findings(make_study()) if not row.is_ablation]
+    assert len(verdicts) == 23 and verdicts.count("DIFF wins") == 12
+    before_sections = markdown[: markdown.index("\n## ")]
+    assert "DIFF wins, 12 of 23: validation loss after 2,000 tokens (text); " in before_sections
+    assert "DIFF loses, 7 of 23" in before_sections and "No difference shown, 4 of 23" in before_sections
+    assert "models of 1 million parameters after 0.002 million tokens" in before_sections
 
 
 def test_every_finding_is_on_the_page(markdown):
-    opening = markdown[: markdown.index("\n## ")]
-    lines = opening.splitlines()
+    lines = markdown[: markdown.index("\n## ")].splitlines()
     for row in findings(make_study()):
-        fitting = [
-            line
-            for line in lines
-            if row.what in line and f"| {row.experiment} |" in line and f" {difference(row)} " in line
-        ]
-        assert any(f"| {row.verdict} | {row.direction} |" in line for line in fitting), row
+        parts = (row.what, f"| {row.experiment} |", f" {difference(row)} ", f"| {row.verdict} | {row.direction} |")
+        assert any(all(part in line for part in parts) for line in lines), row
     assert (
         "| text | validation loss after 2,000 tokens | lower | Table 6 | 3.087 | 3.062 | 3.500 ± 0.289 "
         "| 3.400 ± 0.289 | -0.1000 [-0.1000, -0.1000] | 3 of 3 | DIFF wins | same direction |"
@@ -145,9 +134,3 @@ def test_small_differences_keep_their_digits():
 
 def test_no_minus_before_zero():
     assert [number(x, 2) for x in (-0.001, -0.006, -1234.5, 0.0)] == ["0.00", "-0.01", "-1,234.50", "0.00"]
-
-
-def test_the_figures_of_a_page_may_lie_elsewhere():
-    study = make_study()
-    page = markdown_page("t", sections(study), opening(study), "cpu_figures")
-    assert "(cpu_figures/text_loss.png)" in page and "(figures/" not in page

@@ -169,14 +169,10 @@ def test_packages_are_all_distributions_except_this_one(tmp_path, monkeypatch):
 @pytest.mark.oldest
 def test_text_is_read_by_pretraining(root, tmp_path):
     write_task({"kind": "text", "held_out": HELD_OUT}, tmp_path / "data", TOKENIZER, LENGTH)
-    args = CorpusArguments(
-        dataset=str(tmp_path / "data" / "train.jsonl"),
-        validation_dataset=str(tmp_path / "data" / "validation.jsonl"),
-        sequence_length=LENGTH,
-    )
-    train, validation, _ = load_rows(args, TOKENIZER)
-    text = {"train": TOKENIZER.decode(sum(train[:]["input_ids"], []))}
-    text["validation"] = TOKENIZER.decode(sum(validation[:]["input_ids"], []))
+    train, validation = (str(tmp_path / "data" / f"{split}.jsonl") for split in ("train", "validation"))
+    args = CorpusArguments(dataset=train, validation_dataset=validation, sequence_length=LENGTH)
+    splits = dict(zip(("train", "validation"), load_rows(args, TOKENIZER)[:2], strict=True))
+    text = {split: TOKENIZER.decode(sum(rows[:]["input_ids"], [])) for split, rows in splits.items()}
     found = {word: split for split in text for word in words(text[split])}
     assert found == split_of_words() and not words(text["train"]) & words(text["validation"])
 
@@ -234,8 +230,8 @@ def test_rows_of_recall_are_read_by_pretraining(tmp_path):
     folder = recall(tmp_path / "data")
     paths = {"dataset": str(folder / "train"), "validation_dataset": str(folder / "validation")}
     train, validation, _ = load_rows(CorpusArguments(**paths, sequence_length=LENGTH), TOKENIZER)
-    assert train[:]["input_ids"] == rows_of(folder, "train")
-    assert validation[:]["input_ids"] == rows_of(folder, "validation")
+    for split, rows in {"train": train, "validation": validation}.items():
+        assert rows[:]["input_ids"] == rows_of(folder, split)
 
 
 # ---------------------------------------------------------------------------------------------------------- needles
@@ -344,7 +340,7 @@ MISTAKES = [  # the task, its length in tokens, the message
     ({"kind": "text", **TASKS["text"], "source": "books"}, LENGTH, "Input should be 'stdlib' or 'packages'"),
     ({"kind": "needles", **TASKS["needles"], "queries": [16]}, LENGTH, "no room for a haystack"),
     ({"kind": "recall", **TASKS["recall"], "pairs": [4]}, 9, "4 pairs in 9 tokens"),
-    ({"kind": "recall", **TASKS["recall"], "pairs": [9]}, LENGTH, "9 pairs in 48 tokens; .* 1 <= pairs <= 8 keys"),
+    ({"kind": "recall", **TASKS["recall"], "pairs": [9]}, LENGTH, "9 pairs in 48 tokens; 1 <= pairs <= 8 keys"),
 ]
 
 
