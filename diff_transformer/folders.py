@@ -97,10 +97,8 @@ def _clean_up(destination: Path) -> None:
 def _runs(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # the process of another user
-        return True
+    except OSError as error:
+        return isinstance(error, PermissionError)  # the process of another user
     return True
 
 

@@ -4,7 +4,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from transformers import (
@@ -20,6 +20,7 @@ from transformers.integrations import deepspeed
 
 from ..configuration_diff import DiffTransformerConfig
 from ..tokenization_cl100k import cl100k_tokenizer
+from . import option
 
 ARCHITECTURES = ("diff", "transformer")
 
@@ -28,22 +29,18 @@ ARCHITECTURES = ("diff", "transformer")
 class NewModelArguments:
     """A new model. Its twin is the same command with `--architecture transformer`."""
 
-    architecture: str = field(
-        default="diff",
-        metadata={
-            "help": "diff: the Differential Transformer; transformer: its twin, Llama with twice as many heads of "
-            "half the width, equal in parameters and FLOPs.",
-            "choices": ARCHITECTURES,
-        },
+    architecture: str = option(
+        "diff",
+        "diff: the Differential Transformer; transformer: its twin, Llama with twice as many heads of half the "
+        "width, equal in parameters and FLOPs.",
+        choices=ARCHITECTURES,
     )
-    size: str = field(default="3B", metadata={"help": "A size of the paper: 830M, 1.4B, 2.8B, 3B, 6.8B, 13.1B."})
-    config_overrides: dict | str | None = field(
-        default=None,
-        metadata={"help": 'Fields of DiffTransformerConfig to change, as JSON: {"num_hidden_layers": 4}.'},
+    size: str = option("3B", "A size of the paper: 830M, 1.4B, 2.8B, 3B, 6.8B, 13.1B.")
+    config_overrides: dict | str | None = option(
+        None, 'Fields of DiffTransformerConfig to change, as JSON: {"num_hidden_layers": 4}.'
     )
-    tokenizer_ranks: int | None = field(
-        default=None,
-        metadata={"help": "Merge ranks of cl100k_base to keep (for small models); all 100,256 by default."},
+    tokenizer_ranks: int | None = option(
+        None, "Merge ranks of cl100k_base to keep (for small models); all 100,256 by default."
     )
 
     def __post_init__(self):

@@ -233,11 +233,7 @@ def pack(
         )
 
     tokens = tokenize(
-        documents,
-        tokenizer,
-        max_document_characters=max_document_characters,
-        num_proc=num_proc,
-        cache_dir=cache_dir,
+        documents, tokenizer, max_document_characters=max_document_characters, num_proc=num_proc, cache_dir=cache_dir
     )
     for fault in pc.value_counts(tokens.data.column("fault")).to_pylist():
         skipped.add(fault["values"] or "used", fault["counts"])
@@ -341,11 +337,7 @@ def _rows_of_shard(
 
 
 def load_rows(
-    args: CorpusArguments,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    seed: int = 0,
-    cache_dir: str | Path | None = None,
+    args: CorpusArguments, tokenizer: PreTrainedTokenizerBase, *, seed: int = 0, cache_dir: str | Path | None = None
 ) -> Rows:
     """Rows for `Trainer`: those to train on, those held out, and what was skipped.
 

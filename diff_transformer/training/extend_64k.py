@@ -9,24 +9,18 @@ saves model/, and prints the loss by position before and after.
 
 import gc
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import torch
 from datasets import Dataset, load_from_disk
-from transformers import (
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    TrainingArguments,
-    set_seed,
-)
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments, set_seed
 from transformers.utils import logging
 from trl import ModelConfig
 
 from ..evaluation.generate import token_nll
-from . import smoke
+from . import option, smoke
 from .architectures import load, load_config, whole_models
 from .corpus import CorpusArguments
 from .data import CausalCollator, tokenize
@@ -69,26 +63,21 @@ SMOKE = {
 class ExtensionArguments:
     """How positions are encoded after the extension, and which documents are trained on."""
 
-    rope_type: str = field(
-        default="default",
-        metadata={
-            "help": "default: raise rope_theta, as in the paper; linear, dynamic, yarn: keep it and scale positions.",
-            "choices": ["default", "linear", "dynamic", "yarn"],
-        },
+    rope_type: str = option(
+        "default",
+        "default: raise rope_theta, as in the paper; linear, dynamic, yarn: keep it and scale positions.",
+        choices=["default", "linear", "dynamic", "yarn"],
     )
-    rope_theta: float | None = field(
-        default=None,
-        metadata={"help": "640000 in the paper (from 10000); by default the value of the checkpoint."},
+    rope_theta: float | None = option(
+        None, "640000 in the paper (from 10000); by default the value of the checkpoint."
     )
-    long_from: int = field(default=4096, metadata={"help": "Keep all documents of at least this many tokens."})
-    shares: dict | str | None = field(
-        default="corpus",
-        metadata={
-            "help": "Tokens of each source, as JSON or slimpajama; corpus keeps the shares of the corpus, which are "
-            "unknown for a stream."
-        },
+    long_from: int = option(4096, "Keep all documents of at least this many tokens.")
+    shares: dict | str | None = option(
+        "corpus",
+        "Tokens of each source, as JSON or slimpajama; corpus keeps the shares of the corpus, which are unknown for "
+        "a stream.",
     )
-    keep_short: float = field(default=0.1, metadata={"help": "The probability with which shorter documents are kept."})
+    keep_short: float = option(0.1, "The probability with which shorter documents are kept.")
 
     def __post_init__(self):
         if isinstance(self.shares, str) and self.shares not in ("corpus", "slimpajama"):  # from the command line

@@ -7,11 +7,13 @@ would teach the model to think without an end. Rows that are left out are counte
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
+
+from . import option
 
 Messages = list[dict[str, str]]
 
@@ -27,17 +29,13 @@ _ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "ass
 class MathArguments:
     """The rows to train on."""
 
-    dataset: str = field(default="", metadata={"help": "Hub id, or a local folder or file."})
-    dataset_config: str | None = field(
-        default=None, metadata={"help": "The dataset's configuration, if it has several."}
-    )
-    dataset_split: str = field(default="train", metadata={"help": "The split of the dataset."})
-    prompt_column: str = field(default="problem", metadata={"help": "Stage 1: the column of the questions."})
-    completion_column: str = field(default="solution", metadata={"help": "Stage 1: the column of the answers."})
-    only_correct: bool = field(
-        default=False, metadata={"help": "Stage 2: leave out traces whose column `correct` is not true."}
-    )
-    validation_rows: int = field(default=0, metadata={"help": "Rows to hold out for the validation loss."})
+    dataset: str = option("", "Hub id, or a local folder or file.")
+    dataset_config: str | None = option(None, "The dataset's configuration, if it has several.")
+    dataset_split: str = option("train", "The split of the dataset.")
+    prompt_column: str = option("problem", "Stage 1: the column of the questions.")
+    completion_column: str = option("solution", "Stage 1: the column of the answers.")
+    only_correct: bool = option(False, "Stage 2: leave out traces whose column `correct` is not true.")
+    validation_rows: int = option(0, "Rows to hold out for the validation loss.")
 
 
 def question_and_answer(row: dict[str, Any], prompt_column: str, completion_column: str) -> Messages | str:

@@ -5,7 +5,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
 from trl import ModelConfig, TrlParser
 
+from . import option
 from .budget import Budget, peak_flops
 from .callbacks import Bar, SpikeWarning, StopOnSignal
 from .plots import plot_run
@@ -33,41 +34,29 @@ if _CHECKPOINTING not in {f.name for f in fields(TrainingArguments)}:
 class RunArguments:
     """Arguments of all stages, in addition to transformers' TrainingArguments."""
 
-    total_tokens: float | None = field(
-        default=None, metadata={"help": "Train on this many tokens (1e12): sets max_steps, unless that is given."}
+    total_tokens: float | None = option(
+        None, "Train on this many tokens (1e12): sets max_steps, unless that is given."
     )
-    tokens_per_step: float | None = field(
-        default=None,
-        metadata={
-            "help": "Tokens per optimizer step (4194304 is 4M): sets gradient_accumulation_steps from the number of "
-            "processes, so that a recipe is the same on any number of GPUs."
-        },
+    tokens_per_step: float | None = option(
+        None,
+        "Tokens per optimizer step (4194304 is 4M): sets gradient_accumulation_steps from the number of processes, "
+        "so that a recipe is the same on any number of GPUs.",
     )
-    checkpoint_activations: bool = field(
-        default=False,
-        metadata={"help": f"Recompute activations in the backward pass ({_CHECKPOINTING} of TrainingArguments)."},
+    checkpoint_activations: bool = option(
+        False, f"Recompute activations in the backward pass ({_CHECKPOINTING} of TrainingArguments)."
     )
-    peak_tflops: float | None = field(
-        default=None,
-        metadata={"help": "Peak TFLOP/s per device, for MFU and budget; NVIDIA's data-centre GPUs are known."},
+    peak_tflops: float | None = option(
+        None, "Peak TFLOP/s per device, for MFU and budget; NVIDIA's data-centre GPUs are known."
     )
-    expected_mfu: float | None = field(
-        default=None,
-        metadata={
-            "help": "The MFU with which the budget estimates hours; 0.4 by default, an assumption that long sequences "
-            "and recomputed activations do not reach."
-        },
+    expected_mfu: float | None = option(
+        None,
+        "The MFU with which the budget estimates hours; 0.4 by default, an assumption that long sequences and "
+        "recomputed activations do not reach.",
     )
-    record_batches: bool = field(
-        default=False,
-        metadata={
-            "help": "Write batches.txt, a digest of every step's tokens: it shows whether two runs had the same data."
-        },
+    record_batches: bool = option(
+        False, "Write batches.txt, a digest of every step's tokens: it shows whether two runs had the same data."
     )
-    smoke: bool = field(
-        default=False,
-        metadata={"help": "The same code in under two minutes on a CPU: a tiny model and data of this machine."},
-    )
+    smoke: bool = option(False, "The same code in under two minutes on a CPU: a tiny model and data of this machine.")
 
     @property
     def peak_flops_per_device(self) -> float | None:

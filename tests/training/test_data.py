@@ -329,11 +329,7 @@ def test_packed_rows_keep_labels_of_their_own(tmp_path, tokenizer, kind):
 
 def test_tokenize_keeps_the_source_also_in_a_stream(tokenizer):
     documents = Dataset.from_dict({"text": ["a b", "", "c"], "source": ["x", "y", "z"]})
-    expected = [
-        (line_of(["a b"], tokenizer), "x", None),
-        ([], "y", "empty"),
-        (line_of(["c"], tokenizer), "z", None),
-    ]
+    expected = [(line_of(["a b"], tokenizer), "x", None), ([], "y", "empty"), (line_of(["c"], tokenizer), "z", None)]
     for rows in (tokenize(documents, tokenizer), tokenize(documents.to_iterable_dataset(), tokenizer)):
         assert [(row["input_ids"], row["source"], row["fault"]) for row in rows] == expected
 

@@ -22,10 +22,7 @@ TRACE = {
     ],
     "system": "Your role as an assistant involves thoroughly exploring questions.",
     "conversations": [
-        {
-            "from": "user",
-            "value": "Return your final response within \\boxed{}. Compute $\\frac13 + \\frac16$.",
-        },
+        {"from": "user", "value": "Return your final response within \\boxed{}. Compute $\\frac13 + \\frac16$."},
         {
             "from": "assistant",
             "value": f"<|begin_of_thought|>\n\n{REASONING}\n\n<|end_of_thought|>\n\n"

@@ -14,14 +14,7 @@ from accelerate.commands.launch import launch_command_parser
 from datasets import load_from_disk
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    DiffLlamaConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    pipeline,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, DiffLlamaConfig, LlamaConfig, LlamaForCausalLM, pipeline
 
 from diff_transformer import PAPER_SIZES, DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.training import extend_64k, math_stage1, math_stage2, pretrain, sft_math

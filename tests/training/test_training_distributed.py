@@ -209,8 +209,7 @@ if __name__ == "__main__":
 
 
 needs_deepspeed = pytest.mark.skipif(
-    importlib.util.find_spec("deepspeed") is None,
-    reason="needs DeepSpeed: pip install deepspeed",
+    importlib.util.find_spec("deepspeed") is None, reason="needs DeepSpeed: pip install deepspeed"
 )
 
 
