@@ -84,14 +84,17 @@ def new_config(
             f"config_overrides has {', '.join(sorted(set(overrides) - known))}, which DiffTransformerConfig does not "
             "have. help(diff_transformer.DiffTransformerConfig) describes its fields."
         )
-    values = {
-        "vocab_size": -(-len(tokenizer) // 64) * 64,
-        "max_position_embeddings": sequence_length,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
+    values = {"vocab_size": -(-len(tokenizer) // 64) * 64, "max_position_embeddings": sequence_length}
+    values |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = DiffTransformerConfig.from_paper_size(arguments.size, **{**values, **overrides})
     return config if arguments.architecture == "diff" else transformer_twin(config)
+
+
+def check_all_is_trained(chosen_model: Any) -> None:
+    """Raises ValueError for arguments of TRL's ModelConfig that a stage cannot support if it trains all weights."""
+    names = [name for name in ("use_peft", "load_in_4bit", "load_in_8bit") if getattr(chosen_model, name)]
+    if names:
+        raise ValueError(f"{', '.join(names)} was given, but this stage trains all weights. Leave it out.")
 
 
 def load_config(path: str | None, **kwargs: Any) -> PreTrainedConfig:

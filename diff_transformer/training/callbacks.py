@@ -67,8 +67,7 @@ class StopOnSignal(TrainerCallback):
 
     def __init__(self):
         self.stopped_by = 0  # the signal, once all processes know of it; after the last step it is too late
-        self._received = 0
-        self._when = 0.0
+        self._received, self._when = 0, 0.0
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -96,5 +95,4 @@ class StopOnSignal(TrainerCallback):
             dist.all_reduce(received, op=dist.ReduceOp.MAX)
             self.stopped_by = int(received)
         if self.stopped_by:
-            control.should_save = True
-            control.should_training_stop = True
+            control.should_save = control.should_training_stop = True

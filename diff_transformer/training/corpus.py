@@ -53,12 +53,6 @@ class CorpusArguments:
 
     def load_documents(self) -> Dataset | IterableDataset:
         """The documents, as `text_data.load_documents` returns them."""
-        return load_documents(
-            self.dataset,
-            self.dataset_config,
-            self.dataset_split,
-            text_column=self.text_column,
-            source_column=self.source_column,
-            streaming=self.streaming,
-            num_proc=self.num_proc,
-        )
+        columns = {"text_column": self.text_column, "source_column": self.source_column}
+        where = (self.dataset, self.dataset_config, self.dataset_split)
+        return load_documents(*where, **columns, streaming=self.streaming, num_proc=self.num_proc)

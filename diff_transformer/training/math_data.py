@@ -8,6 +8,7 @@ would teach the model to think without an end. Rows that are left out are counte
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from datasets import Dataset, Features, List, Value
@@ -87,8 +88,8 @@ def tokenize_messages(
     Raises:
         ValueError: every row was left out.
     """
-
     special_tokens = tokenizer.all_special_tokens
+    template = partial(tokenizer.apply_chat_template, tokenize=True, return_dict=True)
 
     def left_out(fault: str) -> dict[str, Any]:
         return {"input_ids": [], "completion_mask": [], "fault": fault}
@@ -99,8 +100,8 @@ def tokenize_messages(
             return left_out(messages)
         if any(token in message["content"] for token in special_tokens for message in messages):
             return left_out("a text with a special token in it")
-        prompt = _ids(tokenizer, messages[:-1], add_generation_prompt=True)
-        whole = _ids(tokenizer, messages)
+        prompt: list[int] = template(messages[:-1], add_generation_prompt=True)["input_ids"]
+        whole: list[int] = template(messages)["input_ids"]
         if whole[: len(prompt)] != prompt:
             raise ValueError(
                 "With the chat template of this tokenizer a conversation does not begin with the tokens of its "
@@ -108,23 +109,14 @@ def tokenize_messages(
             )
         if len(whole) > max_length:
             return left_out(f"more than {max_length:,} tokens")
-        return {
-            "input_ids": whole,
-            "completion_mask": [0] * len(prompt) + [1] * (len(whole) - len(prompt)),
-            "fault": "",
-        }
+        mask = [0] * len(prompt) + [1] * (len(whole) - len(prompt))
+        return {"input_ids": whole, "completion_mask": mask, "fault": ""}
 
-    encoded = rows.map(
-        encode, remove_columns=rows.column_names, features=_ENCODED, num_proc=num_proc, desc="Tokenizing"
-    )
+    options = {"remove_columns": rows.column_names, "features": _ENCODED, "num_proc": num_proc}
+    encoded = rows.map(encode, desc="Tokenizing", **options)
     faults = Counter(encoded["fault"])
     kept = [i for i, fault in enumerate(encoded["fault"]) if not fault]
     faults.pop("", None)
     if not kept:
         raise ValueError(f"All {len(rows):,} rows were left out: {dict(faults)}. Check the dataset and its columns.")
     return encoded.select(kept).remove_columns("fault"), dict(faults)
-
-
-def _ids(tokenizer: PreTrainedTokenizerBase, messages: Messages, **kwargs: Any) -> list[int]:
-    encoding: Any = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, **kwargs)
-    return encoding["input_ids"]

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, ProgressCallback, TrainingArguments
 from transformers.integrations import is_deepspeed_zero3_enabled, is_tensorboard_available
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
-from trl import ModelConfig, TrlParser
+from trl import TrlParser
 
 from . import option
 from .budget import Budget, peak_flops
@@ -83,13 +83,6 @@ def parse(dataclass_types: Iterable[type], smoke: Mapping[str, object], argv: li
     return parser.parse_args_and_config(argv)
 
 
-def check_all_is_trained(chosen_model: ModelConfig) -> None:
-    """Raises ValueError for arguments of TRL's ModelConfig that a stage cannot support if it trains all weights."""
-    names = [name for name in ("use_peft", "load_in_4bit", "load_in_8bit") if getattr(chosen_model, name)]
-    if names:
-        raise ValueError(f"{', '.join(names)} was given, but this stage trains all weights. Leave it out.")
-
-
 def set_batch(training: TrainingArguments, run: RunArguments, sequence_length: int) -> None:
     """Sets accumulation and steps from tokens, for rows of `sequence_length` tokens on all processes.
 
@@ -132,10 +125,7 @@ def print_budget(
         rows = math.ceil(training.num_train_epochs * num_rows)
     else:
         raise ValueError("The length of a streamed corpus is unknown: give --total_tokens or --max_steps.")
-    device, memory = "CPU", None
-    if training.device.type == "cuda":
-        device = torch.cuda.get_device_name(training.device)
-        memory = torch.cuda.get_device_properties(training.device).total_memory
+    gpu = torch.cuda.get_device_properties(training.device) if training.device.type == "cuda" else None
     budget = Budget(
         config,
         sequence_length,
@@ -147,9 +137,9 @@ def print_budget(
         gradient_accumulation_steps=training.gradient_accumulation_steps,
         activation_checkpointing=run.checkpoint_activations,
         sync_each_batch=is_deepspeed_zero3_enabled(),
-        gpu=device,
-        peak_flops_per_device=run.peak_flops_per_device or peak_flops(device),
-        gpu_memory=memory,
+        gpu="CPU" if gpu is None else gpu.name,
+        peak_flops_per_device=run.peak_flops_per_device or (gpu and peak_flops(gpu.name)),
+        gpu_memory=gpu and gpu.total_memory,
         mfu=run.expected_mfu,
         trainable_parameters=trainable_parameters,
     )
@@ -168,9 +158,8 @@ def checkpoint_to_resume(training: TrainingArguments) -> str | None:
     that has checkpoints is rejected, so that no run overwrites another.
     """
     wanted, output_dir = training.resume_from_checkpoint, Path(training.output_dir)
-    found = get_last_checkpoint(output_dir) if output_dir.is_dir() else None
     if wanted is None:
-        if found is not None:
+        if output_dir.is_dir() and (found := get_last_checkpoint(output_dir)) is not None:
             raise FileExistsError(
                 f"{output_dir} has the checkpoints of a run up to {Path(found).name}. Resume it with "
                 "--resume_from_checkpoint last, or name another --output_dir."

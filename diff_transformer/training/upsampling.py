@@ -84,9 +84,8 @@ class UpsamplingReport:
     """Length distribution and mix of sources before and after; `str` gives two tables.
 
     Attributes:
-        before: All documents of the corpus; for a stream, those that were read until every source had its tokens.
-        after: The documents in the rows. A document that the end of its source's last row truncates counts once, with
-            the tokens in the row.
+        before: All documents of the corpus; for a stream, those that were read.
+        after: The documents in the rows; a truncated one counts with its tokens in the row.
         shares: The requested mix; sums to 1.
         tokens_wanted: The token budget.
         exhausted: The source that ran out and reduced the budgets of all sources, or None.
