@@ -46,9 +46,7 @@ def load_texts(
     dataset: str = STDLIB, config: str | None = None, split: str = "train", column: str = "text"
 ) -> Iterable[str]:
     """The texts of a folder of .txt, .md, .rst and .py files, of such a file, of a `column` of a table (`load_table`),
-    or of `stdlib`, in a fixed order.
-
-    Raises ValueError for what cannot be opened, a missing column, or a file that is not UTF-8.
+    or of `stdlib`, in a fixed order. Raises ValueError for what cannot be opened or is not UTF-8.
     """
     if dataset == STDLIB:
         return _read_texts(file for _, file in standard_library_sources({"site-packages", "test"}))
@@ -59,11 +57,8 @@ def load_texts(
 
 
 def standard_library_sources(exclude: Collection[str] = (), root: Path | None = None) -> Iterator[tuple[str, Path]]:
-    """The Python files of the standard library: the path relative to it, with slashes, and the file, in sorted order.
-
-    Args:
-        exclude: Names of folders and files; a path that has one of them anywhere is left out.
-        root: Another folder of Python files instead of the standard library.
+    """The Python files of the standard library, or of another `root`: the path relative to it, with slashes, and the
+    file, in sorted order. Paths that have a name of `exclude` anywhere are left out.
     """
     root = Path(sysconfig.get_paths()["stdlib"]) if root is None else root
     for path in sorted(file.relative_to(root) for file in root.rglob("*.py")):
@@ -126,8 +121,7 @@ def load_documents(
         Rows of `text`, with `source_column` of `source`, and from .jsonl and .txt (a document each) of `fault`: why a
         line or file has no text, or None. Rows of `input_ids` without a text are packed already, and left unchanged.
 
-    Raises:
-        ValueError: The corpus, the configuration, the split or a column does not exist; the message lists what does.
+    Raises ValueError for a corpus, configuration, split or column that does not exist; the message lists what does.
     """
     # Their name -> ours, the text first
     names = {text_column: "text"} | ({} if source_column is None else {source_column: "source"})
@@ -153,10 +147,9 @@ def load_documents(
     options = {"files": stats, "text_column": text_column, "source_column": source_column, "version": _CACHE_VERSION}
     if streaming:
         return IterableDataset.from_generator(_read_files, features=features, gen_kwargs=options)
-    num_proc = min(num_proc or 1, len(files))
-    return Dataset.from_generator(
-        _read_files, features=features, gen_kwargs=options, num_proc=num_proc if num_proc > 1 else None
-    )
+    processes = min(num_proc or 1, len(files))
+    split = {"num_proc": processes} if processes > 1 else {}
+    return Dataset.from_generator(_read_files, features=features, gen_kwargs=options, **split)
 
 
 def fault_of(text: Any, max_characters: int | None = None) -> str | None:

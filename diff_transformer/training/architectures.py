@@ -14,9 +14,9 @@ from transformers import (
     LlamaConfig,
     PreTrainedConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 from transformers.integrations import deepspeed
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from ..configuration_diff import DiffTransformerConfig
 from ..tokenization_cl100k import cl100k_tokenizer

@@ -20,17 +20,8 @@ LOSS_CHUNK = 1024  # tokens whose logits exist at the same time
 USABLE_MEMORY = 0.9  # the rest is for the CUDA context, communication buffers and fragmentation
 
 # bf16 FLOP/s without sparsity, from the vendor's datasheet. The plain name is the SXM form where there are several.
-PEAK_FLOPS = {
-    "A100": 312e12,
-    "H100": 989e12,
-    "H100 PCIe": 756e12,
-    "H100 NVL": 835e12,
-    "H200": 989e12,
-    "H200 NVL": 835e12,
-    "GH200": 989e12,
-    "B200": 2250e12,
-    "GB200": 2500e12,
-}
+PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H200": 989e12}
+PEAK_FLOPS |= {"H200 NVL": 835e12, "GH200": 989e12, "B200": 2250e12, "GB200": 2500e12}
 
 
 def peak_flops(device_name: str) -> float | None:
@@ -213,6 +204,5 @@ def _short(value: float) -> str:
     """3.48 B for 3,480,000,000: three digits."""
     for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
         if value >= unit:
-            scaled = value / unit
-            return f"{scaled:.{2 if scaled < 10 else 1 if scaled < 100 else 0}f} {name}"
+            return f"{value / unit:.{2 if value < 10 * unit else 1 if value < 100 * unit else 0}f} {name}"
     return f"{value:.0f}"

@@ -20,31 +20,23 @@ class CorpusArguments:
         "optionally labels, count as packed already.",
     )
     dataset_config: str | None = option(None, "The configuration of the dataset, if it has several.")
-    dataset_split: str = option(
-        "train", "The split of the dataset; without streaming also a slice such as train[:1%%]."
-    )
+    dataset_split: str = option("train", "The split of the dataset; without streaming also a slice: train[:1%%].")
     text_column: str = option("text", "The column of the text.")
-    source_column: str | None = option(
-        None, "The column of a document's source; dots lead inside, as in meta.redpajama_set_name."
-    )
+    source_column: str | None = option(None, "The column of a document's source; dots lead inside, as in meta.source.")
     streaming: bool = option(
         False,
         "Tokenize while training instead of before: no disk and no waiting, but max_steps or total_tokens is "
         "needed. Resuming reads everything up to the step again.",
     )
     sequence_length: int = option(4096, "Tokens per row: the context length of the training.")
-    max_document_characters: int | None = option(
-        10_000_000, "Skip and count longer documents (a book has about a million characters)."
-    )
+    max_document_characters: int | None = option(10_000_000, "Skip and count longer documents (books have a million).")
     num_proc: int | None = option(None, "Processes that tokenize and pack; the rows do not depend on it.")
     validation_rows: int = option(
         0,
         "Rows to hold out for the validation loss: spread evenly over the corpus, or the first of each shard of a "
         "stream.",
     )
-    validation_dataset: str | None = option(
-        None, "Another corpus for the validation loss, with the same columns, instead of validation_rows."
-    )
+    validation_dataset: str | None = option(None, "A corpus for the validation loss, instead of validation_rows.")
     shuffle_buffer: int = option(
         1000,
         "With streaming: rows in memory (4 bytes per token, in every worker) from which the next one is drawn; 0 "

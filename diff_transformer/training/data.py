@@ -1,7 +1,6 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Rows for pretraining: documents one after another, an end-of-text token after each, cut to length.
 
-`load_rows` does all of it: `load_documents` -> `pack` (`tokenize`, cut) -> rows for `Trainer`, with `CausalCollator`.
 Tokens and rows of a map-style corpus are Arrow files in the datasets cache; a stream is packed as it is read. What is
 exact when a run is resumed: docs/training_data.md.
 """
@@ -44,9 +43,6 @@ class Rows(NamedTuple):
     train: Dataset | IterableDataset
     validation: Dataset | None
     skipped: "Skipped"
-
-
-# ------------------------------------------------------------------------------------------------- what was left out
 
 
 class Skipped:
@@ -98,9 +94,6 @@ class ReportSkipped(TrainerCallback):
             logger.warning(f"Step {state.global_step}: {self.skipped}.")
 
     on_train_end = on_save
-
-
-# ------------------------------------------------------------------------------------------------------------ tokens
 
 
 def tokenize(
@@ -167,9 +160,6 @@ def _cache_dir(cache_dir: str | Path | None) -> Path:
     return folder
 
 
-# -------------------------------------------------------------------------------------------------------------- rows
-
-
 def pack(
     documents: Dataset | IterableDataset,
     tokenizer: PreTrainedTokenizerBase,
@@ -198,9 +188,8 @@ def pack(
     Returns:
         Rows of `input_ids`, int32; map-style ones have `row`, their position in the corpus.
 
-    Raises:
-        ValueError: No document is usable (in a stream: none of the first 10,000, or of all), or there are too few
-            rows to hold some out.
+    Raises ValueError if no document is usable (in a stream: none of the first 10,000, or of all), or if there are too
+    few rows to hold some out.
     """
     if sequence_length < 1 or validation_rows < 0:
         raise ValueError(
@@ -318,15 +307,10 @@ def _rows_of_shard(
 def load_rows(
     args: CorpusArguments, tokenizer: PreTrainedTokenizerBase, *, seed: int = 0, cache_dir: str | Path | None = None
 ) -> Rows:
-    """Rows for `Trainer`: those to train on, those held out, and what was skipped.
+    """Rows for `Trainer`: those to train on (`input_ids`, without `streaming` also `row`), those held out if any, and
+    what was skipped, which for a stream is counted during training (`ReportSkipped`).
 
-    Args:
-        seed: For the order of a stream; `Trainer` shuffles map-style rows by its own seed (`data_seed`).
-
-    Returns:
-        train: A Dataset (`input_ids`, `row`), or with `streaming` an IterableDataset (`input_ids`).
-        validation: A Dataset, in memory if it is from a stream; None without `validation_rows`.
-        skipped: Final for a map-style corpus, counted during training for a stream (`ReportSkipped`).
+    seed is for the order of a stream; `Trainer` shuffles map-style rows by its own seed (`data_seed`).
     """
     if args.validation_dataset is not None:
         if args.validation_rows:

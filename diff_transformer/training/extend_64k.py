@@ -3,8 +3,7 @@
 
     accelerate launch -m diff_transformer.training.extend_64k --config recipes/extend_64k/config.yaml
 
-Raises rope_theta and max_position_embeddings, up-samples the long documents of a corpus, prints the budget, trains,
-saves model/, and prints the loss by position before and after.
+Up-samples the long documents of a corpus, trains, saves model/, and prints the loss by position before and after.
 """
 
 import gc
@@ -70,8 +69,7 @@ def extended_config(
 ) -> PreTrainedConfig:
     """The configuration of a checkpoint, extended to `sequence_length` tokens.
 
-    Raises ValueError for a contradiction: a length that is not longer, a lower theta, no change of the rotary
-    embedding, a checkpoint that another rope type has already extended.
+    Raises ValueError if length or rotary embedding do not grow, or if a rope type has already extended the checkpoint.
     """
     old_length, rope = config.max_position_embeddings, dict(config.rope_parameters)
     old_theta = rope["rope_theta"]

@@ -65,10 +65,8 @@ def linear_cross_entropy(
     if reduction not in ("sum", "mean"):
         raise ValueError(f'reduction is {reduction!r}; it must be "sum" or "mean".')
     inputs = _Inputs(hidden_states, weight, labels, bias, ignore_index, chunk_tokens)
-    with_gradients = torch.is_grad_enabled() and any(
-        x is not None and x.requires_grad for x in (hidden_states, weight, bias)
-    )
-    if not with_gradients:
+    inputs_require_grad = any(x is not None and x.requires_grad for x in (hidden_states, weight, bias))
+    if not (torch.is_grad_enabled() and inputs_require_grad):
         loss = inputs.nll().sum()
     elif hidden_states.is_cuda and hidden_states.requires_grad and inputs.num_labels and _liger() is not None:
         loss = _liger_cross_entropy(inputs)
@@ -114,9 +112,7 @@ class _Inputs:
         nll = [self._nll_of_chunk(rows, labels, weight, bias, *gradients) for rows, labels in chunks]
         return torch.cat(nll) if nll else self.hidden_states.new_zeros(0, dtype=self.sum_dtype)
 
-    def _nll_of_chunk(
-        self, rows, labels, weight, bias, grad_hidden=None, grad_weight=None, grad_bias=None
-    ) -> torch.Tensor:
+    def _nll_of_chunk(self, rows, labels, weight, bias, grad_hidden=None, grad_weight=None, grad_bias=None):
         # A separate function: its logits are freed before those of the next chunk
         hidden, labels = self.hidden_states[rows].to(self.dtype), labels.unsqueeze(-1)
         logits = F.linear(hidden, weight, bias).to(self.sum_dtype)  # (chunk, vocab)
@@ -214,8 +210,6 @@ def _liger_cross_entropy(inputs: _Inputs) -> torch.Tensor:
     options = (None, -100, 0.0, 0.0, "sum", None, False, torch.float32)
     return _liger().apply(hidden_states, inputs.weight, inputs.labels, inputs.bias, *options)[0]  # type: ignore
 
-
-# ---------------------------------------------------------------------------------------------------------- for models
 
 # Their logits are the plain output of the LM head: other models cap or scale them, or add to the loss
 _MODEL_TYPES = (DiffTransformerConfig.model_type, LlamaConfig.model_type)

@@ -80,13 +80,9 @@ def tokenize_messages(
 ) -> tuple[Dataset, dict[str, int]]:
     """Token ids of every row and the mask of its completion, the last message, in the tokenizer's chat template.
 
-    Returns:
-        A dataset of `input_ids` and `completion_mask` (1 for the answer and its end mark), both lists of `int` of at
-        most `max_length`, and the number of rows that were left out by reason. Texts that contain a special token of
-        the tokenizer are left out: it would end or begin a turn.
-
-    Raises:
-        ValueError: every row was left out.
+    Returns a dataset of `input_ids` and `completion_mask` (1 for the answer and its end mark), both of at most
+    `max_length`, and the number of rows that were left out by reason. Texts that contain a special token of the
+    tokenizer are left out: it would end or begin a turn. Raises ValueError if every row was left out.
     """
     special_tokens = tokenizer.all_special_tokens
     template = partial(tokenizer.apply_chat_template, tokenize=True, return_dict=True)

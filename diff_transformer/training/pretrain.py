@@ -1,9 +1,7 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Pretrains DIFF, or its Transformer twin, from scratch on a corpus of text (Tables 9 and 10, arXiv:2410.05258).
 
-    accelerate launch -m diff_transformer.training.pretrain --config recipes/pretrain/config.yaml
-
-Packs the tokens of a corpus, prints the budget, trains, and saves model/ and training.png.
+accelerate launch -m diff_transformer.training.pretrain --config recipes/pretrain/config.yaml
 """
 
 from transformers import AutoModelForCausalLM, TrainingArguments, set_seed

@@ -34,28 +34,20 @@ if _CHECKPOINTING not in {f.name for f in fields(TrainingArguments)}:
 class RunArguments:
     """Arguments of all stages, in addition to transformers' TrainingArguments."""
 
-    total_tokens: float | None = option(
-        None, "Train on this many tokens (1e12): sets max_steps, unless that is given."
-    )
+    total_tokens: float | None = option(None, "Train on this many tokens (1e12): sets max_steps, unless given.")
     tokens_per_step: float | None = option(
         None,
         "Tokens per optimizer step (4194304 is 4M): sets gradient_accumulation_steps from the number of processes, "
         "so that a recipe is the same on any number of GPUs.",
     )
-    checkpoint_activations: bool = option(
-        False, f"Recompute activations in the backward pass ({_CHECKPOINTING} of TrainingArguments)."
-    )
-    peak_tflops: float | None = option(
-        None, "Peak TFLOP/s per device, for MFU and budget; NVIDIA's data-centre GPUs are known."
-    )
+    checkpoint_activations: bool = option(False, f"Recompute activations in the backward pass ({_CHECKPOINTING}).")
+    peak_tflops: float | None = option(None, "Peak TFLOP/s per device; NVIDIA's data-centre GPUs are known.")
     expected_mfu: float | None = option(
         None,
         "The MFU with which the budget estimates hours; 0.4 by default, an assumption that long sequences and "
         "recomputed activations do not reach.",
     )
-    record_batches: bool = option(
-        False, "Write batches.txt, a digest of every step's tokens: it shows whether two runs had the same data."
-    )
+    record_batches: bool = option(False, "Write batches.txt, a digest of every step's tokens, to compare two runs.")
     smoke: bool = option(False, "The same code in under two minutes on a CPU: a tiny model and data of this machine.")
 
     @property
@@ -167,10 +159,10 @@ def checkpoint_to_resume(training: TrainingArguments) -> str | None:
         return None
     if wanted != "last":
         reason = fault(Path(wanted)) if (Path(wanted) / FILES).exists() else None
-        if reason is not None or not Path(wanted).is_dir():
-            raise ValueError(
-                f"{wanted} cannot be resumed: {reason or 'there is no such folder'}. Name another checkpoint, or last."
-            )
+        if not Path(wanted).is_dir():
+            reason = "there is no such folder"
+        if reason is not None:
+            raise ValueError(f"{wanted} cannot be resumed: {reason}. Name another checkpoint, or last.")
         return wanted
     with training.main_process_first(local=False, desc="looking for the last checkpoint"):
         whole, faulty = last_whole_checkpoint(output_dir) if output_dir.is_dir() else (None, {})

@@ -1,8 +1,7 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Fine-tuning on mathematics, shared by both stages: rows -> tokens -> budget -> TRL's SFTTrainer -> model/.
 
-The loss is computed on the answers alone, packed rows do not see one another, and with `--use_peft` a LoRA adapter is
-trained, saved, and merged into the model.
+The loss is computed on the answers alone, and with `--use_peft` a LoRA adapter is trained and merged into the model.
 """
 
 from collections.abc import Callable, Mapping

@@ -58,8 +58,7 @@ class RunTrainer(Trainer):
     """transformers' `Trainer` with the above. It also mixes into TRL's: `class MyTrainer(RunTrainer, SFTTrainer)`.
 
     Args, in addition to the trainer's own:
-        peak_flops_per_device: The FLOP/s of which MFU is a share; by default those of a GPU that `budget.peak_flops`
-            knows. Without it no MFU is logged.
+        peak_flops_per_device: The FLOP/s of which MFU is a share; by default `budget.peak_flops`. None logs no MFU.
         record_batches: Write a digest of every step's tokens to the output folder (`BatchRecord`).
     """
 
@@ -68,9 +67,8 @@ class RunTrainer(Trainer):
         self._record = BatchRecord(self.args.output_dir, self.args.process_index) if record_batches else None
         if self._record is not None:
             self.add_callback(self._record)
-        device = self.args.device
-        if peak_flops_per_device is None and device.type == "cuda":
-            peak_flops_per_device = peak_flops(torch.cuda.get_device_name(device))
+        if peak_flops_per_device is None and self.args.device.type == "cuda":
+            peak_flops_per_device = peak_flops(torch.cuda.get_device_name(self.args.device))
         self.peak_flops_per_device = peak_flops_per_device
         frozen = any(not parameter.requires_grad for parameter in self.model.parameters())
         self._trainable_parameters = self.get_num_trainable_parameters() if frozen else None

@@ -118,8 +118,8 @@ class _AllToAll(torch.autograd.Function):
 
 
 def _skip_first_batches(dataloader, num_batches: int = 0):
-    """accelerate's function, which `Trainer` calls to resume, extended to the loader of DeepSpeed. That loader takes a
-    batch from every process and yields a part of each in turn, and accelerate cannot skip batches in it."""
+    """accelerate's function, which `Trainer` calls to resume, extended to the loader of DeepSpeed, which takes a batch
+    from every process and yields a part of each in turn."""
     if type(dataloader).__name__ != "UlyssesSPDataLoaderAdapter":
         return accelerate.skip_first_batches(dataloader, num_batches)
     rounds, rest = divmod(num_batches, dataloader.sp_world_size)

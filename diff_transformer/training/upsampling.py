@@ -29,15 +29,9 @@ from ..folders import whole_folder
 logger = logging.get_logger(__name__)
 
 # Tokens by source in SlimPajama, under its names (`meta.redpajama_set_name`)
-SLIMPAJAMA_SHARES = {
-    "RedPajamaC4": 0.2661,
-    "RedPajamaCommonCrawl": 0.53375,
-    "RedPajamaStackExchange": 0.0317,
-    "RedPajamaWikipedia": 0.03402,
-    "RedPajamaGithub": 0.05005,
-    "RedPajamaArXiv": 0.0429,
-    "RedPajamaBook": 0.04148,
-}
+SLIMPAJAMA_SHARES = {"RedPajamaC4": 0.2661, "RedPajamaCommonCrawl": 0.53375, "RedPajamaStackExchange": 0.0317}
+SLIMPAJAMA_SHARES |= {"RedPajamaWikipedia": 0.03402, "RedPajamaGithub": 0.05005, "RedPajamaArXiv": 0.0429}
+SLIMPAJAMA_SHARES |= {"RedPajamaBook": 0.04148}
 
 BUCKETS = ("<1K", "1-2K", "2-4K", "4-8K", "8-16K", "16-32K", "32-64K", ">=64K")
 _EDGES = 1024 * 2 ** np.arange(len(BUCKETS) - 1)
@@ -236,20 +230,13 @@ def upsample_lengths(
         # Every source is spread evenly over the whole
         order = sorted(((2 * i + 1) / (2 * count), name, i) for name, count in num_rows.items() for i in range(count))
         # One chunk per row, each a view of its source's file: nothing is in memory before it is written
-        kept = {
-            name: np.memmap(files[name], np.int32, "r", shape=(count, sequence_length))
-            for name, count in num_rows.items()
-            if count
-        }
+        shapes = {name: (count, sequence_length) for name, count in num_rows.items() if count}
+        kept = {name: np.memmap(files[name], np.int32, "r", shape=shape) for name, shape in shapes.items()}
         offsets = pa.array([0, sequence_length], pa.int32())
-        columns = {
-            "input_ids": pa.chunked_array(
-                [pa.ListArray.from_arrays(offsets, pa.array(kept[name][i])) for _, name, i in order]
-            ),
-            "source": pa.array([name for _, name, _ in order]),
-            "row": pa.array(np.arange(len(order))),
-        }
-        Dataset(InMemoryTable(pa.table(columns))).save_to_disk(str(folder))
+        chunks = [pa.ListArray.from_arrays(offsets, pa.array(kept[name][i])) for _, name, i in order]
+        columns = {"input_ids": pa.chunked_array(chunks), "source": [name for _, name, _ in order]}
+        table = pa.table(columns | {"row": np.arange(len(order))})
+        Dataset(InMemoryTable(table)).save_to_disk(str(folder))
         (folder / "report.json").write_text(json.dumps(report.to_json(), indent=2) + "\n")
         shutil.rmtree(scratch)
     return load_from_disk(str(output_dir)), report

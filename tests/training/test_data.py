@@ -406,8 +406,7 @@ def test_an_endless_stream_without_a_usable_row_is_an_error(tokenizer, monkeypat
 
 
 def endless():
-    for _ in range(5000):
-        yield {"text": ""}
+    yield from ({"text": ""} for _ in range(5000))
 
 
 def test_skipped_is_counted_across_workers(tokenizer):

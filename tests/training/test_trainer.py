@@ -54,11 +54,9 @@ def test_weight_decay_spares_lambda_the_norms_and_biases(make_trainer, tiny_conf
     model = DiffTransformerForCausalLM(tiny_config(attention_bias=True, mlp_bias=True))
     trainer = make_trainer(model, weight_decay=0.5)
     trainer.create_optimizer()
-    decayed, spared = trainer.optimizer.param_groups
-    assert decayed["weight_decay"] == 0.5 and spared["weight_decay"] == 0.0
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    decayed = {names[id(parameter)] for parameter in decayed["params"]}
-    spared = {names[id(parameter)] for parameter in spared["params"]}
+    groups, names = trainer.optimizer.param_groups, {id(p): name for name, p in model.named_parameters()}
+    assert [group["weight_decay"] for group in groups] == [0.5, 0.0]
+    decayed, spared = ({names[id(parameter)] for parameter in group["params"]} for group in groups)
     assert decayed == {name for name, parameter in model.named_parameters() if parameter.ndim == 2}
     wanted = {"lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "subln.weight", "q_proj.bias"}
     assert {name.rpartition("self_attn.")[2] for name in spared if "self_attn" in name} >= wanted

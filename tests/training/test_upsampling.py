@@ -70,14 +70,11 @@ def test_documents_are_taken_until_the_budget_is_spent_with_probability_1(upsamp
 
 
 def test_documents_end_with_one_end_of_text(upsample):
-    documents = Dataset.from_dict({"input_ids": [[5] * 7, [6] * 7 + [EOS], [], [7] * 8], "source": ["a"] * 4})
-    rows, _ = upsample(documents, token_budget=24, keep_short=1.0)
+    ids, sources = [[5] * 7, [6] * 7 + [EOS], [], [7] * 8, []], ["a"] * 4 + ["empty"]
+    rows, report = upsample(Dataset.from_dict({"input_ids": ids, "source": sources}), token_budget=24, keep_short=1.0)
+    assert set(report.shares) == {"a"}, "a source of empty documents has no share"
     line = [i for row in rows for i in row["input_ids"]]
     assert line == [5] * 7 + [EOS] + [6] * 7 + [EOS] + [7] * 8
-
-
-def test_slimpajama_shares_sum_to_1():
-    assert sum(SLIMPAJAMA_SHARES.values()) == pytest.approx(1.0, abs=1e-6) and len(SLIMPAJAMA_SHARES) == 7
 
 
 # ----------------------------------------------------------------------------------------------------------- the mix
@@ -213,11 +210,6 @@ def test_the_report_counts_lengths_and_sources(upsample):
     assert report.to_json()["after"]["a"]["tokens"][3] == 4096
 
 
-def test_a_source_of_empty_documents_has_no_share(upsample):
-    rows, report = upsample(corpus([*HAND, ("empty", 0)]), token_budget=32, keep_short=1.0)
-    assert set(rows["source"]) == {"a", "b"} == set(report.shares) and len(rows) == 8
-
-
 def test_errors_leave_nothing(tmp_path, upsample):
     for options, message in [
         ({"token_budget": 3}, "Got token_budget=3, sequence_length=4"),
@@ -229,6 +221,7 @@ def test_errors_leave_nothing(tmp_path, upsample):
     ]:
         with pytest.raises(ValueError, match=message):
             upsample(corpus(HAND), **{"token_budget": 200, **options})
+    assert sum(SLIMPAJAMA_SHARES.values()) == pytest.approx(1.0, abs=1e-6) and len(SLIMPAJAMA_SHARES) == 7
     with pytest.raises(ValueError, match="SLIMPAJAMA_SHARES"):
         upsample(corpus(HAND).to_iterable_dataset(), token_budget=32)
     assert not list(tmp_path.iterdir())
