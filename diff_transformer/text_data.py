@@ -148,8 +148,8 @@ def load_documents(
     if streaming:
         return IterableDataset.from_generator(_read_files, features=features, gen_kwargs=options)
     processes = min(num_proc or 1, len(files))
-    split = {"num_proc": processes} if processes > 1 else {}
-    return Dataset.from_generator(_read_files, features=features, gen_kwargs=options, **split)
+    workers = {"num_proc": processes} if processes > 1 else {}
+    return Dataset.from_generator(_read_files, features=features, gen_kwargs=options, **workers)
 
 
 def fault_of(text: Any, max_characters: int | None = None) -> str | None:

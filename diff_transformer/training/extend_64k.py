@@ -128,7 +128,7 @@ def long_rows(
         token_budget=total_tokens + corpus.validation_rows * corpus.sequence_length,
         sequence_length=corpus.sequence_length,
         eos_token_id=tokenizer.eos_token_id,
-        shares=extension.shares,  # type: ignore[arg-type]  (a str only before __post_init__)
+        shares=extension.shares,  # type: ignore[arg-type]
         long_from=extension.long_from,
         keep_short=extension.keep_short,
         seed=seed,

@@ -85,7 +85,7 @@ def tokenize_messages(
     tokenizer are left out: it would end or begin a turn. Raises ValueError if every row was left out.
     """
     special_tokens = tokenizer.all_special_tokens
-    template = partial(tokenizer.apply_chat_template, tokenize=True, return_dict=True)
+    template: Any = partial(tokenizer.apply_chat_template, tokenize=True, return_dict=True)
 
     def left_out(fault: str) -> dict[str, Any]:
         return {"input_ids": [], "completion_mask": [], "fault": fault}

@@ -113,8 +113,8 @@ class UpsamplingReport:
         shares = (self.before.shares(), self.after.shares(), self.shares)
         for source in sorted({*self.before.tokens, *self.shares}):
             tokens = (int(np.sum(counts.tokens.get(source, 0))) for counts in (self.before, self.after))
-            row = (source, *tokens, *(mix.get(source, 0) for mix in shares))
-            lines.append("{:<24}{:>16,}{:>16,}{:>12.2%}{:>10.2%}{:>10.2%}".format(*row))
+            mixes = (mix.get(source, 0) for mix in shares)
+            lines.append("{:<24}{:>16,}{:>16,}{:>12.2%}{:>10.2%}{:>10.2%}".format(source, *tokens, *mixes))
         if self.exhausted is not None:
             total = int(sum(tokens.sum() for tokens in self.after.tokens.values()))
             lines.append(f"{self.exhausted} ran out: {total:,} of {self.tokens_wanted:,} tokens, in the requested mix")
