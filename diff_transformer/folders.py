@@ -16,16 +16,12 @@ from pathlib import Path
 def whole_folder(destination: str | Path, size: int, overwrite: bool) -> Iterator[Path]:
     """A new folder beside `destination`, which takes its place if all went well; otherwise it is removed.
 
-    A process that is killed may leave the new folder behind, or the previous one under another name. The next call for
-    the same destination, on the same machine, restores the previous one and removes everything else.
-
-    Args:
-        size: Bytes that will be written; the space on the disk is checked first.
-        overwrite: Replace a destination that exists.
+    If a process was killed, the next call for the same destination, on the same machine, restores the previous folder
+    and removes everything else.
 
     Raises:
         FileExistsError: `destination` exists, without `overwrite`.
-        OSError: Too little space on the disk.
+        OSError: The disk has less space than `size`, the bytes that will be written.
     """
     destination = Path(destination).absolute()
     destination.parent.mkdir(parents=True, exist_ok=True)
@@ -97,10 +93,8 @@ def _clean_up(destination: Path) -> None:
 def _runs(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # the process of another user
-        return True
+    except OSError as error:
+        return isinstance(error, PermissionError)  # the process of another user
     return True
 
 

@@ -1,14 +1,11 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Text and tables: datasets of the Hub, local files and folders, and the Python standard library's own sources.
-
-`load_table` gives rows with named columns, `load_texts` texts, `load_documents` the documents of a training corpus.
-"""
+"""Text and tables: datasets of the Hub, local files and folders, and the Python standard library's own sources."""
 
 import json
 import sysconfig
 from collections.abc import Collection, Iterable, Iterator
 from importlib.util import find_spec
-from itertools import islice
+from itertools import filterfalse, islice
 from pathlib import Path
 from typing import Any
 
@@ -49,30 +46,19 @@ def load_texts(
     dataset: str = STDLIB, config: str | None = None, split: str = "train", column: str = "text"
 ) -> Iterable[str]:
     """The texts of a folder of .txt, .md, .rst and .py files, of such a file, of a `column` of a table (`load_table`),
-    or of `stdlib`, in a fixed order.
-
-    Raises ValueError for what cannot be opened, a missing column, or a file that is not UTF-8.
+    or of `stdlib`, in a fixed order. Raises ValueError for what cannot be opened or is not UTF-8.
     """
-    path = Path(dataset).expanduser()
     if dataset == STDLIB:
         return _read_texts(file for _, file in standard_library_sources({"site-packages", "test"}))
-    if path.is_file() and path.suffix in TEXT_SUFFIXES:
-        return _read_texts([path])
-    if (
-        dataset
-        and path.is_dir()
-        and (files := sorted(f for f in path.rglob("*") if f.suffix in TEXT_SUFFIXES and f.is_file()))
-    ):
-        return _read_texts(files)
-    return load_table(dataset, config, split, [column])[column]
+    path = Path(dataset).expanduser()
+    inside = path.rglob("*") if dataset and path.is_dir() else [path]
+    files = sorted(file for file in inside if file.suffix in TEXT_SUFFIXES and file.is_file())
+    return _read_texts(files) if files else load_table(dataset, config, split, [column])[column]
 
 
 def standard_library_sources(exclude: Collection[str] = (), root: Path | None = None) -> Iterator[tuple[str, Path]]:
-    """The Python files of the standard library: the path relative to it, with slashes, and the file, in sorted order.
-
-    Args:
-        exclude: Names of folders and files; a path that has one of them anywhere is left out.
-        root: Another folder of Python files instead of the standard library.
+    """The Python files of the standard library, or of another `root`: the path relative to it, with slashes, and the
+    file, in sorted order. Paths that have a name of `exclude` anywhere are left out.
     """
     root = Path(sysconfig.get_paths()["stdlib"]) if root is None else root
     for path in sorted(file.relative_to(root) for file in root.rglob("*.py")):
@@ -88,6 +74,11 @@ def _read_texts(files: Iterable[Path]) -> Iterator[str]:
             raise ValueError(f"{file} is not UTF-8 text: {error}. Convert it or move it away.") from error
 
 
+def _is_saved(path: Path) -> bool:
+    """Whether save_to_disk wrote the folder."""
+    return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
+
+
 def _open_dataset(
     dataset: str, config: str | None, split: str, streaming: bool = False, num_proc: int | None = None
 ) -> Any:
@@ -95,7 +86,7 @@ def _open_dataset(
     if not dataset:
         raise ValueError("Got no dataset; name one on the Hub, or a file or folder: --dataset PATH.")
     path = Path(dataset).expanduser()
-    if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
+    if _is_saved(path):
         rows = load_from_disk(str(path))
         if isinstance(rows, DatasetDict):
             if split not in rows:
@@ -110,9 +101,6 @@ def _open_dataset(
             f"{dataset!r}, configuration {config!r}, split {split!r} cannot be opened, neither as a path of this "
             f"machine nor from the Hub: {error}"
         ) from error
-
-
-# ------------------------------------------------------------------------------------------------------------- corpora
 
 
 def load_documents(
@@ -130,25 +118,21 @@ def load_documents(
     Dots in the name of a column lead inside, as in `meta.source`.
 
     Returns:
-        Rows of `text` and, with `source_column`, `source`. Files of .jsonl and .txt (a document each) have a third
-        column `fault`: why an existing line or file has no text, or None. Rows of `input_ids` without a text are
-        returned unchanged: they are packed already.
+        Rows of `text`, with `source_column` of `source`, and from .jsonl and .txt (a document each) of `fault`: why a
+        line or file has no text, or None. Rows of `input_ids` without a text are packed already, and left unchanged.
 
-    Raises:
-        ValueError: The corpus, the configuration, the split or a column does not exist; the message lists what does.
+    Raises ValueError for a corpus, configuration, split or column that does not exist; the message lists what does.
     """
     # Their name -> ours, the text first
     names = {text_column: "text"} | ({} if source_column is None else {source_column: "source"})
     path = Path(dataset).expanduser()
-    saved = (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
-    if not dataset or not path.exists() or config is not None or saved:
+    if not dataset or not path.exists() or config is not None or _is_saved(path):
         return _pick_columns(_open_dataset(dataset, config, split, streaming, num_proc), names, dataset)
     kind, files = _files_of_one_kind(path)
     if split != "train":
         raise ValueError(f"Got split {split!r} of the files in {path}, whose one split is 'train'.")
     if kind not in (".jsonl", ".txt"):
-        data_files = [str(file) for file in files]
-        rows = load_dataset(_TABLES[kind], data_files=data_files, split="train", streaming=streaming)
+        rows = load_dataset(_TABLES[kind], data_files=list(map(str, files)), split="train", streaming=streaming)
         return _pick_columns(rows, names, dataset)
     if kind == ".jsonl":
         with fsspec.open(str(files[0]), "rb", compression="infer") as lines:
@@ -158,19 +142,14 @@ def load_documents(
         raise ValueError(f"{path} is plain text, which has no source_column {source_column!r}: leave it out.")
     # large: a thousand books in one chunk are more than 32-bit offsets reach
     features = Features({name: Value("large_string") for name in [*names.values(), "fault"]})
-    options = {
-        # Size and time are part of the cache's key: a file that was replaced is read again
-        "files": [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files],
-        "text_column": text_column,
-        "source_column": source_column,
-        "version": _CACHE_VERSION,
-    }
+    # Size and time are part of the cache's key: a file that was replaced is read again
+    stats = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    options = {"files": stats, "text_column": text_column, "source_column": source_column, "version": _CACHE_VERSION}
     if streaming:
         return IterableDataset.from_generator(_read_files, features=features, gen_kwargs=options)
-    num_proc = min(num_proc or 1, len(files))
-    return Dataset.from_generator(
-        _read_files, features=features, gen_kwargs=options, num_proc=num_proc if num_proc > 1 else None
-    )
+    processes = min(num_proc or 1, len(files))
+    workers = {"num_proc": processes} if processes > 1 else {}
+    return Dataset.from_generator(_read_files, features=features, gen_kwargs=options, **workers)
 
 
 def fault_of(text: Any, max_characters: int | None = None) -> str | None:
@@ -204,7 +183,7 @@ def _files_of_one_kind(path: Path) -> tuple[str, list[Path]]:
             f"Got {path}, which holds {' and '.join(kinds) or 'nothing'} to read a corpus from; it needs files of one "
             f"kind, {', '.join(known)}. Name the file or subfolder that is the corpus."
         )
-    if any(file.suffix == ".zst" for file in files) and find_spec("zstandard") is None:
+    if find_spec("zstandard") is None and any(file.suffix == ".zst" for file in files):
         raise ValueError(f"{path} holds .zst files, which need one more package: pip install zstandard.")
     return kinds[0], files
 
@@ -225,9 +204,7 @@ def _read_files(
                     text, fault = None, "invalid Unicode"
                 yield {"text": text, "fault": fault}
                 continue
-            for line in file:
-                if line.isspace():
-                    continue
+            for line in filterfalse(bytes.isspace, file):
                 row = _row_of(line)
                 text = _inside(row, text_column)
                 fault = "unreadable" if row is None else fault_of(text)
@@ -261,12 +238,11 @@ def _dotted(columns: dict[str, Any]) -> set[str]:
 
 
 def _check_columns(names: dict[str, str], columns: set[str], dataset: str) -> None:
-    for column, ours in names.items():
-        if column not in columns:
-            raise ValueError(
-                f"{dataset} has no column {column!r}; it has {', '.join(sorted(columns)) or 'none'}. Name one with "
-                f"--{ours}_column."
-            )
+    for column in filterfalse(columns.__contains__, names):
+        raise ValueError(
+            f"{dataset} has no column {column!r}; it has {', '.join(sorted(columns)) or 'none'}. Name one with "
+            f"--{names[column]}_column."
+        )
 
 
 def _pick_columns(rows: Any, names: dict[str, str], dataset: str) -> Dataset | IterableDataset:

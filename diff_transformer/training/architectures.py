@@ -4,7 +4,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from transformers import (
@@ -14,12 +14,13 @@ from transformers import (
     LlamaConfig,
     PreTrainedConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 from transformers.integrations import deepspeed
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from ..configuration_diff import DiffTransformerConfig
 from ..tokenization_cl100k import cl100k_tokenizer
+from . import option
 
 ARCHITECTURES = ("diff", "transformer")
 
@@ -28,22 +29,18 @@ ARCHITECTURES = ("diff", "transformer")
 class NewModelArguments:
     """A new model. Its twin is the same command with `--architecture transformer`."""
 
-    architecture: str = field(
-        default="diff",
-        metadata={
-            "help": "diff: the Differential Transformer; transformer: its twin, Llama with twice as many heads of "
-            "half the width, equal in parameters and FLOPs.",
-            "choices": ARCHITECTURES,
-        },
+    architecture: str = option(
+        "diff",
+        "diff: the Differential Transformer; transformer: its twin, Llama with twice as many heads of half the "
+        "width, equal in parameters and FLOPs.",
+        choices=ARCHITECTURES,
     )
-    size: str = field(default="3B", metadata={"help": "A size of the paper: 830M, 1.4B, 2.8B, 3B, 6.8B, 13.1B."})
-    config_overrides: dict | str | None = field(
-        default=None,
-        metadata={"help": 'Fields of DiffTransformerConfig to change, as JSON: {"num_hidden_layers": 4}.'},
+    size: str = option("3B", "A size of the paper: 830M, 1.4B, 2.8B, 3B, 6.8B, 13.1B.")
+    config_overrides: dict | str | None = option(
+        None, 'Fields of DiffTransformerConfig to change, as JSON: {"num_hidden_layers": 4}.'
     )
-    tokenizer_ranks: int | None = field(
-        default=None,
-        metadata={"help": "Merge ranks of cl100k_base to keep (for small models); all 100,256 by default."},
+    tokenizer_ranks: int | None = option(
+        None, "Merge ranks of cl100k_base to keep (for small models); all 100,256 by default."
     )
 
     def __post_init__(self):
@@ -87,14 +84,17 @@ def new_config(
             f"config_overrides has {', '.join(sorted(set(overrides) - known))}, which DiffTransformerConfig does not "
             "have. help(diff_transformer.DiffTransformerConfig) describes its fields."
         )
-    values = {
-        "vocab_size": -(-len(tokenizer) // 64) * 64,
-        "max_position_embeddings": sequence_length,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
+    values = {"vocab_size": -(-len(tokenizer) // 64) * 64, "max_position_embeddings": sequence_length}
+    values |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = DiffTransformerConfig.from_paper_size(arguments.size, **{**values, **overrides})
     return config if arguments.architecture == "diff" else transformer_twin(config)
+
+
+def check_all_is_trained(chosen_model: Any) -> None:
+    """Raises ValueError for arguments of TRL's ModelConfig that a stage cannot support if it trains all weights."""
+    names = [name for name in ("use_peft", "load_in_4bit", "load_in_8bit") if getattr(chosen_model, name)]
+    if names:
+        raise ValueError(f"{', '.join(names)} was given, but this stage trains all weights. Leave it out.")
 
 
 def load_config(path: str | None, **kwargs: Any) -> PreTrainedConfig:

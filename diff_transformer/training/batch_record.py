@@ -11,10 +11,8 @@ from ..folders import whole_file
 
 
 class BatchRecord(TrainerCallback):
-    """Writes a line for every optimizer step: a digest of its tokens and labels, in their order.
-
-    Every process writes its own file, the first `batches.txt` and the others `batches_<rank>.txt`. A resumed run
-    continues after the line of its checkpoint.
+    """Writes a line for every optimizer step, a digest of its tokens and labels, in their order: the first process to
+    `batches.txt`, each other to `batches_<rank>.txt`. A resumed run continues after the line of its checkpoint.
     """
 
     def __init__(self, output_dir: str | Path, process_index: int = 0):

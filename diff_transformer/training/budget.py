@@ -1,10 +1,9 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """What a run costs, before it starts: parameters, FLOPs, memory and hours. Arithmetic alone; nothing is measured.
 
-Everything holds for DIFF and for its twin, Llama with 2h heads of d. In the formulas E is `hidden_size`, F is
-`intermediate_size`, Q is the width of all queries (2d for each of h differential heads, or d for each of 2h heads), K
-that of all keys, and of all values, L the layers, V `vocab_size`, and T the tokens per sequence. A GB is 10^9 bytes, a
-multiply-add is 2 FLOPs.
+Everything holds for DIFF and for its twin, Llama with 2h heads of d. E is `hidden_size`, F `intermediate_size`, Q the
+width of all queries, K that of all keys, and of all values, L the layers, V `vocab_size`. A GB is 10^9 bytes, a
+multiply-add is 2 FLOPs. docs/scale.md explains the formulas term by term.
 """
 
 import math
@@ -21,17 +20,8 @@ LOSS_CHUNK = 1024  # tokens whose logits exist at the same time
 USABLE_MEMORY = 0.9  # the rest is for the CUDA context, communication buffers and fragmentation
 
 # bf16 FLOP/s without sparsity, from the vendor's datasheet. The plain name is the SXM form where there are several.
-PEAK_FLOPS = {
-    "A100": 312e12,
-    "H100": 989e12,
-    "H100 PCIe": 756e12,
-    "H100 NVL": 835e12,
-    "H200": 989e12,
-    "H200 NVL": 835e12,
-    "GH200": 989e12,
-    "B200": 2250e12,
-    "GB200": 2500e12,
-}
+PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H200": 989e12}
+PEAK_FLOPS |= {"H200 NVL": 835e12, "GH200": 989e12, "B200": 2250e12, "GB200": 2500e12}
 
 
 def peak_flops(device_name: str) -> float | None:
@@ -62,11 +52,7 @@ class Parameters(NamedTuple):
 
 
 def count_parameters(config: PreTrainedConfig) -> Parameters:
-    """The exact number of the model's parameters.
-
-    `2 E Q + 2 E K + 3 E F + 2 E` per layer, for DIFF plus 4d for lambda and 2d for the head norm, and biases if the
-    configuration has them; L layers, a norm and the embeddings.
-    """
+    """The exact number of the model's parameters."""
     E, F, Q, K, L, V = _shape(config)
     layer = 2 * E * Q + 2 * E * K + 3 * E * F + 2 * E
     if config.model_type == DiffTransformerConfig.model_type:
@@ -81,9 +67,7 @@ def model_flops_per_token(
 ) -> float:
     """FLOPs of training on one token, as MFU counts them: three forward passes, nothing that is recomputed.
 
-    Only matrix products count. Forward, layers: `2 L (2 E Q + 2 E K + 3 E F)`, head: `2 V E`, attention:
-    `2 L (T/2) (Q + Q)`, for T/2 keys on average, the queries of all maps (2 maps x d x h = Q) and the values (2d x h =
-    Q), by which the difference of the two maps is multiplied once. DIFF and its twin therefore count the same.
+    Only matrix products count, and those of causal attention for half of the keys. DIFF and its twin count the same.
     Documents packed into a sequence count as one.
 
     With adapters (LoRA) of `trainable_parameters`, the frozen weights have no gradient: twice their forward, three
@@ -149,37 +133,18 @@ class Budget:
 
     @property
     def activation_bytes_per_token(self) -> float:
-        """What autograd keeps per layer and token, in bf16 with a flash-style kernel, without checkpointing.
-
-        - two norms and the inputs of the matrices after them: 16 E, or 26 E under DDP, where autocast leaves the
-          residual stream in float32;
-        - SwiGLU: gate, silu(gate), up, their product: 8 F;
-        - attention: queries and output 4 Q, keys and values 4 K, log-sums 4 per map; for DIFF also the heads before
-          their norm and the second map's output, 4 Q, and with sequence parallelism, where the norm is not part of the
-          kernel, 6 Q more.
-        """
+        """What autograd keeps per layer and token, in bf16 with a flash-style kernel, without checkpointing."""
         E, F, Q, K, _, _ = _shape(self.config)
         is_diff = self.config.model_type == DiffTransformerConfig.model_type
         maps = self.config.num_attention_heads * (2 if is_diff else 1)
+        # DIFF: also the heads before their norm, the second map's output, and a norm that is not part of the kernel
         queries = (4 if not is_diff else 14 if self.sequence_parallel > 1 else 8) * Q
-        return (16 if self.shard > 1 else 26) * E + queries + 4 * K + 4 * maps + 8 * F
+        stream = (16 if self.shard > 1 else 26) * E  # autocast leaves the residual stream of DDP in float32
+        return stream + queries + 4 * K + 4 * maps + 8 * F
 
     @property
     def memory(self) -> Memory:
-        """Bytes per GPU in bf16 mixed precision with AdamW. A sum of peaks that do not all coincide.
-
-        For P parameters: weights 4 P, gradients 4 P, moments 8 P, over `shard` GPUs. ZeRO-3 arrives at the same 16 P:
-        bf16 weights and gradients, float32 weights and moments. With adapters, only these have gradients and moments.
-
-        Copies: an unsharded GPU also holds its weights in bf16, 2 P, and under DDP its gradients once more to send
-        them, 4 P; with shards, a GPU gathers weights and gradients of two layers and of the embeddings, in bf16.
-
-        Activations, for the tokens of this GPU: `activation_bytes_per_token` for L layers, or with checkpointing for
-        one layer and the inputs of all; the gradients in flight, 6 F + 6 E; the last norm and its gradient, 12 E.
-
-        Loss: 10 V per token (logits in bf16, log-probabilities and gradient in float32), for `LOSS_CHUNK` tokens at
-        most. The gradient of the head, 10 V E: its sum in float32, a chunk's part and two more in bf16.
-        """
+        """Bytes per GPU in bf16 mixed precision with AdamW. A sum of peaks that do not all coincide."""
         E, F, _, _, L, V = _shape(self.config)
         parameters, frozen = count_parameters(self.config), self.trainable_parameters is not None
         trained = self.trainable_parameters if frozen else parameters.total
@@ -239,6 +204,5 @@ def _short(value: float) -> str:
     """3.48 B for 3,480,000,000: three digits."""
     for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
         if value >= unit:
-            scaled = value / unit
-            return f"{scaled:.{2 if scaled < 10 else 1 if scaled < 100 else 0}f} {name}"
+            return f"{value / unit:.{2 if value < 10 * unit else 1 if value < 100 * unit else 0}f} {name}"
     return f"{value:.0f}"

@@ -30,26 +30,20 @@ class Bar(ProgressCallback):
 
 
 class SpikeWarning(TrainerCallback):
-    """Warns when the loss or the gradient norm spikes.
-
-    A spike is more than `threshold` times the median distance to the median above the median of the last `window`
-    entries of the log.
-    """
-
-    def __init__(self, threshold: float = 10.0, window: int = 50):
-        self.threshold, self.window = threshold, window
+    """Warns when the loss or the gradient norm spikes: more than ten times the median distance to the median above the
+    median of the last 50 entries of the log."""
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if not state.is_world_process_zero or "loss" not in logs:
             return
-        entries = [entry for entry in state.log_history[:-1] if "loss" in entry][-self.window :]
+        entries = [entry for entry in state.log_history[:-1] if "loss" in entry][-50:]
         for name in ("loss", "grad_norm"):
             before = [entry[name] for entry in entries if name in entry]
             if len(before) < 10 or name not in logs:
                 continue
             median = statistics.median(before)
             spread = statistics.median(abs(value - median) for value in before)
-            if logs[name] > median + self.threshold * max(spread, 0.01 * abs(median)):
+            if logs[name] > median + 10 * max(spread, 0.01 * abs(median)):
                 logger.warning(
                     f"Step {state.global_step}: {name} spiked to {logs[name]:.3g}; the median of the last "
                     f"{len(before)} entries is {median:.3g}."
@@ -67,8 +61,7 @@ class StopOnSignal(TrainerCallback):
 
     def __init__(self):
         self.stopped_by = 0  # the signal, once all processes know of it; after the last step it is too late
-        self._received = 0
-        self._when = 0.0
+        self._received, self._when = 0, 0.0
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -96,5 +89,4 @@ class StopOnSignal(TrainerCallback):
             dist.all_reduce(received, op=dist.ReduceOp.MAX)
             self.stopped_by = int(received)
         if self.stopped_by:
-            control.should_save = True
-            control.should_training_stop = True
+            control.should_save = control.should_training_stop = True

@@ -1,83 +1,50 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Which text a stage trains on, and how it becomes rows."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from datasets import Dataset, IterableDataset
 
 from ..text_data import load_documents
+from . import option
 
 
 @dataclass
 class CorpusArguments:
     """Which text, and how it becomes rows."""
 
-    dataset: str = field(
-        default="",
-        metadata={
-            "help": "Hub id, or a local path: a file or folder of .jsonl, .json, .txt (a document a file) or .csv, "
-            "also as .gz, .bz2, .xz or .zst, or of .parquet; or a folder that save_to_disk wrote. Rows with a column "
-            "input_ids, and optionally labels, count as packed already."
-        },
+    dataset: str = option(
+        "",
+        "Hub id, or a local path: a file or folder of .jsonl, .json, .txt (a document a file) or .csv, also as .gz, "
+        ".bz2, .xz or .zst, or of .parquet; or a folder that save_to_disk wrote. Rows with a column input_ids, and "
+        "optionally labels, count as packed already.",
     )
-    dataset_config: str | None = field(
-        default=None, metadata={"help": "The configuration of the dataset, if it has several."}
+    dataset_config: str | None = option(None, "The configuration of the dataset, if it has several.")
+    dataset_split: str = option("train", "The split of the dataset; without streaming also a slice: train[:1%%].")
+    text_column: str = option("text", "The column of the text.")
+    source_column: str | None = option(None, "The column of a document's source; dots lead inside, as in meta.source.")
+    streaming: bool = option(
+        False,
+        "Tokenize while training instead of before: no disk and no waiting, but max_steps or total_tokens is "
+        "needed. Resuming reads everything up to the step again.",
     )
-    dataset_split: str = field(
-        default="train",
-        metadata={"help": "The split of the dataset; without streaming also a slice such as train[:1%%]."},
+    sequence_length: int = option(4096, "Tokens per row: the context length of the training.")
+    max_document_characters: int | None = option(10_000_000, "Skip and count longer documents (books have a million).")
+    num_proc: int | None = option(None, "Processes that tokenize and pack; the rows do not depend on it.")
+    validation_rows: int = option(
+        0,
+        "Rows to hold out for the validation loss: spread evenly over the corpus, or the first of each shard of a "
+        "stream.",
     )
-    text_column: str = field(default="text", metadata={"help": "The column of the text."})
-    source_column: str | None = field(
-        default=None,
-        metadata={"help": "The column of a document's source; dots lead inside, as in meta.redpajama_set_name."},
-    )
-    streaming: bool = field(
-        default=False,
-        metadata={
-            "help": "Tokenize while training instead of before: no disk and no waiting, but max_steps or total_tokens "
-            "is needed. Resuming reads everything up to the step again."
-        },
-    )
-    sequence_length: int = field(
-        default=4096, metadata={"help": "Tokens per row: the context length of the training."}
-    )
-    max_document_characters: int | None = field(
-        default=10_000_000,
-        metadata={"help": "Skip and count longer documents (a book has about a million characters)."},
-    )
-    num_proc: int | None = field(
-        default=None, metadata={"help": "Processes that tokenize and pack; the rows do not depend on it."}
-    )
-    validation_rows: int = field(
-        default=0,
-        metadata={
-            "help": "Rows to hold out for the validation loss: spread evenly over the corpus, or the first of each "
-            "shard of a stream."
-        },
-    )
-    validation_dataset: str | None = field(
-        default=None,
-        metadata={
-            "help": "Another corpus for the validation loss, with the same columns, instead of validation_rows."
-        },
-    )
-    shuffle_buffer: int = field(
-        default=1000,
-        metadata={
-            "help": "With streaming: rows in memory (4 bytes per token, in every worker) from which the next one is "
-            "drawn; 0 keeps the order. Without streaming Trainer shuffles all rows."
-        },
+    validation_dataset: str | None = option(None, "A corpus for the validation loss, instead of validation_rows.")
+    shuffle_buffer: int = option(
+        1000,
+        "With streaming: rows in memory (4 bytes per token, in every worker) from which the next one is drawn; 0 "
+        "keeps the order. Without streaming Trainer shuffles all rows.",
     )
 
     def load_documents(self) -> Dataset | IterableDataset:
         """The documents, as `text_data.load_documents` returns them."""
-        return load_documents(
-            self.dataset,
-            self.dataset_config,
-            self.dataset_split,
-            text_column=self.text_column,
-            source_column=self.source_column,
-            streaming=self.streaming,
-            num_proc=self.num_proc,
-        )
+        columns = {"text_column": self.text_column, "source_column": self.source_column}
+        where = (self.dataset, self.dataset_config, self.dataset_split)
+        return load_documents(*where, **columns, streaming=self.streaming, num_proc=self.num_proc)

@@ -1,7 +1,6 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Rows for pretraining: documents one after another, an end-of-text token after each, cut to length.
 
-`load_rows` does all of it: `load_documents` -> `pack` (`tokenize`, cut) -> rows for `Trainer`, with `CausalCollator`.
 Tokens and rows of a map-style corpus are Arrow files in the datasets cache; a stream is packed as it is read. What is
 exact when a run is resumed: docs/training_data.md.
 """
@@ -11,6 +10,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,9 +43,6 @@ class Rows(NamedTuple):
     train: Dataset | IterableDataset
     validation: Dataset | None
     skipped: "Skipped"
-
-
-# ------------------------------------------------------------------------------------------------- what was left out
 
 
 class Skipped:
@@ -99,9 +96,6 @@ class ReportSkipped(TrainerCallback):
     on_train_end = on_save
 
 
-# ------------------------------------------------------------------------------------------------------------ tokens
-
-
 def tokenize(
     documents: Dataset | IterableDataset,
     tokenizer: PreTrainedTokenizerBase,
@@ -117,29 +111,24 @@ def tokenize(
     Args:
         documents: Rows of `text`; other columns are kept.
         num_proc: Processes for a map-style dataset. The result does not depend on it.
-        cache_dir: Folder for a map-style dataset, by default in the datasets cache. The next call with the same
-            documents and tokenizer reads the result from there.
+        cache_dir: Where the result of a map-style dataset is kept for the next call; by default the datasets cache.
 
     Returns:
         Rows of `input_ids`, int32, and `fault`, the reason why `input_ids` is empty, or None. A stream gives a stream.
     """
     _check_end_of_text(tokenizer)
     options = {"tokenizer": tokenizer, "max_characters": max_document_characters}
+    batches: dict[str, Any] = {"batched": True, "batch_size": _DOCUMENTS_AT_ONCE, "fn_kwargs": options}
     if isinstance(documents, IterableDataset):
-        return documents.map(
-            _encode, batched=True, batch_size=_DOCUMENTS_AT_ONCE, fn_kwargs=options, remove_columns=["text"]
-        )
-    features = documents.features or Features()
-    kept = {name: feature for name, feature in features.items() if name not in ("text", "fault")}
+        return documents.map(_encode, **batches, remove_columns=["text"])
+    kept = {name: feature for name, feature in documents.features.items() if name not in ("text", "fault")}
     features = Features({"input_ids": Sequence(Value("int32")), "fault": Value("string"), **kept})
     key = Hasher.hash((documents._fingerprint, options, _CACHE_VERSION))
     return documents.map(
         _encode,
-        batched=True,
-        batch_size=_DOCUMENTS_AT_ONCE,
+        **batches,
         writer_batch_size=_DOCUMENTS_AT_ONCE,
-        remove_columns=[name for name in documents.column_names if name in ("text", "fault")],
-        fn_kwargs=options,
+        remove_columns=[name for name in documents.column_names if name not in kept],
         features=features,
         num_proc=num_proc,
         cache_file_name=str(_cache_dir(cache_dir) / f"tokens-{key}.arrow"),
@@ -153,11 +142,9 @@ def _encode(batch: dict[str, list], tokenizer: PreTrainedTokenizerBase, max_char
     faults = batch.get("fault", [None] * len(texts))
     faults = [fault or fault_of(text, max_characters) for text, fault in zip(texts, faults, strict=True)]
     usable = [text for text, fault in zip(texts, faults, strict=True) if fault is None]
-    encoded = iter(())
-    if usable:
-        # verbose: a document longer than the model's context is not an error here
-        options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-        encoded = iter(tokenizer(usable, return_attention_mask=False, **options)["input_ids"])
+    # verbose: a document longer than the model's context is not an error here
+    options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+    encoded = iter(tokenizer(usable, return_attention_mask=False, **options)["input_ids"] if usable else ())
     eos = tokenizer.eos_token_id
     return {"input_ids": [[] if fault else [*next(encoded), eos] for fault in faults], "fault": faults}
 
@@ -171,9 +158,6 @@ def _cache_dir(cache_dir: str | Path | None) -> Path:
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "diff_transformer" if cache_dir is None else Path(cache_dir)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-# -------------------------------------------------------------------------------------------------------------- rows
 
 
 def pack(
@@ -190,8 +174,8 @@ def pack(
 ) -> Dataset | IterableDataset:
     """Documents one after another, an end-of-text after each, cut into rows of `sequence_length` tokens.
 
-    No token is lost or repeated. A map-style dataset is one line of tokens, and only its last row may be shorter; a
-    stream is one line per shard, and the last row of each may be shorter. `CausalCollator` pads these.
+    No token is lost or repeated. Only the last row of a map-style dataset, or of each shard of a stream, may be
+    shorter; `CausalCollator` pads these.
 
     Args:
         documents: Rows of `text`, as `text_data.load_documents` returns them.
@@ -204,9 +188,8 @@ def pack(
     Returns:
         Rows of `input_ids`, int32; map-style ones have `row`, their position in the corpus.
 
-    Raises:
-        ValueError: No document is usable (in a stream: none of the first 10,000, or of all), or there are too few
-            rows to hold some out.
+    Raises ValueError if no document is usable (in a stream: none of the first 10,000, or of all), or if there are too
+    few rows to hold some out.
     """
     if sequence_length < 1 or validation_rows < 0:
         raise ValueError(
@@ -217,28 +200,14 @@ def pack(
     if isinstance(documents, IterableDataset):
         _check_end_of_text(tokenizer)
         shards = list(range(documents.num_shards))
-        constants = {
-            "documents": documents,
-            "tokenizer": tokenizer,
-            "max_characters": max_document_characters,
-            "sequence_length": sequence_length,
-            "num_shards": len(shards),
-            "validation": validation,
-            "skipped": skipped,
-        }
         # Two lists of the same length: datasets gives their items to workers, and shuffles them, together
         held_out = [validation_rows // len(shards) + (i < validation_rows % len(shards)) for i in shards]
-        return IterableDataset.from_generator(
-            _stream_rows, gen_kwargs={"shards": shards, "held_out": held_out, **constants}
-        )
-
-    tokens = tokenize(
-        documents,
-        tokenizer,
-        max_document_characters=max_document_characters,
-        num_proc=num_proc,
-        cache_dir=cache_dir,
-    )
+        options = {"shards": shards, "held_out": held_out, "documents": documents, "num_shards": len(shards)}
+        options |= {"validation": validation, "skipped": skipped, "tokenizer": tokenizer}
+        options |= {"max_characters": max_document_characters, "sequence_length": sequence_length}
+        return IterableDataset.from_generator(_stream_rows, gen_kwargs=options)
+    options = {"max_document_characters": max_document_characters, "num_proc": num_proc, "cache_dir": cache_dir}
+    tokens = tokenize(documents, tokenizer, **options)
     for fault in pc.value_counts(tokens.data.column("fault")).to_pylist():
         skipped.add(fault["values"] or "used", fault["counts"])
     skipped.raise_if_nothing_used()
@@ -318,63 +287,51 @@ def _rows_of_shard(
 ) -> Iterator[dict[str, np.ndarray]]:
     line = np.empty(0, np.int32)
     # `iter(batch_size)` and not `for`: inside a DataLoader worker the latter would split the shard once more
-    batches = documents.iter(batch_size=_DOCUMENTS_AT_ONCE)
-    while True:
-        try:
-            batch = next(batches, None)
-        except _UNREADABLE as error:
-            skipped.add("unreadable")
-            logger.warning(f"The rest of {name} of the corpus cannot be read and is left out: {error!r}")
-            batch = None
-        if batch is None:
-            break
-        encoded = _encode(batch, tokenizer, max_characters)
-        for fault, count in Counter(encoded["fault"]).items():
-            skipped.add(fault or "used", count)
-        skipped.raise_if_nothing_used(_HOPELESS)
-        line = np.concatenate([line, *(np.array(ids, np.int32) for ids in encoded["input_ids"])])
-        for begin in range(0, len(line) - sequence_length + 1, sequence_length):
-            yield {"input_ids": line[begin : begin + sequence_length].copy()}  # a view would keep all of `line`
-        line = line[len(line) // sequence_length * sequence_length :]
+    try:
+        for batch in documents.iter(batch_size=_DOCUMENTS_AT_ONCE):
+            encoded = _encode(batch, tokenizer, max_characters)
+            for fault, count in Counter(encoded["fault"]).items():
+                skipped.add(fault or "used", count)
+            skipped.raise_if_nothing_used(_HOPELESS)
+            line = np.concatenate([line, *(np.array(ids, np.int32) for ids in encoded["input_ids"])])
+            for begin in range(0, len(line) - sequence_length + 1, sequence_length):
+                yield {"input_ids": line[begin : begin + sequence_length].copy()}  # a view would keep all of `line`
+            line = line[len(line) // sequence_length * sequence_length :]
+    except _UNREADABLE as error:
+        skipped.add("unreadable")
+        logger.warning(f"The rest of {name} of the corpus cannot be read and is left out: {error!r}")
     if len(line):
         yield {"input_ids": line}
 
 
 def load_rows(
-    args: CorpusArguments,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    seed: int = 0,
-    cache_dir: str | Path | None = None,
+    args: CorpusArguments, tokenizer: PreTrainedTokenizerBase, *, seed: int = 0, cache_dir: str | Path | None = None
 ) -> Rows:
-    """Rows for `Trainer`: those to train on, those held out, and what was skipped.
+    """Rows for `Trainer`: those to train on (`input_ids`, without `streaming` also `row`), those held out if any, and
+    what was skipped, which for a stream is counted during training (`ReportSkipped`).
 
-    Args:
-        seed: For the order of a stream; `Trainer` shuffles map-style rows by its own seed (`data_seed`).
-
-    Returns:
-        train: A Dataset (`input_ids`, `row`), or with `streaming` an IterableDataset (`input_ids`).
-        validation: A Dataset, in memory if it is from a stream; None without `validation_rows`.
-        skipped: Final for a map-style corpus, counted during training for a stream (`ReportSkipped`).
+    seed is for the order of a stream; `Trainer` shuffles map-style rows by its own seed (`data_seed`).
     """
     if args.validation_dataset is not None:
-        return _with_validation_dataset(args, tokenizer, seed, cache_dir)
+        if args.validation_rows:
+            raise ValueError(
+                f"Got validation_rows={args.validation_rows} and validation_dataset={args.validation_dataset}: the "
+                "rows held out come either from the corpus or from another. Give one of the two."
+            )
+        train = load_rows(replace(args, validation_dataset=None), tokenizer, seed=seed, cache_dir=cache_dir)
+        other = replace(args, dataset=args.validation_dataset, validation_dataset=None, streaming=False)
+        return train._replace(validation=load_rows(other, tokenizer, cache_dir=cache_dir).train)
     documents, skipped = args.load_documents(), Skipped()
     if "input_ids" in (documents.column_names or ()):
         rows = _already_packed(documents, args, tokenizer)
         validation = _part(rows, args.validation_rows, True) if args.validation_rows else None
         return Rows(_part(rows, args.validation_rows, False), validation, skipped)
-    options: dict[str, Any] = {
-        "max_document_characters": args.max_document_characters,
-        "num_proc": args.num_proc,
-        "cache_dir": cache_dir,
-        "validation_rows": args.validation_rows,
-    }
-    train = pack(documents, tokenizer, args.sequence_length, **options, skipped=skipped)
-    validation = None
+    options = {"max_document_characters": args.max_document_characters, "validation_rows": args.validation_rows}
+    packed = partial(pack, documents, tokenizer, args.sequence_length, num_proc=args.num_proc, cache_dir=cache_dir)
+    train, validation = packed(**options, skipped=skipped), None
     if args.validation_rows:
         counted = Skipped()  # separate: the training stream reads the same documents again
-        validation = pack(documents, tokenizer, args.sequence_length, **options, validation=True, skipped=counted)
+        validation = packed(**options, validation=True, skipped=counted)
     if isinstance(train, Dataset):
         if skipped.total:
             logger.warning(f"{args.dataset}: {skipped}.")
@@ -390,20 +347,6 @@ def load_rows(
     if args.shuffle_buffer:
         train = train.shuffle(seed=seed, buffer_size=args.shuffle_buffer)
     return Rows(train, validation, skipped)
-
-
-def _with_validation_dataset(
-    args: CorpusArguments, tokenizer: PreTrainedTokenizerBase, seed: int, cache_dir: str | Path | None
-) -> Rows:
-    """Two corpora, read in the same way."""
-    if args.validation_rows:
-        raise ValueError(
-            f"Got validation_rows={args.validation_rows} and validation_dataset={args.validation_dataset}: the rows "
-            "held out come either from the corpus or from another. Give one of the two."
-        )
-    train = load_rows(replace(args, validation_dataset=None), tokenizer, seed=seed, cache_dir=cache_dir)
-    other = replace(args, dataset=args.validation_dataset, validation_dataset=None, streaming=False)
-    return train._replace(validation=load_rows(other, tokenizer, cache_dir=cache_dir).train)
 
 
 def _already_packed(
@@ -426,16 +369,14 @@ class CausalCollator:
     """Collates packed rows: `input_ids` and `labels`, (rows, tokens), and `row`, (rows,), if the rows have it.
 
     The labels are the tokens themselves, unless the rows have `labels` of their own (-100: nothing is learnt there).
-    Rows that are shorter than the longest are padded on the right, with labels of -100, which the loss leaves out.
-    There is no attention mask, so the kernels take their faster path: with causal attention no token sees what is to
-    its right, and padding has no labels.
+    Shorter rows are padded on the right with labels of -100. There is no attention mask, so the kernels take their
+    faster path: with causal attention no token sees what is to its right.
 
     Args:
         pad_token_id: Any id of the vocabulary; nothing is learnt from it.
-        pad_to_multiple_of: The length is rounded up to a multiple of this. A stream on several processes needs the
-            sequence length here, since accelerate concatenates batches, which must be equally long.
-        sequence_parallel: For batches that are split along their tokens: add `position_ids`, (rows, tokens), and leave
-            out `row`, which has no tokens.
+        pad_to_multiple_of: Rounds the length up. A stream on several processes needs the sequence length here, since
+            accelerate concatenates batches, which must be equally long.
+        sequence_parallel: The batches are split along their tokens: `position_ids`, (rows, tokens), instead of `row`.
 
     Raises ValueError for a row whose labels differ in number from its tokens.
     """

@@ -3,100 +3,62 @@
 
     accelerate launch -m diff_transformer.training.extend_64k --config recipes/extend_64k/config.yaml
 
-Raises rope_theta and max_position_embeddings, up-samples the long documents of a corpus, prints the budget, trains,
-saves model/, and prints the loss by position before and after.
+Up-samples the long documents of a corpus, trains, saves model/, and prints the loss by position before and after.
 """
 
 import gc
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import torch
 from datasets import Dataset, load_from_disk
-from transformers import (
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    TrainingArguments,
-    set_seed,
-)
-from transformers.utils import logging
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments, set_seed
 from trl import ModelConfig
 
 from ..evaluation.generate import token_nll
-from . import smoke
-from .architectures import load, load_config, whole_models
+from . import option, smoke
+from .architectures import check_all_is_trained, load, load_config, whole_models
 from .corpus import CorpusArguments
 from .data import CausalCollator, tokenize
 from .loss import use_linear_cross_entropy
-from .runs import (
-    RunArguments,
-    check_all_is_trained,
-    checkpoint_to_resume,
-    fit,
-    parse,
-    print_budget,
-    sequence_parallel_size,
-    set_batch,
-)
+from .runs import RunArguments, checkpoint_to_resume, fit, parse, print_budget, sequence_parallel_size, set_batch
 from .trainer import RunTrainer
 from .ulysses import enable_ulysses
 from .upsampling import SLIMPAJAMA_SHARES, upsample_lengths
 
-logger = logging.get_logger(__name__)
-
-SMOKE = {
-    **smoke.TRAINING,
-    "dataset": smoke.DATA,
-    "model_name_or_path": smoke.MODEL,
-    "streaming": False,
-    "source_column": "meta.source",
-    "shares": "corpus",
-    "sequence_length": 4 * smoke.LENGTH,
-    "rope_theta": 640_000,
-    "long_from": 2 * smoke.LENGTH,
-    "total_tokens": 20 * 8 * smoke.LENGTH,
-    "tokens_per_step": 8 * smoke.LENGTH,
-    "per_device_train_batch_size": 1,
-    "validation_rows": 4,
-    "output_dir": "runs/smoke_extend_64k",
-}
+SMOKE = smoke.TRAINING | {"model_name_or_path": smoke.MODEL, "output_dir": "runs/smoke_extend_64k"}
+SMOKE |= {"dataset": smoke.DATA, "streaming": False, "source_column": "meta.source", "shares": "corpus"}
+SMOKE |= {"sequence_length": 4 * smoke.LENGTH, "rope_theta": 640_000, "long_from": 2 * smoke.LENGTH}
+SMOKE |= {"total_tokens": 20 * 8 * smoke.LENGTH, "tokens_per_step": 8 * smoke.LENGTH}
+SMOKE |= {"per_device_train_batch_size": 1, "validation_rows": 4}
 
 
 @dataclass
 class ExtensionArguments:
     """How positions are encoded after the extension, and which documents are trained on."""
 
-    rope_type: str = field(
-        default="default",
-        metadata={
-            "help": "default: raise rope_theta, as in the paper; linear, dynamic, yarn: keep it and scale positions.",
-            "choices": ["default", "linear", "dynamic", "yarn"],
-        },
+    rope_type: str = option(
+        "default",
+        "default: raise rope_theta, as in the paper; linear, dynamic, yarn: keep it and scale positions.",
+        choices=["default", "linear", "dynamic", "yarn"],
     )
-    rope_theta: float | None = field(
-        default=None,
-        metadata={"help": "640000 in the paper (from 10000); by default the value of the checkpoint."},
+    rope_theta: float | None = option(
+        None, "640000 in the paper (from 10000); by default the value of the checkpoint."
     )
-    long_from: int = field(default=4096, metadata={"help": "Keep all documents of at least this many tokens."})
-    shares: dict | str | None = field(
-        default="corpus",
-        metadata={
-            "help": "Tokens of each source, as JSON or slimpajama; corpus keeps the shares of the corpus, which are "
-            "unknown for a stream."
-        },
+    long_from: int = option(4096, "Keep all documents of at least this many tokens.")
+    shares: dict | str | None = option(
+        "corpus",
+        "Tokens of each source, as JSON or slimpajama; corpus keeps the shares of the corpus, which are unknown for "
+        "a stream.",
     )
-    keep_short: float = field(default=0.1, metadata={"help": "The probability with which shorter documents are kept."})
+    keep_short: float = option(0.1, "The probability with which shorter documents are kept.")
 
     def __post_init__(self):
-        if isinstance(self.shares, str) and self.shares not in ("corpus", "slimpajama"):  # from the command line
-            self.shares = json.loads(self.shares)
-
-    def share_of_sources(self) -> dict[str, float] | None:
-        named = {"corpus": None, "slimpajama": SLIMPAJAMA_SHARES}
-        return named[self.shares] if isinstance(self.shares, str) else self.shares
+        if isinstance(self.shares, str):  # from the command line
+            named = {"corpus": None, "slimpajama": SLIMPAJAMA_SHARES}
+            self.shares = named[self.shares] if self.shares in named else json.loads(self.shares)
 
 
 ARGUMENTS = (ExtensionArguments, CorpusArguments, ModelConfig, RunArguments, TrainingArguments)
@@ -107,8 +69,7 @@ def extended_config(
 ) -> PreTrainedConfig:
     """The configuration of a checkpoint, extended to `sequence_length` tokens.
 
-    Raises ValueError for a contradiction: a length that is not longer, a lower theta, no change of the rotary
-    embedding, a checkpoint that another rope type has already extended.
+    Raises ValueError if length or rotary embedding do not grow, or if a rope type has already extended the checkpoint.
     """
     old_length, rope = config.max_position_embeddings, dict(config.rope_parameters)
     old_theta = rope["rope_theta"]
@@ -159,19 +120,15 @@ def long_rows(
         raise ValueError(
             "source_column is missing: long documents are up-sampled within each source. Name it with --source_column."
         )
-    documents = tokenize(
-        corpus.load_documents(),
-        tokenizer,
-        max_document_characters=corpus.max_document_characters,
-        num_proc=corpus.num_proc,
-    )
+    options = {"max_document_characters": corpus.max_document_characters, "num_proc": corpus.num_proc}
+    documents = tokenize(corpus.load_documents(), tokenizer, **options)
     rows, report = upsample_lengths(
         documents,
         folder,
         token_budget=total_tokens + corpus.validation_rows * corpus.sequence_length,
         sequence_length=corpus.sequence_length,
         eos_token_id=tokenizer.eos_token_id,
-        shares=extension.share_of_sources(),
+        shares=extension.shares,  # type: ignore[arg-type]
         long_from=extension.long_from,
         keep_short=extension.keep_short,
         seed=seed,
@@ -181,11 +138,8 @@ def long_rows(
 
 
 def nll_by_position(model: PreTrainedModel, rows: torch.Tensor, num_buckets: int = 8) -> dict[str, float]:
-    """Mean negative log-likelihood (nats per token) of the tokens in each of `num_buckets` equal spans of positions.
-
-    Args:
-        rows: (rows, tokens) ids, one row at a time through the model.
-    """
+    """Mean negative log-likelihood (nats per token) in each of `num_buckets` equal spans of positions of the rows,
+    (rows, tokens)."""
     losses = torch.stack([token_nll(model, row[None]) for row in rows]).mean(0)  # (tokens - 1,)
     edges = torch.linspace(0, len(losses), num_buckets + 1).long().tolist()
     return {f"{start + 1:,}-{end:,}": losses[start:end].mean().item() for start, end in pairwise(edges)}
@@ -197,19 +151,15 @@ def main(argv: list[str] | None = None) -> None:
     resume = checkpoint_to_resume(training)
     set_seed(training.seed)
     output_dir = Path(training.output_dir)
-    with training.main_process_first(local=False):
-        if corpus.dataset == smoke.DATA:
-            corpus.dataset = str(smoke.write_corpus(output_dir / smoke.DATA))
-        if chosen_model.model_name_or_path == smoke.MODEL:
-            chosen_model.model_name_or_path = str(smoke.write_model(output_dir / smoke.MODEL))
+    smoke.prepare(training, corpus, smoke.write_corpus, chosen_model)
 
     # 1. Model
-    revision = chosen_model.model_revision
-    old_config = load_config(chosen_model.model_name_or_path, revision=revision)
+    path, revision = chosen_model.model_name_or_path, chosen_model.model_revision
+    old_config = load_config(path, revision=revision)
     config = extended_config(old_config, corpus.sequence_length, extension.rope_type, extension.rope_theta)
     # float32 by default, even if the checkpoint has 16 bits: rounding to these would lose the updates
     how = {"dtype": chosen_model.dtype, "attn_implementation": chosen_model.attn_implementation, "revision": revision}
-    model, tokenizer = load(chosen_model.model_name_or_path, config, **how)
+    model, tokenizer = load(path, config, **how)
     tokenizer.model_max_length = corpus.sequence_length
     use_linear_cross_entropy(model)
     if sequence_parallel_size() > 1:
@@ -234,7 +184,7 @@ def main(argv: list[str] | None = None) -> None:
     # 3. Budget, and the loss of the checkpoint before training
     set_batch(training, run, corpus.sequence_length)
     print_budget(config, training, run, corpus.sequence_length)
-    before = _measure(chosen_model.model_name_or_path, probe, training, "before", revision)
+    before = _measure(path, probe, training, "before", revision)
 
     # 4. Training
     trainer = RunTrainer(

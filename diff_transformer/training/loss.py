@@ -1,9 +1,8 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """The loss of a causal language model without its logits, which would be 26 GB for 65,536 tokens and 100,288 entries.
 
-`linear_cross_entropy` is the LM head and the cross entropy as one function. It computes the logits of a chunk of
-tokens, their part of the loss and of the gradients, and only then the logits of the next chunk. It keeps the gradients
-for the backward pass, not the logits. `use_linear_cross_entropy` installs it in a model.
+`linear_cross_entropy` is the LM head and the cross entropy as one function, which computes loss and gradients of one
+chunk of tokens after another. `use_linear_cross_entropy` installs it in a model.
 """
 
 import functools
@@ -43,11 +42,9 @@ def linear_cross_entropy(
     The logits of ignored tokens are not computed. Under autocast the products are in its type; the softmax is always
     in float32 or better. On CUDA, Liger's kernel does the work if `liger_kernel` is installed.
 
-    Memory in addition to the inputs: the logits of a chunk in float32, and half as much again in 16 bits; the gradient
-    of `hidden_states`; the gradient of `weight`, `4 * weight.numel()` bytes, since it is summed in float32 even if
-    `weight` has 16 bits (a chunk's part and the result then have the size of `weight` each). The backward pass
-    multiplies the gradients by that of the loss, which takes their size once more after the logits are freed. Without
-    gradients, only the logits of a chunk are needed.
+    Memory in addition to the inputs: the logits of a chunk in float32, and half as much again in 16 bits; the
+    gradients, that of `weight` in float32, and in the backward pass their size once more. Without gradients, only the
+    logits of a chunk are needed.
 
     Args:
         hidden_states: (..., hidden).
@@ -56,23 +53,20 @@ def linear_cross_entropy(
         bias: (vocab,) or None.
         ignore_index: The label of positions without loss.
         reduction: "sum", or "mean" over the labels that are not ignored: 0 if all of them are, not NaN.
-        chunk_tokens: Tokens whose logits exist at once; by default as many as fill 128 MiB in float32. Liger uses its
-            own number.
+        chunk_tokens: Tokens whose logits exist at once; 128 MiB in float32 by default. Liger uses its own number.
 
     Returns:
         A scalar in float32, or in float64 for inputs of float64.
 
     Raises:
-        ValueError: Shapes or types do not match, or a label is not in the vocabulary. Labels are only checked on the
-            CPU: elsewhere the check would wait for the device, which fails itself.
+        ValueError: Shapes or types do not match, or a label on the CPU is not in the vocabulary. Other devices fail
+            themselves, without a wait for the check.
     """
     if reduction not in ("sum", "mean"):
         raise ValueError(f'reduction is {reduction!r}; it must be "sum" or "mean".')
     inputs = _Inputs(hidden_states, weight, labels, bias, ignore_index, chunk_tokens)
-    with_gradients = torch.is_grad_enabled() and any(
-        x is not None and x.requires_grad for x in (hidden_states, weight, bias)
-    )
-    if not with_gradients:
+    inputs_require_grad = any(x is not None and x.requires_grad for x in (hidden_states, weight, bias))
+    if not (torch.is_grad_enabled() and inputs_require_grad):
         loss = inputs.nll().sum()
     elif hidden_states.is_cuda and hidden_states.requires_grad and inputs.num_labels and _liger() is not None:
         loss = _liger_cross_entropy(inputs)
@@ -96,31 +90,29 @@ class _Inputs:
         self.kept = (labels.flatten() != ignore_index).nonzero().squeeze(-1)
         self.labels = labels.flatten()[self.kept].long()
         self.num_labels = len(self.labels)
-        _check_labels(self.labels, weight.shape[0], ignore_index)
+        if self.num_labels and self.labels.device.type == "cpu":
+            lowest, highest = torch.aminmax(self.labels)
+            if lowest < 0 or highest >= weight.shape[0]:
+                raise ValueError(
+                    f"labels has values from {lowest} to {highest}, but the head's vocabulary is 0 to "
+                    f"{weight.shape[0] - 1}. Use the tokenizer saved with the model; positions without loss have the "
+                    f"label {ignore_index}."
+                )
         # The types in which `F.linear` would compute here, and of sums
         self.dtype, device = hidden_states.dtype, hidden_states.device.type
         if torch.is_autocast_enabled(device) and self.dtype != torch.float64:
             self.dtype = torch.get_autocast_dtype(device)
         self.sum_dtype = torch.promote_types(self.dtype, torch.float32)
 
-    def nll(
-        self,
-        grad_hidden: torch.Tensor | None = None,
-        grad_weight: torch.Tensor | None = None,
-        grad_bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """(kept tokens,). Adds the gradients of their sum to the buffers that were given."""
+    def nll(self, *gradients: torch.Tensor | None) -> torch.Tensor:
+        """(kept tokens,). Adds the gradients of their sum to the buffers of hidden_states, weight and bias, if any."""
         weight = self.weight.to(self.dtype)  # once, not in every chunk
         bias = None if self.bias is None else self.bias.to(self.dtype)
-        nll = [
-            self._nll_of_chunk(rows, labels, weight, bias, grad_hidden, grad_weight, grad_bias)
-            for rows, labels in zip(
-                self.kept.split(self.chunk_tokens), self.labels.split(self.chunk_tokens), strict=True
-            )
-        ]
+        chunks = zip(self.kept.split(self.chunk_tokens), self.labels.split(self.chunk_tokens), strict=True)
+        nll = [self._nll_of_chunk(rows, labels, weight, bias, *gradients) for rows, labels in chunks]
         return torch.cat(nll) if nll else self.hidden_states.new_zeros(0, dtype=self.sum_dtype)
 
-    def _nll_of_chunk(self, rows, labels, weight, bias, grad_hidden, grad_weight, grad_bias) -> torch.Tensor:
+    def _nll_of_chunk(self, rows, labels, weight, bias, grad_hidden=None, grad_weight=None, grad_bias=None):
         # A separate function: its logits are freed before those of the next chunk
         hidden, labels = self.hidden_states[rows].to(self.dtype), labels.unsqueeze(-1)
         logits = F.linear(hidden, weight, bias).to(self.sum_dtype)  # (chunk, vocab)
@@ -169,16 +161,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _check_shapes_and_types(hidden_states, weight, labels, bias) -> None:
-    for name, tensor in (("hidden_states", hidden_states), ("weight", weight), ("bias", bias)):
+    tensors = {"hidden_states": hidden_states, "weight": weight} | ({} if bias is None else {"bias": bias})
+    for name, tensor in tensors.items():
         if isinstance(tensor, DTensor):
             raise ValueError(
                 f"{name} is a DTensor with the placements {tensor.placements}; whole tensors are needed. FSDP2 "
                 "gathers them when the model is called; with tensor parallelism, train with the logits."
             )
-        if tensor is not None and not tensor.is_floating_point():
+        if not tensor.is_floating_point():
             raise ValueError(f"{name} has the type {tensor.dtype}; floating-point numbers are needed, not quantised.")
-    shapes = f"hidden_states {tuple(hidden_states.shape)}, weight {tuple(weight.shape)}, labels {tuple(labels.shape)}"
-    shapes += "" if bias is None else f", bias {tuple(bias.shape)}"
     if (
         hidden_states.dim() < 2
         or weight.dim() != 2
@@ -186,33 +177,19 @@ def _check_shapes_and_types(hidden_states, weight, labels, bias) -> None:
         or hidden_states.shape[:-1] != labels.shape
         or (bias is not None and bias.shape != weight.shape[:1])
     ):
+        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in (tensors | {"labels": labels}).items())
         raise ValueError(
             f"The shapes do not match: {shapes}. They must be hidden_states (..., hidden), weight (vocab, hidden), "
             "labels (...), one for each position, and bias (vocab,)."
         )
     if labels.dtype.is_floating_point or labels.dtype.is_complex or labels.dtype == torch.bool:
         raise ValueError(f"labels have the type {labels.dtype}; they must be integers, token ids.")
-    types = {x.dtype for x in (hidden_states, weight, bias) if x is not None}
-    if len(types) > 1 and not torch.is_autocast_enabled(hidden_states.device.type):
+    types = {name: x.dtype for name, x in tensors.items()}
+    if len(set(types.values())) > 1 and not torch.is_autocast_enabled(hidden_states.device.type):
         raise ValueError(
-            f"hidden_states are {hidden_states.dtype}, weight {weight.dtype}"
-            f"{'' if bias is None else f', bias {bias.dtype}'}: they must be of one type outside of autocast. Convert "
-            "one of them, or compute under torch.autocast."
+            f"The types are {types}: they must be one type outside of autocast. Convert one of them, or compute under "
+            "torch.autocast."
         )
-
-
-def _check_labels(labels: torch.Tensor, vocab_size: int, ignore_index: int) -> None:
-    if labels.device.type != "cpu" or not len(labels):
-        return
-    lowest, highest = torch.aminmax(labels)
-    if lowest < 0 or highest >= vocab_size:
-        raise ValueError(
-            f"labels has values from {lowest} to {highest}, but the head's vocabulary is 0 to {vocab_size - 1}. Use "
-            f"the tokenizer saved with the model; positions without loss have the label {ignore_index}."
-        )
-
-
-# ------------------------------------------------------------------------------------------------------ Liger's kernel
 
 
 @functools.cache
@@ -229,23 +206,10 @@ def _liger_cross_entropy(inputs: _Inputs) -> torch.Tensor:
     hidden_states = inputs.hidden_states
     if inputs.num_labels < len(hidden_states):
         hidden_states = hidden_states[inputs.kept]
-    return _liger().apply(  # type: ignore[union-attr]
-        hidden_states,
-        inputs.weight,
-        inputs.labels,
-        inputs.bias,
-        None,  # no weights of the classes
-        -100,  # the ignored labels are already removed
-        0.0,  # no z-loss
-        0.0,  # no label smoothing
-        "sum",
-        None,  # no soft cap
-        False,  # no z-loss in the result
-        torch.float32,  # the type in which the gradient of the weight is summed
-    )[0]
+    # No weights of the classes, z-loss, label smoothing or soft cap; the weight's gradient is summed in float32
+    options = (None, -100, 0.0, 0.0, "sum", None, False, torch.float32)
+    return _liger().apply(hidden_states, inputs.weight, inputs.labels, inputs.bias, *options)[0]  # type: ignore
 
-
-# ---------------------------------------------------------------------------------------------------------- for models
 
 # Their logits are the plain output of the LM head: other models cap or scale them, or add to the loss
 _MODEL_TYPES = (DiffTransformerConfig.model_type, LlamaConfig.model_type)
@@ -255,10 +219,9 @@ _patches: "weakref.WeakSet[FunctionType]" = weakref.WeakSet()
 def use_linear_cross_entropy(model: nn.Module, evaluation: bool = True) -> None:
     """Lets `model(..., labels=...)` compute its loss without logits, in place; a second call has no effect.
 
-    The output then has `logits=None`. The loss is transformers' `ForCausalLMLoss`: the sum over the labels, divided by
-    `num_items_in_batch` or else by their number; also for `shift_labels` without `labels`. One difference: if all
-    labels are ignored, the loss is 0, not NaN. Every other call (no labels, `logits_to_keep`, generation) runs the
-    model's own forward.
+    The output then has `logits=None`. The loss is transformers' `ForCausalLMLoss`, also for `num_items_in_batch` and
+    for `shift_labels` without `labels`, but 0 and not NaN if all labels are ignored. Every other call (no labels,
+    `logits_to_keep`, generation) runs the model's own forward.
 
     The patch belongs to the object: a deep copy has it too, but neither `save_pretrained` nor pickle keeps it.
 
@@ -313,14 +276,8 @@ def _new_forward(original: Callable, evaluation: bool) -> FunctionType:
         logits_to_keep=0,
         **kwargs,
     ):
-        kwargs |= {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "position_ids": position_ids,
-            "past_key_values": past_key_values,
-            "inputs_embeds": inputs_embeds,
-            "use_cache": use_cache,
-        }
+        kwargs |= {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
+        kwargs |= {"past_key_values": past_key_values, "inputs_embeds": inputs_embeds, "use_cache": use_cache}
         has_labels = labels is not None or kwargs.get("shift_labels") is not None
         all_positions = isinstance(logits_to_keep, int) and logits_to_keep == 0
         if has_labels and all_positions and (self.training or evaluation):
@@ -341,23 +298,14 @@ def _forward_without_logits(
     outputs = self.base_model(**kwargs)
     if shift_labels is None:
         shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
-    loss = _loss_in_head(
-        self,
-        outputs.last_hidden_state,
-        shift_labels,
-        ignore_index=ignore_index,
-        reduction="mean" if num_items_in_batch is None else "sum",
-    )
+    options = {"ignore_index": ignore_index, "reduction": "mean" if num_items_in_batch is None else "sum"}
+    loss = _loss_in_head(self, outputs.last_hidden_state, shift_labels, **options)
     if num_items_in_batch is not None:
         # No label in the whole batch: 0 of 0 is 0 here too
         num_items = torch.as_tensor(num_items_in_batch, device=loss.device)
         loss = loss / num_items.clamp(min=1)
-    return CausalLMOutputWithPast(
-        loss=loss,
-        past_key_values=outputs.past_key_values,
-        hidden_states=outputs.hidden_states,
-        attentions=outputs.attentions,
-    )
+    kept = {name: outputs[name] for name in ("past_key_values", "hidden_states", "attentions") if name in outputs}
+    return CausalLMOutputWithPast(loss=loss, **kept)
 
 
 @torch.compiler.disable

@@ -7,11 +7,14 @@ would teach the model to think without an end. Rows that are left out are counte
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
+
+from . import option
 
 Messages = list[dict[str, str]]
 
@@ -27,17 +30,13 @@ _ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "ass
 class MathArguments:
     """The rows to train on."""
 
-    dataset: str = field(default="", metadata={"help": "Hub id, or a local folder or file."})
-    dataset_config: str | None = field(
-        default=None, metadata={"help": "The dataset's configuration, if it has several."}
-    )
-    dataset_split: str = field(default="train", metadata={"help": "The split of the dataset."})
-    prompt_column: str = field(default="problem", metadata={"help": "Stage 1: the column of the questions."})
-    completion_column: str = field(default="solution", metadata={"help": "Stage 1: the column of the answers."})
-    only_correct: bool = field(
-        default=False, metadata={"help": "Stage 2: leave out traces whose column `correct` is not true."}
-    )
-    validation_rows: int = field(default=0, metadata={"help": "Rows to hold out for the validation loss."})
+    dataset: str = option("", "Hub id, or a local folder or file.")
+    dataset_config: str | None = option(None, "The dataset's configuration, if it has several.")
+    dataset_split: str = option("train", "The split of the dataset.")
+    prompt_column: str = option("problem", "Stage 1: the column of the questions.")
+    completion_column: str = option("solution", "Stage 1: the column of the answers.")
+    only_correct: bool = option(False, "Stage 2: leave out traces whose column `correct` is not true.")
+    validation_rows: int = option(0, "Rows to hold out for the validation loss.")
 
 
 def question_and_answer(row: dict[str, Any], prompt_column: str, completion_column: str) -> Messages | str:
@@ -81,16 +80,12 @@ def tokenize_messages(
 ) -> tuple[Dataset, dict[str, int]]:
     """Token ids of every row and the mask of its completion, the last message, in the tokenizer's chat template.
 
-    Returns:
-        A dataset of `input_ids` and `completion_mask` (1 for the answer and its end mark), both lists of `int` of at
-        most `max_length`, and the number of rows that were left out by reason. Texts that contain a special token of
-        the tokenizer are left out: it would end or begin a turn.
-
-    Raises:
-        ValueError: every row was left out.
+    Returns a dataset of `input_ids` and `completion_mask` (1 for the answer and its end mark), both of at most
+    `max_length`, and the number of rows that were left out by reason. Texts that contain a special token of the
+    tokenizer are left out: it would end or begin a turn. Raises ValueError if every row was left out.
     """
-
     special_tokens = tokenizer.all_special_tokens
+    template: Any = partial(tokenizer.apply_chat_template, tokenize=True, return_dict=True)
 
     def left_out(fault: str) -> dict[str, Any]:
         return {"input_ids": [], "completion_mask": [], "fault": fault}
@@ -101,8 +96,8 @@ def tokenize_messages(
             return left_out(messages)
         if any(token in message["content"] for token in special_tokens for message in messages):
             return left_out("a text with a special token in it")
-        prompt = _ids(tokenizer, messages[:-1], add_generation_prompt=True)
-        whole = _ids(tokenizer, messages)
+        prompt: list[int] = template(messages[:-1], add_generation_prompt=True)["input_ids"]
+        whole: list[int] = template(messages)["input_ids"]
         if whole[: len(prompt)] != prompt:
             raise ValueError(
                 "With the chat template of this tokenizer a conversation does not begin with the tokens of its "
@@ -110,23 +105,14 @@ def tokenize_messages(
             )
         if len(whole) > max_length:
             return left_out(f"more than {max_length:,} tokens")
-        return {
-            "input_ids": whole,
-            "completion_mask": [0] * len(prompt) + [1] * (len(whole) - len(prompt)),
-            "fault": "",
-        }
+        mask = [0] * len(prompt) + [1] * (len(whole) - len(prompt))
+        return {"input_ids": whole, "completion_mask": mask, "fault": ""}
 
-    encoded = rows.map(
-        encode, remove_columns=rows.column_names, features=_ENCODED, num_proc=num_proc, desc="Tokenizing"
-    )
+    options = {"remove_columns": rows.column_names, "features": _ENCODED, "num_proc": num_proc}
+    encoded = rows.map(encode, desc="Tokenizing", **options)
     faults = Counter(encoded["fault"])
     kept = [i for i, fault in enumerate(encoded["fault"]) if not fault]
     faults.pop("", None)
     if not kept:
         raise ValueError(f"All {len(rows):,} rows were left out: {dict(faults)}. Check the dataset and its columns.")
     return encoded.select(kept).remove_columns("fault"), dict(faults)
-
-
-def _ids(tokenizer: PreTrainedTokenizerBase, messages: Messages, **kwargs: Any) -> list[int]:
-    encoding: Any = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, **kwargs)
-    return encoding["input_ids"]

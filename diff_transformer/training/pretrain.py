@@ -1,51 +1,25 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Pretrains DIFF, or its Transformer twin, from scratch on a corpus of text (Tables 9 and 10, arXiv:2410.05258).
 
-    accelerate launch -m diff_transformer.training.pretrain --config recipes/pretrain/config.yaml
-
-Packs the tokens of a corpus, prints the budget, trains, and saves model/ and training.png.
+accelerate launch -m diff_transformer.training.pretrain --config recipes/pretrain/config.yaml
 """
 
-from pathlib import Path
-
 from transformers import AutoModelForCausalLM, TrainingArguments, set_seed
-from transformers.utils import logging
 from trl import ModelConfig
 
 from . import smoke
-from .architectures import NewModelArguments, new_config, new_tokenizer
+from .architectures import NewModelArguments, check_all_is_trained, new_config, new_tokenizer
 from .corpus import CorpusArguments
 from .data import CausalCollator, ReportSkipped, load_rows
 from .loss import use_linear_cross_entropy
-from .runs import (
-    RunArguments,
-    check_all_is_trained,
-    checkpoint_to_resume,
-    fit,
-    parse,
-    print_budget,
-    sequence_parallel_size,
-    set_batch,
-)
+from .runs import RunArguments, checkpoint_to_resume, fit, parse, print_budget, sequence_parallel_size, set_batch
 from .trainer import RunTrainer
 from .ulysses import enable_ulysses
 
-logger = logging.get_logger(__name__)
-
 ARGUMENTS = (NewModelArguments, CorpusArguments, ModelConfig, RunArguments, TrainingArguments)
-SMOKE = {
-    **smoke.TRAINING,
-    **smoke.NEW_MODEL,
-    "dataset": smoke.DATA,
-    "streaming": False,
-    "source_column": "meta.source",
-    "sequence_length": smoke.LENGTH,
-    "validation_rows": 16,
-    "eval_strategy": "steps",
-    "eval_steps": 10,
-    "output_dir": "runs/smoke_pretrain",
-    "tokens_per_step": 8 * smoke.LENGTH,
-}
+SMOKE = smoke.TRAINING | smoke.NEW_MODEL | {"output_dir": "runs/smoke_pretrain", "tokens_per_step": 8 * smoke.LENGTH}
+SMOKE |= {"dataset": smoke.DATA, "streaming": False, "source_column": "meta.source", "sequence_length": smoke.LENGTH}
+SMOKE |= {"validation_rows": 16, "eval_strategy": "steps", "eval_steps": 10}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -53,11 +27,9 @@ def main(argv: list[str] | None = None) -> None:
     check_all_is_trained(chosen_model)
     resume = checkpoint_to_resume(training)
     set_seed(training.seed)
+    smoke.prepare(training, corpus, smoke.write_corpus, chosen_model)
 
     # 1. Data
-    if corpus.dataset == smoke.DATA:
-        with training.main_process_first(local=False):
-            corpus.dataset = str(smoke.write_corpus(Path(training.output_dir) / smoke.DATA))
     tokenizer = new_tokenizer(new_model, corpus.sequence_length)
     with training.main_process_first(desc="packing the corpus"):
         train, validation, skipped = load_rows(corpus, tokenizer, seed=training.seed)
@@ -82,9 +54,7 @@ def main(argv: list[str] | None = None) -> None:
         train_dataset=train,
         eval_dataset=validation,
         processing_class=tokenizer,
-        data_collator=CausalCollator(
-            tokenizer.eos_token_id, corpus.sequence_length, sequence_parallel=sequence_parallel_size() > 1
-        ),
+        data_collator=CausalCollator(tokenizer.eos_token_id, corpus.sequence_length, sequence_parallel_size() > 1),
         callbacks=[ReportSkipped(skipped)],
         peak_flops_per_device=run.peak_flops_per_device,
         record_batches=run.record_batches,

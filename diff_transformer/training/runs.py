@@ -5,7 +5,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -13,8 +13,9 @@ from transformers import PreTrainedConfig, ProgressCallback, TrainingArguments
 from transformers.integrations import is_deepspeed_zero3_enabled, is_tensorboard_available
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
-from trl import ModelConfig, TrlParser
+from trl import TrlParser
 
+from . import option
 from .budget import Budget, peak_flops
 from .callbacks import Bar, SpikeWarning, StopOnSignal
 from .plots import plot_run
@@ -33,41 +34,21 @@ if _CHECKPOINTING not in {f.name for f in fields(TrainingArguments)}:
 class RunArguments:
     """Arguments of all stages, in addition to transformers' TrainingArguments."""
 
-    total_tokens: float | None = field(
-        default=None, metadata={"help": "Train on this many tokens (1e12): sets max_steps, unless that is given."}
+    total_tokens: float | None = option(None, "Train on this many tokens (1e12): sets max_steps, unless given.")
+    tokens_per_step: float | None = option(
+        None,
+        "Tokens per optimizer step (4194304 is 4M): sets gradient_accumulation_steps from the number of processes, "
+        "so that a recipe is the same on any number of GPUs.",
     )
-    tokens_per_step: float | None = field(
-        default=None,
-        metadata={
-            "help": "Tokens per optimizer step (4194304 is 4M): sets gradient_accumulation_steps from the number of "
-            "processes, so that a recipe is the same on any number of GPUs."
-        },
+    checkpoint_activations: bool = option(False, f"Recompute activations in the backward pass ({_CHECKPOINTING}).")
+    peak_tflops: float | None = option(None, "Peak TFLOP/s per device; NVIDIA's data-centre GPUs are known.")
+    expected_mfu: float | None = option(
+        None,
+        "The MFU with which the budget estimates hours; 0.4 by default, an assumption that long sequences and "
+        "recomputed activations do not reach.",
     )
-    checkpoint_activations: bool = field(
-        default=False,
-        metadata={"help": f"Recompute activations in the backward pass ({_CHECKPOINTING} of TrainingArguments)."},
-    )
-    peak_tflops: float | None = field(
-        default=None,
-        metadata={"help": "Peak TFLOP/s per device, for MFU and budget; NVIDIA's data-centre GPUs are known."},
-    )
-    expected_mfu: float | None = field(
-        default=None,
-        metadata={
-            "help": "The MFU with which the budget estimates hours; 0.4 by default, an assumption that long sequences "
-            "and recomputed activations do not reach."
-        },
-    )
-    record_batches: bool = field(
-        default=False,
-        metadata={
-            "help": "Write batches.txt, a digest of every step's tokens: it shows whether two runs had the same data."
-        },
-    )
-    smoke: bool = field(
-        default=False,
-        metadata={"help": "The same code in under two minutes on a CPU: a tiny model and data of this machine."},
-    )
+    record_batches: bool = option(False, "Write batches.txt, a digest of every step's tokens, to compare two runs.")
+    smoke: bool = option(False, "The same code in under two minutes on a CPU: a tiny model and data of this machine.")
 
     @property
     def peak_flops_per_device(self) -> float | None:
@@ -92,13 +73,6 @@ def parse(dataclass_types: Iterable[type], smoke: Mapping[str, object], argv: li
         remove_unused_columns=False,
     )
     return parser.parse_args_and_config(argv)
-
-
-def check_all_is_trained(chosen_model: ModelConfig) -> None:
-    """Raises ValueError for arguments of TRL's ModelConfig that a stage cannot support if it trains all weights."""
-    names = [name for name in ("use_peft", "load_in_4bit", "load_in_8bit") if getattr(chosen_model, name)]
-    if names:
-        raise ValueError(f"{', '.join(names)} was given, but this stage trains all weights. Leave it out.")
 
 
 def set_batch(training: TrainingArguments, run: RunArguments, sequence_length: int) -> None:
@@ -143,10 +117,7 @@ def print_budget(
         rows = math.ceil(training.num_train_epochs * num_rows)
     else:
         raise ValueError("The length of a streamed corpus is unknown: give --total_tokens or --max_steps.")
-    device, memory = "CPU", None
-    if training.device.type == "cuda":
-        device = torch.cuda.get_device_name(training.device)
-        memory = torch.cuda.get_device_properties(training.device).total_memory
+    gpu = torch.cuda.get_device_properties(training.device) if training.device.type == "cuda" else None
     budget = Budget(
         config,
         sequence_length,
@@ -158,9 +129,9 @@ def print_budget(
         gradient_accumulation_steps=training.gradient_accumulation_steps,
         activation_checkpointing=run.checkpoint_activations,
         sync_each_batch=is_deepspeed_zero3_enabled(),
-        gpu=device,
-        peak_flops_per_device=run.peak_flops_per_device or peak_flops(device),
-        gpu_memory=memory,
+        gpu="CPU" if gpu is None else gpu.name,
+        peak_flops_per_device=run.peak_flops_per_device or (gpu and peak_flops(gpu.name)),
+        gpu_memory=gpu and gpu.total_memory,
         mfu=run.expected_mfu,
         trainable_parameters=trainable_parameters,
     )
@@ -179,9 +150,8 @@ def checkpoint_to_resume(training: TrainingArguments) -> str | None:
     that has checkpoints is rejected, so that no run overwrites another.
     """
     wanted, output_dir = training.resume_from_checkpoint, Path(training.output_dir)
-    found = get_last_checkpoint(output_dir) if output_dir.is_dir() else None
     if wanted is None:
-        if found is not None:
+        if output_dir.is_dir() and (found := get_last_checkpoint(output_dir)) is not None:
             raise FileExistsError(
                 f"{output_dir} has the checkpoints of a run up to {Path(found).name}. Resume it with "
                 "--resume_from_checkpoint last, or name another --output_dir."
@@ -189,10 +159,10 @@ def checkpoint_to_resume(training: TrainingArguments) -> str | None:
         return None
     if wanted != "last":
         reason = fault(Path(wanted)) if (Path(wanted) / FILES).exists() else None
-        if reason is not None or not Path(wanted).is_dir():
-            raise ValueError(
-                f"{wanted} cannot be resumed: {reason or 'there is no such folder'}. Name another checkpoint, or last."
-            )
+        if not Path(wanted).is_dir():
+            reason = "there is no such folder"
+        if reason is not None:
+            raise ValueError(f"{wanted} cannot be resumed: {reason}. Name another checkpoint, or last.")
         return wanted
     with training.main_process_first(local=False, desc="looking for the last checkpoint"):
         whole, faulty = last_whole_checkpoint(output_dir) if output_dir.is_dir() else (None, {})

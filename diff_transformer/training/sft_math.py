@@ -1,8 +1,7 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Fine-tuning on mathematics, shared by both stages: rows -> tokens -> budget -> TRL's SFTTrainer -> model/.
 
-The loss is computed on the answers alone, packed rows do not see one another, and with `--use_peft` a LoRA adapter is
-trained, saved, and merged into the model.
+The loss is computed on the answers alone, and with `--use_peft` a LoRA adapter is trained and merged into the model.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +10,6 @@ from typing import Any
 
 from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedTokenizerBase, set_seed
-from transformers.utils import logging
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantization_config
 
 from ..folders import whole_folder
@@ -22,23 +20,10 @@ from .math_data import MathArguments, Messages, tokenize_messages
 from .runs import RunArguments, checkpoint_to_resume, fit, parse, print_budget, sequence_parallel_size, set_batch
 from .trainer import RunTrainer
 
-logger = logging.get_logger(__name__)
-
 ARGUMENTS = (MathArguments, ModelConfig, RunArguments, SFTConfig)
-SMOKE = {
-    **smoke.TRAINING,
-    "dataset": smoke.DATA,
-    "model_name_or_path": smoke.MODEL,
-    "dataset_num_proc": 1,
-    "prompt_column": "problem",
-    "completion_column": "solution",
-    "max_length": 256,
-    "per_device_train_batch_size": 2,
-    "tokens_per_step": 1024,
-    "validation_rows": 20,
-    "eval_strategy": "steps",
-    "eval_steps": 10,
-}
+SMOKE = smoke.TRAINING | {"dataset": smoke.DATA, "model_name_or_path": smoke.MODEL, "dataset_num_proc": 1}
+SMOKE |= {"prompt_column": "problem", "completion_column": "solution", "max_length": 256, "tokens_per_step": 1024}
+SMOKE |= {"per_device_train_batch_size": 2, "validation_rows": 20, "eval_strategy": "steps", "eval_steps": 10}
 
 
 class MathTrainer(RunTrainer, SFTTrainer):
@@ -61,19 +46,14 @@ def run_stage(
         )
     resume = checkpoint_to_resume(training)
     set_seed(training.seed)
-    with training.main_process_first(local=False):
-        if data.dataset == smoke.DATA:
-            data.dataset = str(write_smoke_data(Path(training.output_dir) / smoke.DATA))
-        if chosen_model.model_name_or_path == smoke.MODEL:
-            folder = smoke.write_model(Path(training.output_dir) / smoke.MODEL, training.max_length)
-            chosen_model.model_name_or_path = str(folder)
+    smoke.prepare(training, data, write_smoke_data, chosen_model, training.max_length)
 
     # 1. Model
-    revision = chosen_model.model_revision
-    config = load_config(chosen_model.model_name_or_path, revision=revision)
+    path, revision = chosen_model.model_name_or_path, chosen_model.model_revision
+    config = load_config(path, revision=revision)
     if training.max_length > config.max_position_embeddings:
         raise ValueError(
-            f"max_length={training.max_length:,} was given, but {chosen_model.model_name_or_path} was trained for "
+            f"max_length={training.max_length:,} was given, but {path} was trained for "
             f"{config.max_position_embeddings:,} tokens. Extend its context first (extend_64k), or lower max_length."
         )
     # float32 by default, even if the checkpoint has 16 bits: rounding to these would lose the updates
@@ -81,7 +61,7 @@ def run_stage(
     quantization = get_quantization_config(chosen_model)
     if quantization is not None:
         how["quantization_config"] = quantization
-    model, tokenizer = load(chosen_model.model_name_or_path, config, **how)
+    model, tokenizer = load(path, config, **how)
 
     # 2. Data
     with training.main_process_first(desc="tokenizing the rows"):
@@ -94,7 +74,7 @@ def run_stage(
         )
     if training.process_index == 0:
         print(
-            f"Rows     {len(rows):,} to train on" + "".join(f", {n:,} left out: {why}" for why, n in left_out.items())
+            f"Rows     {len(rows):,} to train on", *(f"{n:,} left out: {why}" for why, n in left_out.items()), sep=", "
         )
     train, validation = rows, None
     if data.validation_rows:
@@ -119,7 +99,7 @@ def run_stage(
     print_budget(config, training, run, training.max_length, len(trainer.train_dataset), trainable)
     fit(trainer, resume, "adapter" if chosen_model.use_peft else "model")
     if chosen_model.use_peft and trainer.is_world_process_zero():
-        merge(chosen_model.model_name_or_path, revision, Path(training.output_dir), model.generation_config)
+        merge(path, revision, Path(training.output_dir), model.generation_config)
 
 
 def end_marks(row: dict[str, list[int]], tokenizer: PreTrainedTokenizerBase) -> list[int]:

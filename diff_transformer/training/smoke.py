@@ -7,12 +7,12 @@ The corpus is the Python standard library's sources. The questions are sums, in 
 import json
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForCausalLM, set_seed
+from transformers import AutoModelForCausalLM, TrainingArguments, set_seed
 
 from ..folders import whole_file
 from ..text_data import standard_library_sources
@@ -22,33 +22,30 @@ DATA = "smoke-data"  # instead of a dataset
 MODEL = "smoke-model"  # instead of a checkpoint
 LENGTH = 128
 _PACKAGES = re.compile(r"(json|email|http|logging)/[^/]+\.py")
-NEW_MODEL = {
+NEW_MODEL: dict[str, Any] = {
     "tokenizer_ranks": 512,
-    "config_overrides": json.dumps(
-        {
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "initializer_range": 0.1,
-        }
-    ),
+    "config_overrides": '{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, '
+    '"num_attention_heads": 2, "initializer_range": 0.1}',
 }
 # For all stages: seconds on a CPU
-TRAINING = {
-    "use_cpu": True,
-    "bf16": False,
-    "checkpoint_activations": False,
-    "per_device_train_batch_size": 4,
-    "max_steps": 20,
-    "save_steps": 10,
-    "logging_steps": 2,
-    "warmup_steps": 2,
-    "learning_rate": 5e-3,
-    "dataloader_num_workers": 0,
-    "save_total_limit": 2,
-    "peak_tflops": 0.1,
-}
+TRAINING: dict[str, Any] = {"use_cpu": True, "bf16": False, "checkpoint_activations": False, "peak_tflops": 0.1}
+TRAINING |= {"per_device_train_batch_size": 4, "dataloader_num_workers": 0, "save_steps": 10, "save_total_limit": 2}
+TRAINING |= {"max_steps": 20, "logging_steps": 2, "warmup_steps": 2, "learning_rate": 5e-3}
+
+
+def prepare(
+    training: TrainingArguments, data: Any, write_data: Callable[[Path], Path], chosen_model: Any, length: int = LENGTH
+) -> None:
+    """Writes the data and the model that `--smoke` names instead of a dataset and a checkpoint, in the output folder.
+
+    The first process writes, while the others wait. `data` and `chosen_model` then have the paths.
+    """
+    folder = Path(training.output_dir)
+    with training.main_process_first(local=False):
+        if data.dataset == DATA:
+            data.dataset = str(write_data(folder / DATA))
+        if chosen_model.model_name_or_path == MODEL:
+            chosen_model.model_name_or_path = str(write_model(folder / MODEL, length))
 
 
 def write_corpus(folder: Path, num_files: int = 60) -> Path:
@@ -82,6 +79,8 @@ def write_questions(folder: Path, count: int = 400) -> Path:
 
 def write_traces(folder: Path, count: int = 200) -> Path:
     """The schema of open-r1/OpenThoughts-114k-math; the short solution in `messages` must not be trained on."""
+    thought, solution = "<|begin_of_thought|>{}<|end_of_thought|>", "<|begin_of_solution|>{}<|end_of_solution|>"
+    trace = f"{thought}\n\n{solution}".replace("{}", "\n\n{}\n\n")
     rows = [
         {
             "source": "smoke",
@@ -91,11 +90,7 @@ def write_traces(folder: Path, count: int = 200) -> Path:
             "system": "Think first.",
             "conversations": [
                 {"from": "user", "value": "Return your final response within \\boxed{}. " + question},
-                {
-                    "from": "assistant",
-                    "value": f"<|begin_of_thought|>\n\n{answer}\n\n<|end_of_thought|>\n\n"
-                    f"<|begin_of_solution|>\n\n\\boxed{{{result}}}\n\n<|end_of_solution|>",
-                },
+                {"from": "assistant", "value": trace.format(answer, f"\\boxed{{{result}}}")},
             ],
             "generated_token_count": 40,
             "correct": True,

@@ -37,11 +37,6 @@ class NonFiniteLossError(RuntimeError):
     """The loss became NaN or infinite."""
 
 
-def decay_parameter_names(names: list[str]) -> list[str]:
-    """The names that transformers would decay, without the lambda vectors and head norms."""
-    return [name for name in names if not _NO_DECAY.search(name)]
-
-
 def layer_lambdas(model: torch.nn.Module) -> list[float]:
     """lambda (Eq. 2, arXiv:2410.05258) of every layer, first to last; empty for a Transformer.
 
@@ -49,26 +44,21 @@ def layer_lambdas(model: torch.nn.Module) -> list[float]:
     """
     layers = [module for module in model.modules() if isinstance(module, DiffTransformerAttention)]
     vectors = [vector for x in layers for vector in (x.lambda_q1, x.lambda_k1, x.lambda_q2, x.lambda_k2)]
-    with torch.no_grad(), _gathered(vectors):
+    gathered: AbstractContextManager = nullcontext()
+    if any(hasattr(vector, "ds_id") for vector in vectors):  # sharded by ZeRO-3
+        import deepspeed
+
+        gathered = deepspeed.zero.GatheredParameters(vectors)
+    with torch.no_grad(), gathered:
         values = [layer.get_lambda() for layer in layers]
         return [(value.full_tensor() if isinstance(value, DTensor) else value).item() for value in values]
-
-
-def _gathered(parameters: list[torch.nn.Parameter]) -> AbstractContextManager:
-    """A context in which DeepSpeed's ZeRO-3 has gathered the parameters."""
-    if not any(hasattr(parameter, "ds_id") for parameter in parameters):
-        return nullcontext()
-    import deepspeed
-
-    return deepspeed.zero.GatheredParameters(parameters)
 
 
 class RunTrainer(Trainer):
     """transformers' `Trainer` with the above. It also mixes into TRL's: `class MyTrainer(RunTrainer, SFTTrainer)`.
 
     Args, in addition to the trainer's own:
-        peak_flops_per_device: The FLOP/s of which MFU is a share; by default those of a GPU that `budget.peak_flops`
-            knows. Without it no MFU is logged.
+        peak_flops_per_device: The FLOP/s of which MFU is a share; by default `budget.peak_flops`. None logs no MFU.
         record_batches: Write a digest of every step's tokens to the output folder (`BatchRecord`).
     """
 
@@ -77,9 +67,8 @@ class RunTrainer(Trainer):
         self._record = BatchRecord(self.args.output_dir, self.args.process_index) if record_batches else None
         if self._record is not None:
             self.add_callback(self._record)
-        device = self.args.device
-        if peak_flops_per_device is None and device.type == "cuda":
-            peak_flops_per_device = peak_flops(torch.cuda.get_device_name(device))
+        if peak_flops_per_device is None and self.args.device.type == "cuda":
+            peak_flops_per_device = peak_flops(torch.cuda.get_device_name(self.args.device))
         self.peak_flops_per_device = peak_flops_per_device
         frozen = any(not parameter.requires_grad for parameter in self.model.parameters())
         self._trainable_parameters = self.get_num_trainable_parameters() if frozen else None
@@ -88,9 +77,7 @@ class RunTrainer(Trainer):
         self._since: float | None = None
 
     def get_decay_parameter_names(self, model) -> list[str]:
-        return decay_parameter_names(super().get_decay_parameter_names(model))
-
-    # ------------------------------------------------------------------------------------------------------ the steps
+        return [name for name in super().get_decay_parameter_names(model) if not _NO_DECAY.search(name)]
 
     def _prepare_inputs(self, inputs):
         rows = inputs.pop("row", None)  # the rows' numbers in the dataset, which the model does not take
@@ -109,8 +96,8 @@ class RunTrainer(Trainer):
         # Tensor-parallel processes share a batch; others have their own tokens, or their part of a sequence
         tokens = batch_size * length * self.accelerator.num_processes // self.get_tp_size()
         self._num_tokens += tokens
-        sequence_length = length * self.get_sp_size()
-        flops = model_flops_per_token(self._config(), sequence_length, self._trainable_parameters)
+        config = self.accelerator.unwrap_model(self.model).config
+        flops = model_flops_per_token(config, length * self.get_sp_size(), self._trainable_parameters)
         self._num_flops += tokens * flops
         return loss
 
@@ -122,17 +109,14 @@ class RunTrainer(Trainer):
             self._since += time.monotonic() - begin
         return measures
 
-    def _config(self):
-        return self.accelerator.unwrap_model(self.model).config
-
     def _raise_non_finite(self, loss: float, inputs: dict) -> None:
         step = self.state.global_step
         file = Path(self.args.output_dir) / f"non_finite_step_{step}_process_{self.args.process_index}.safetensors"
-        batch = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+        batch = {name: value.detach().cpu() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
         # Cloned: safetensors rejects tensors that share memory
-        save_file({name: value.detach().cpu().clone().contiguous() for name, value in batch.items()}, file)
-        lambdas = [entry for entry in self.state.log_history if "lambda/layer_00" in entry][-1:]
-        last = [f"{value:.4f}" for name, value in (lambdas or [{}])[0].items() if name.startswith("lambda/")]
+        save_file({name: value.clone().contiguous() for name, value in batch.items()}, file)
+        logged = next((entry for entry in reversed(self.state.log_history) if "lambda/layer_00" in entry), {})
+        last = [f"{value:.4f}" for name, value in logged.items() if name.startswith("lambda/")]
         raise NonFiniteLossError(
             f"The loss of a batch in step {step + 1} is {loss}. Rows of the dataset: "
             f"{'not numbered' if self._rows is None else self._rows}; the batch is saved in {file}. "
@@ -141,12 +125,10 @@ class RunTrainer(Trainer):
             "--resume_from_checkpoint last and a lower learning rate or max_grad_norm, or without these rows."
         )
 
-    # -------------------------------------------------------------------------------------------------------- the log
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             now = time.monotonic()
-            seconds = now - self._since if self._since is not None else 0.0
+            seconds = now - (now if self._since is None else self._since)
             if self._num_tokens and seconds > 0:
                 logs["tokens_per_second"] = self._num_tokens / seconds
                 if self.peak_flops_per_device is not None:
@@ -155,8 +137,6 @@ class RunTrainer(Trainer):
             self._num_tokens, self._num_flops, self._since = 0, 0.0, now
             logs |= {f"lambda/layer_{i:02d}": value for i, value in enumerate(layer_lambdas(self.model))}
         super().log(logs, start_time)
-
-    # ------------------------------------------------------------------------------------------------ the checkpoints
 
     def _save_checkpoint(self, model, trial) -> None:
         """Seals the checkpoint once it is on disk, and only then deletes older ones."""

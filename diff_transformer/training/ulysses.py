@@ -1,10 +1,9 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Sequences longer than one GPU can train on: Ulysses sequence parallelism (arXiv:2309.14509).
 
-accelerate (`parallelism_config_sp_size` in its configuration, see recipes/accelerate/ulysses.yaml) and DeepSpeed give
-each of s processes 1/s of every sequence. Everything except attention works on each token separately. For attention
-the processes exchange data: each receives the whole sequence for 1/s of the *differential* heads, runs the fused
-attention on it, and sends the outputs back. The result is exact.
+accelerate (recipes/accelerate/ulysses.yaml) and DeepSpeed give each of s processes 1/s of every sequence. For its
+attention, each receives the whole sequence for 1/s of the *differential* heads, runs the fused attention on it, and
+sends the outputs back. The result is exact.
 """
 
 from copy import copy
@@ -29,13 +28,12 @@ from ..configuration_diff import DiffTransformerConfig
 def enable_ulysses(model: PreTrainedModel) -> None:
     """Prepares a Differential Transformer for a `Trainer` that was launched with `parallelism_config_sp_size` > 1.
 
-    Call it before `Trainer.train`. Attention then runs on "flash_diff", whichever implementation the model was loaded
-    with. Models of other architectures stay unchanged: DeepSpeed itself replaces transformers' attention functions.
+    Call it before `Trainer.train`. Attention then runs on "flash_diff", and `Trainer` can resume in the middle of an
+    epoch, on as many processes as wrote the checkpoint. Models of other architectures stay unchanged: DeepSpeed itself
+    replaces transformers' attention functions.
 
     The batches need `position_ids`, which restart at every document of a packed row, and a length that s divides. Rows
-    are padded on the right: DeepSpeed does not communicate masks, and causal attention ignores what is on the right.
-
-    `Trainer` can then also resume in the middle of an epoch, on as many processes as wrote the checkpoint.
+    are padded on the right, since DeepSpeed does not communicate masks.
 
     Raises ValueError for a model from remote code and for rope types that Ulysses cannot compute.
     """
@@ -120,8 +118,8 @@ class _AllToAll(torch.autograd.Function):
 
 
 def _skip_first_batches(dataloader, num_batches: int = 0):
-    """accelerate's function, which `Trainer` calls to resume, extended to the loader of DeepSpeed. That loader takes a
-    batch from every process and yields a part of each in turn, and accelerate cannot skip batches in it."""
+    """accelerate's function, which `Trainer` calls to resume, extended to the loader of DeepSpeed, which takes a batch
+    from every process and yields a part of each in turn."""
     if type(dataloader).__name__ != "UlyssesSPDataLoaderAdapter":
         return accelerate.skip_first_batches(dataloader, num_batches)
     rounds, rest = divmod(num_batches, dataloader.sp_world_size)

@@ -11,9 +11,10 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -28,15 +29,9 @@ from ..folders import whole_folder
 logger = logging.get_logger(__name__)
 
 # Tokens by source in SlimPajama, under its names (`meta.redpajama_set_name`)
-SLIMPAJAMA_SHARES = {
-    "RedPajamaC4": 0.2661,
-    "RedPajamaCommonCrawl": 0.53375,
-    "RedPajamaStackExchange": 0.0317,
-    "RedPajamaWikipedia": 0.03402,
-    "RedPajamaGithub": 0.05005,
-    "RedPajamaArXiv": 0.0429,
-    "RedPajamaBook": 0.04148,
-}
+SLIMPAJAMA_SHARES = {"RedPajamaC4": 0.2661, "RedPajamaCommonCrawl": 0.53375, "RedPajamaStackExchange": 0.0317}
+SLIMPAJAMA_SHARES |= {"RedPajamaWikipedia": 0.03402, "RedPajamaGithub": 0.05005, "RedPajamaArXiv": 0.0429}
+SLIMPAJAMA_SHARES |= {"RedPajamaBook": 0.04148}
 
 BUCKETS = ("<1K", "1-2K", "2-4K", "4-8K", "8-16K", "16-32K", "32-64K", ">=64K")
 _EDGES = 1024 * 2 ** np.arange(len(BUCKETS) - 1)
@@ -49,9 +44,8 @@ class Lengths:
     documents: dict[str, np.ndarray] = field(default_factory=dict)
     tokens: dict[str, np.ndarray] = field(default_factory=dict)
 
-    def add(self, source: str, lengths: Any, tokens: Any = None) -> None:
+    def add(self, source: str, lengths: np.ndarray, tokens: np.ndarray | None = None) -> None:
         """lengths: tokens of whole documents, which choose the bucket. tokens: those that count, all by default."""
-        lengths = np.atleast_1d(lengths)
         buckets = np.searchsorted(_EDGES, lengths, side="right")
         for table, weights in ((self.documents, None), (self.tokens, lengths if tokens is None else tokens)):
             counts = np.bincount(buckets, weights, minlength=len(BUCKETS)).astype(np.int64)
@@ -60,13 +54,11 @@ class Lengths:
     @classmethod
     def of(cls, documents: Dataset) -> "Lengths":
         """The lengths of tokenized documents with the columns `input_ids` and `source`."""
-        columns = documents.with_format("arrow")[:]
+        columns, measured = documents.with_format("arrow")[:], cls()
         lengths = pc.list_value_length(columns["input_ids"]).to_numpy()
         sources = np.array([str(name) for name in columns["source"].to_pylist()])
-        measured = cls()
         for source in np.unique(sources):
-            own = lengths[sources == source]
-            measured.add(str(source), own[own > 0])
+            measured.add(str(source), lengths[(sources == source) & (lengths > 0)])
         return measured
 
     def shares(self) -> dict[str, float]:
@@ -74,15 +66,20 @@ class Lengths:
         totals = {source: int(tokens.sum()) for source, tokens in self.tokens.items() if tokens.any()}
         return {source: tokens / sum(totals.values()) for source, tokens in totals.items()}
 
+    def by_bucket(self) -> tuple[np.ndarray, np.ndarray]:
+        """Documents of all sources, and their share of all tokens, per bucket."""
+        none = np.zeros(len(BUCKETS), np.int64)
+        tokens = sum(self.tokens.values(), none)
+        return sum(self.documents.values(), none), tokens / max(1, tokens.sum())
+
 
 @dataclass
 class UpsamplingReport:
     """Length distribution and mix of sources before and after; `str` gives two tables.
 
     Attributes:
-        before: All documents of the corpus; for a stream, those that were read until every source had its tokens.
-        after: The documents in the rows. A document that the end of its source's last row truncates counts once, with
-            the tokens in the row.
+        before: All documents of the corpus; for a stream, those that were read.
+        after: The documents in the rows; a truncated one counts with its tokens in the row.
         shares: The requested mix; sums to 1.
         tokens_wanted: The token budget.
         exhausted: The source that ran out and reduced the budgets of all sources, or None.
@@ -93,8 +90,8 @@ class UpsamplingReport:
     after: Lengths
     shares: dict[str, float]
     tokens_wanted: int
-    exhausted: str | None = None
-    skipped: dict[str, int] = field(default_factory=dict)
+    exhausted: str | None
+    skipped: dict[str, int]
 
     def to_json(self) -> dict[str, Any]:
         lengths = {
@@ -109,17 +106,15 @@ class UpsamplingReport:
 
     def __str__(self) -> str:
         lines = [f"{'length':<24}{'documents':>16}{'->':>16}{'tokens':>12}{'->':>10}"]
-        before, after = (self._by_bucket(counts) for counts in (self.before, self.after))
-        for bucket, was, now in zip(BUCKETS, before, after, strict=True):
-            lines.append(f"{bucket:<24}{was[0]:>16,}{now[0]:>16,}{was[1]:>12.2%}{now[1]:>10.2%}")
+        (was, share_was), (now, share_now) = self.before.by_bucket(), self.after.by_bucket()
+        for row in zip(BUCKETS, was, now, share_was, share_now, strict=True):
+            lines.append("{:<24}{:>16,}{:>16,}{:>12.2%}{:>10.2%}".format(*row))
         lines.append(f"{'source':<24}{'tokens':>16}{'->':>16}{'share':>12}{'->':>10}{'wanted':>10}")
-        before_shares, after_shares = self.before.shares(), self.after.shares()
+        shares = (self.before.shares(), self.after.shares(), self.shares)
         for source in sorted({*self.before.tokens, *self.shares}):
-            there, kept = (int(np.sum(counts.tokens.get(source, 0))) for counts in (self.before, self.after))
-            lines.append(
-                f"{source:<24}{there:>16,}{kept:>16,}{before_shares.get(source, 0):>12.2%}"
-                f"{after_shares.get(source, 0):>10.2%}{self.shares.get(source, 0):>10.2%}"
-            )
+            tokens = (int(np.sum(counts.tokens.get(source, 0))) for counts in (self.before, self.after))
+            mixes = (mix.get(source, 0) for mix in shares)
+            lines.append("{:<24}{:>16,}{:>16,}{:>12.2%}{:>10.2%}{:>10.2%}".format(source, *tokens, *mixes))
         if self.exhausted is not None:
             total = int(sum(tokens.sum() for tokens in self.after.tokens.values()))
             lines.append(f"{self.exhausted} ran out: {total:,} of {self.tokens_wanted:,} tokens, in the requested mix")
@@ -127,58 +122,29 @@ class UpsamplingReport:
             lines.append("skipped: " + ", ".join(f"{count:,} {reason}" for reason, count in self.skipped.items()))
         return "\n".join(lines)
 
-    @staticmethod
-    def _by_bucket(counts: Lengths) -> list[tuple[int, float]]:
-        documents, tokens = (
-            np.sum([np.zeros(len(BUCKETS), np.int64), *table.values()], axis=0)
-            for table in (counts.documents, counts.tokens)
-        )
-        return [(int(d), float(t / max(1, tokens.sum()))) for d, t in zip(documents, tokens, strict=True)]
 
-
-@dataclass
 class _Source:
-    """What is kept of a source: its tokens in a file, its documents' lengths, its random number generator."""
+    """What is kept of a source: its tokens in a file, and its documents' lengths."""
 
-    name: str
-    file: Path
-    tokens_wanted: int
-    seed: int
-    tokens: int = 0
-    lengths: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
+    def __init__(self, name: str, file: BinaryIO, tokens_wanted: int, seed: int):
         # From seed and name alone: neither other sources nor their order change what is drawn
-        name = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8], "big")
-        self.random = np.random.default_rng([self.seed, name])
-        self.opened = open(self.file, "wb")  # noqa: SIM115 (closed by `upsample_lengths`)
+        digest = hashlib.sha256(name.encode()).digest()
+        self.random = np.random.default_rng([seed, int.from_bytes(digest[:8], "big")])
+        self.file, self.missing = file, tokens_wanted
+        self.tokens, self.lengths = 0, []  # type: int, list[int]
 
     def offer(self, ids: np.ndarray, long_from: int, keep_short: float) -> int:
         """Keeps or drops the document; returns how many tokens of the budget it fills."""
-        if self.tokens >= self.tokens_wanted:
+        if not self.missing:
             return 0
         drawn = self.random.random()  # for long documents too, so that `long_from` does not change later draws
         if len(ids) < long_from and drawn >= keep_short:
             return 0
-        before = self.tokens
-        self.opened.write(ids.tobytes())
         self.lengths.append(len(ids))
-        self.tokens += len(ids)
-        return min(self.tokens, self.tokens_wanted) - before
-
-    def rows(self, sequence_length: int) -> np.ndarray:
-        """(rows, tokens), a view of the file."""
-        self.opened.close()
-        num_rows = self.tokens // sequence_length
-        if num_rows == 0:
-            return np.empty((0, sequence_length), np.int32)
-        return np.memmap(self.file, np.int32, "r", shape=(num_rows, sequence_length))
-
-    def count(self, after: Lengths, num_tokens: int) -> None:
-        """Adds the documents in the first `num_tokens` tokens of the source to `after`."""
-        lengths = np.array(self.lengths, np.int64)
-        inside = np.clip(num_tokens - (np.cumsum(lengths) - lengths), 0, lengths)
-        after.add(self.name, lengths[inside > 0], inside[inside > 0])
+        ids = ids[: self.missing]
+        self.file.write(ids.tobytes())
+        self.tokens, self.missing = self.tokens + len(ids), self.missing - len(ids)
+        return len(ids)
 
 
 def upsample_lengths(
@@ -228,48 +194,52 @@ def upsample_lengths(
         raise ValueError(
             "The mix of a stream is unknown before its end: give shares, such as SLIMPAJAMA_SHARES, or a Dataset."
         )
-    shares = _normalized(before.shares() if shares is None else shares)
+    shares = before.shares() if shares is None else shares
+    if not shares or min(shares.values()) <= 0:
+        raise ValueError(
+            f"Got shares {dict(shares)}; there must be a source, and every share must be above 0. If they were "
+            "measured, the corpus has no document with tokens."
+        )
+    shares = {name: share / sum(shares.values()) for name, share in sorted(shares.items())}
     rows_wanted = _apportion(token_budget // sequence_length, shares)
 
     with whole_folder(output_dir, 8 * token_budget, overwrite=False) as folder:
         scratch = folder / "tokens"
         scratch.mkdir()
-        sources = {
-            name: _Source(name, scratch / str(i), rows_wanted[name] * sequence_length, seed)
-            for i, name in enumerate(sorted(shares))
-        }
-        try:
+        files = {name: scratch / str(i) for i, name in enumerate(shares)}
+        with ExitStack() as stack:
+            sources = {
+                name: _Source(name, stack.enter_context(file.open("wb")), rows_wanted[name] * sequence_length, seed)
+                for name, file in files.items()
+            }
             skipped = _read(documents, sources, before, eos_token_id, long_from, keep_short)
-            kept = {name: source.rows(sequence_length) for name, source in sources.items()}
-        finally:
-            for source in sources.values():
-                source.opened.close()
-        num_rows, exhausted = _whole_mix(rows_wanted, {name: len(rows) for name, rows in kept.items()}, shares)
+        there = {name: source.tokens // sequence_length for name, source in sources.items()}
+        num_rows, exhausted = _whole_mix(rows_wanted, there, shares)
 
-        report = UpsamplingReport(before, Lengths(), dict(shares), token_budget, exhausted, skipped)
+        report = UpsamplingReport(before, Lengths(), shares, token_budget, exhausted, skipped)
         for name, source in sources.items():
-            source.count(report.after, num_rows[name] * sequence_length)
+            lengths = np.array(source.lengths, np.int64)
+            inside = np.clip(num_rows[name] * sequence_length - (np.cumsum(lengths) - lengths), 0, lengths)
+            report.after.add(name, lengths[inside > 0], inside[inside > 0])
         if exhausted is not None:
             logger.warning(
                 f"{exhausted!r} ran out: {sum(num_rows.values()):,} of {sum(rows_wanted.values()):,} rows are "
                 "written, in the requested mix. For more, give a larger corpus, a smaller share to this source, a "
                 "lower long_from or a higher keep_short."
             )
-        order = _interleaved(num_rows)
-        _table(kept, order).save_to_disk(str(folder))
+        # Every source is spread evenly over the whole
+        order = sorted(((2 * i + 1) / (2 * count), name, i) for name, count in num_rows.items() for i in range(count))
+        # One chunk per row, each a view of its source's file: nothing is in memory before it is written
+        shapes = {name: (count, sequence_length) for name, count in num_rows.items() if count}
+        kept = {name: np.memmap(files[name], np.int32, "r", shape=shape) for name, shape in shapes.items()}
+        offsets = pa.array([0, sequence_length], pa.int32())
+        chunks = [pa.ListArray.from_arrays(offsets, pa.array(kept[name][i])) for _, name, i in order]
+        columns = {"input_ids": pa.chunked_array(chunks), "source": [name for _, name, _ in order]}
+        table = pa.table(columns | {"row": np.arange(len(order))})
+        Dataset(InMemoryTable(table)).save_to_disk(str(folder))
         (folder / "report.json").write_text(json.dumps(report.to_json(), indent=2) + "\n")
         shutil.rmtree(scratch)
     return load_from_disk(str(output_dir)), report
-
-
-def _normalized(shares: Mapping[str, float]) -> dict[str, float]:
-    total = sum(shares.values())
-    if not shares or min(shares.values()) <= 0:
-        raise ValueError(
-            f"Got shares {dict(shares)}; there must be a source, and every share must be above 0. If they were "
-            "measured, the corpus has no document with tokens."
-        )
-    return {name: share / total for name, share in sorted(shares.items())}
 
 
 def _apportion(total: int, shares: Mapping[str, float]) -> dict[str, int]:
@@ -283,16 +253,16 @@ def _apportion(total: int, shares: Mapping[str, float]) -> dict[str, int]:
 
 def _ids_and_sources(documents: Dataset | IterableDataset) -> Iterator[tuple[np.ndarray, str, str]]:
     """Yields tokens, source, and the reason if there are no tokens."""
-    if isinstance(documents, IterableDataset):
-        for document in documents:
-            yield np.array(document["input_ids"], np.int32), str(document["source"]), document.get("fault") or "empty"
+    if isinstance(documents, IterableDataset):  # in batches, Arrow would take columns of None for other types
+        for row in documents:
+            yield np.array(row["input_ids"], np.int32), str(row["source"]), row.get("fault") or "empty"
         return
     for table in documents.with_format("arrow").iter(1000):  # Python numbers would take several times as long
         ids = pc.list_flatten(table["input_ids"]).to_numpy().astype(np.int32)
         ends = np.cumsum(pc.list_value_length(table["input_ids"]).to_numpy())
         faults = table["fault"].to_pylist() if "fault" in table.column_names else [None] * len(table)
-        for i, (source, fault) in enumerate(zip(table["source"].to_pylist(), faults, strict=True)):
-            yield ids[ends[i - 1] if i else 0 : ends[i]], str(source), fault or "empty"
+        rows = zip(np.split(ids, ends[:-1]), table["source"].to_pylist(), faults, strict=True)
+        yield from ((tokens, str(source), fault or "empty") for tokens, source, fault in rows)
 
 
 def _read(
@@ -305,9 +275,8 @@ def _read(
 ) -> dict[str, int]:
     """Offers every document to its source until all have enough; returns how many had no tokens, by reason."""
     skipped: Counter[str] = Counter()
-    measure = isinstance(documents, IterableDataset)
-    missing = {name for name, source in sources.items() if source.tokens_wanted}
-    total = sum(source.tokens_wanted for source in sources.values())
+    missing = {name for name, source in sources.items() if source.missing}
+    total = sum(source.missing for source in sources.values())
     with tqdm(total=total, unit=" tokens", unit_scale=True, desc="Up-sampling") as bar:
         for ids, name, fault in _ids_and_sources(documents):
             if len(ids) == 0:
@@ -315,18 +284,17 @@ def _read(
                 continue
             if ids[-1] != eos_token_id:
                 ids = np.append(ids, np.int32(eos_token_id))
-            if measure:
-                before.add(name, len(ids))
+            if isinstance(documents, IterableDataset):
+                before.add(name, np.array([len(ids)]))
             if name not in sources:
                 continue
             bar.update(sources[name].offer(ids, long_from, keep_short))
-            if name in missing and sources[name].tokens >= sources[name].tokens_wanted:
+            if name in missing and not sources[name].missing:
                 missing.remove(name)
                 bar.set_postfix_str(f"{len(missing)} of {len(sources)} sources open")
                 if not missing:
                     break
-    empty = sorted(name for name in missing if not sources[name].tokens)
-    if empty:
+    if empty := sorted(name for name in missing if not sources[name].tokens):
         raise ValueError(
             f"No document was kept of {', '.join(map(repr, empty))}; the corpus has the sources "
             f"{', '.join(map(repr, sorted(before.tokens))) or 'none'}. Remove it from shares, or correct its name."
@@ -349,21 +317,3 @@ def _whole_mix(
             "a larger corpus, shorter rows, or remove this source from shares."
         )
     return rows, exhausted
-
-
-def _interleaved(num_rows: dict[str, int]) -> list[tuple[str, int]]:
-    """(source, index of its row), so that every source is spread evenly over the whole."""
-    places = [((2 * i + 1) / (2 * count), name, i) for name, count in num_rows.items() for i in range(count)]
-    return [(name, i) for _, name, i in sorted(places)]
-
-
-def _table(kept: dict[str, np.ndarray], order: list[tuple[str, int]]) -> Dataset:
-    """One chunk per row, each a view of its source's file: nothing is in memory before it is written."""
-    offsets = pa.array([0, next(iter(kept.values())).shape[1]], pa.int32())
-    chunks = [pa.ListArray.from_arrays(offsets, pa.array(kept[name][i])) for name, i in order]
-    columns = {
-        "input_ids": pa.chunked_array(chunks),
-        "source": pa.array([name for name, _ in order]),
-        "row": pa.array(np.arange(len(order))),
-    }
-    return Dataset(InMemoryTable(pa.table(columns)))

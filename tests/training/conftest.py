@@ -15,14 +15,7 @@ def training_arguments(tmp_path) -> Callable:
     """A function that makes quiet TrainingArguments for the CPU."""
 
     def make(**kwargs) -> TrainingArguments:
-        defaults = {
-            "output_dir": str(tmp_path / "run"),
-            "report_to": [],
-            "use_cpu": True,
-            "disable_tqdm": True,
-            "remove_unused_columns": False,
-            "logging_steps": 1,
-        }
-        return TrainingArguments(**{**defaults, **kwargs})
+        defaults = {"output_dir": str(tmp_path / "run"), "report_to": [], "use_cpu": True, "disable_tqdm": True}
+        return TrainingArguments(**{**defaults, "remove_unused_columns": False, "logging_steps": 1, **kwargs})
 
     return make

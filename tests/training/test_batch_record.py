@@ -64,10 +64,9 @@ def test_a_line_is_a_step_not_a_micro_batch(record):
     assert len(lines) == STEPS == len(set(lines))
     seen, other = BatchRecord("unused"), BatchRecord("unused")
     one, two = ({name: torch.full((2, 3), value) for name in ("input_ids", "labels")} for value in (1, 2))
-    for batch in (one, two):
-        seen.see(batch)
-    for batch in (two, one):
-        other.see(batch)
+    for first, second in ((one, two), (two, one)):
+        seen.see(first)
+        other.see(second)
     assert seen._digest.digest() != other._digest.digest(), "the order of micro-batches has no effect"
 
 

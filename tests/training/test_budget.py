@@ -53,14 +53,8 @@ def test_parameters_of_the_paper_sizes():
 
 
 def test_parameters_of_other_configurations(tiny_config):
-    for changes in (
-        {"tie_word_embeddings": True},
-        {"tie_word_embeddings": False},
-        {"num_key_value_heads": 1},
-        {"head_dim": 24},
-        {"attention_bias": True, "mlp_bias": True},
-        {"use_subln": False},
-    ):
+    alone = [{"tie_word_embeddings": tied} for tied in (True, False)] + [{"num_key_value_heads": 1}, {"head_dim": 24}]
+    for changes in (*alone, {"attention_bias": True, "mlp_bias": True}, {"use_subln": False}):
         config = tiny_config(**changes)
         check_parameters(config)
         if not {"attention_bias", "use_subln"} & set(changes):  # a twin has neither

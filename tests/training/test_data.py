@@ -5,6 +5,7 @@ import copy
 import gzip
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import datasets
@@ -13,7 +14,7 @@ import pytest
 import torch
 from datasets import Dataset, DatasetDict, IterableDataset
 from torch.utils.data import DataLoader
-from transformers import HfArgumentParser, Trainer
+from transformers import Trainer
 
 from diff_transformer import DiffTransformerForCausalLM, cl100k_tokenizer, text_data
 from diff_transformer.training import data
@@ -73,16 +74,15 @@ def test_load_documents_reads_every_kind_of_file(tmp_path, kind, streaming):
     folder, options = tmp_path / "corpus", {"text_column": "body", "source_column": "meta.name"}
     folder.mkdir()
     halves = {"a": rows[:3], "b": rows[3:]}
-    if kind in ("jsonl", "json"):
-        for name, half in halves.items():
-            write_lines(folder / f"{name}.{kind}", half)
-    elif kind == "jsonl.gz":
-        for name, half in halves.items():
-            (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, half)).encode()))
-    elif kind == "parquet":
-        for name, half in halves.items():
-            Dataset.from_list(half).to_parquet(folder / f"{name}.parquet")
-    elif kind == "csv":
+    for name, half in halves.items() if kind in ("jsonl", "json", "jsonl.gz", "parquet") else ():
+        file = folder / f"{name}.{kind}"
+        if kind == "parquet":
+            Dataset.from_list(half).to_parquet(file)
+            continue
+        write_lines(file, half)
+        if kind == "jsonl.gz":
+            file.write_bytes(gzip.compress(file.read_bytes()))
+    if kind == "csv":
         options["source_column"] = "more"
         Dataset.from_list(rows).remove_columns("meta").to_csv(folder / "a.csv")
     elif kind == "txt":
@@ -94,7 +94,7 @@ def test_load_documents_reads_every_kind_of_file(tmp_path, kind, streaming):
     elif kind == "saved splits":
         options["dataset_split"] = "big"
         DatasetDict({"small": Dataset.from_list(rows[:1]), "big": Dataset.from_list(rows)}).save_to_disk(folder)
-    else:  # a copy of a repository, opened as one
+    elif kind == "hub":  # a copy of a repository, opened as one
         options |= {"dataset_config": "default", "dataset_split": "test"}
         write_lines(folder / "test.jsonl", rows)
     (folder / ".hidden").mkdir()
@@ -158,14 +158,6 @@ def test_a_file_that_was_replaced_is_read_again(tmp_path, tokenizer):
     assert arguments(file).load_documents()[:]["text"] == ["other"]
 
 
-def test_corpus_arguments_come_from_a_command_line():
-    (args,) = HfArgumentParser(CorpusArguments).parse_args_into_dataclasses(
-        ["--dataset", "x", "--streaming", "true", "--source_column", "meta.s", "--max_document_characters", "5"]
-    )
-    assert (args.dataset, args.streaming, args.source_column, args.max_document_characters) == ("x", True, "meta.s", 5)
-    assert args.dataset_split == "train" and args.text_column == "text"
-
-
 # -------------------------------------------------------------------------------------------------------------- rows
 
 
@@ -198,15 +190,16 @@ def test_pack_reads_the_cache_the_second_time(tokenizer, monkeypatch):
 
 def test_pack_does_not_take_another_cache(tokenizer, tmp_path):
     documents = Dataset.from_dict({"text": TEXTS})
-    first = pack(documents, tokenizer, LENGTH, cache_dir=tmp_path / "own")
+    own = partial(pack, cache_dir=tmp_path / "own")
+    first = own(documents, tokenizer, LENGTH)
     for other in (
-        pack(documents, tokenizer, LENGTH + 1, cache_dir=tmp_path / "own"),
-        pack(documents, cl100k_tokenizer(vocab_size=300), LENGTH, cache_dir=tmp_path / "own"),
-        pack(documents, tokenizer, LENGTH, max_document_characters=10, cache_dir=tmp_path / "own"),
-        pack(Dataset.from_dict({"text": TEXTS[1:]}), tokenizer, LENGTH, cache_dir=tmp_path / "own"),
+        own(documents, tokenizer, LENGTH + 1),
+        own(documents, cl100k_tokenizer(vocab_size=300), LENGTH),
+        own(documents, tokenizer, LENGTH, max_document_characters=10),
+        own(Dataset.from_dict({"text": TEXTS[1:]}), tokenizer, LENGTH),
     ):
         assert listed(other) != listed(first)
-    assert listed(pack(documents, tokenizer, LENGTH, cache_dir=tmp_path / "own")) == listed(first)
+    assert listed(own(documents, tokenizer, LENGTH)) == listed(first)
 
 
 def test_special_tokens_in_a_text_end_no_document(tokenizer):
@@ -295,16 +288,16 @@ def test_validation_dataset_may_be_packed_already(tmp_path, tokenizer):
     assert listed(train) == listed(rows)[:5] and listed(validation) == listed(rows)[5:8]
     assert validation["row"][:] == [0, 1, 2]
     rows.select(range(3)).map(lambda row: {"input_ids": row["input_ids"][:4]}).save_to_disk(tmp_path / "short")
-    with pytest.raises(ValueError, match="short holds 3 packed rows of 4 tokens"):
-        load_rows(arguments(tmp_path / "train", validation_dataset=str(tmp_path / "short")), tokenizer)
-
-
-def test_rows_are_held_out_in_one_way(tmp_path, tokenizer):
-    file = write_lines(tmp_path / "a.jsonl", [{"text": text} for text in TEXTS])
-    with pytest.raises(ValueError, match="Got validation_rows=2 and validation_dataset=.*one of the two"):
-        load_rows(arguments(file, validation_rows=2, validation_dataset=str(file)), tokenizer)
-    with pytest.raises(ValueError, match="missing.*cannot be opened"):
-        load_rows(arguments(file, validation_dataset="missing"), tokenizer)
+    for options, message in (
+        ({"validation_dataset": str(tmp_path / "short")}, "short holds 3 packed rows of 4 tokens"),
+        ({"validation_dataset": "missing"}, "missing.*cannot be opened"),
+        (
+            {"validation_dataset": "x", "validation_rows": 2},
+            "Got validation_rows=2 and validation_dataset=.*of the two",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_rows(arguments(tmp_path / "train", **options), tokenizer)
 
 
 @pytest.mark.parametrize("kind", ["saved", "parquet"])
@@ -313,27 +306,18 @@ def test_packed_rows_keep_labels_of_their_own(tmp_path, tokenizer, kind):
     if kind == "saved":
         Dataset.from_list(rows).save_to_disk(tmp_path / "rows")
     else:
-        (tmp_path / "rows").mkdir()
-        Dataset.from_list(rows).to_parquet(tmp_path / "rows" / "a.parquet")
-    parts = {
-        "whole": (range(1, 7), load_rows(arguments(tmp_path / "rows"), tokenizer).train),
-        "held out": ([2, 5], load_rows(arguments(tmp_path / "rows", validation_rows=2), tokenizer).validation),
-        "others": ([1, 3, 4, 6], load_rows(arguments(tmp_path / "rows", validation_rows=2), tokenizer).train),
-    }
-    for name, (ids, part) in parts.items():
-        for collator in (CausalCollator(0), CausalCollator(0, pad_to_multiple_of=LENGTH, sequence_parallel=True)):
-            batch = collator([part[i] for i in range(len(part))])
-            assert batch["input_ids"].tolist() == [[i] * LENGTH for i in ids], name
-            assert batch["labels"].tolist() == [[-100] * (LENGTH - 1) + [i] for i in ids], name
+        Dataset.from_list(rows).to_parquet(tmp_path / "rows.parquet")
+    path = tmp_path / ("rows" if kind == "saved" else "rows.parquet")
+    train, validation, _ = load_rows(arguments(path, validation_rows=2), tokenizer)
+    for ids, part in {(2, 5): validation, (1, 3, 4, 6): train}.items():
+        batch = CausalCollator(0)(list(part))
+        assert batch["input_ids"].tolist() == [[i] * LENGTH for i in ids]
+        assert batch["labels"].tolist() == [[-100] * (LENGTH - 1) + [i] for i in ids]
 
 
 def test_tokenize_keeps_the_source_also_in_a_stream(tokenizer):
     documents = Dataset.from_dict({"text": ["a b", "", "c"], "source": ["x", "y", "z"]})
-    expected = [
-        (line_of(["a b"], tokenizer), "x", None),
-        ([], "y", "empty"),
-        (line_of(["c"], tokenizer), "z", None),
-    ]
+    expected = [(line_of(["a b"], tokenizer), "x", None), ([], "y", "empty"), (line_of(["c"], tokenizer), "z", None)]
     for rows in (tokenize(documents, tokenizer), tokenize(documents.to_iterable_dataset(), tokenizer)):
         assert [(row["input_ids"], row["source"], row["fault"]) for row in rows] == expected
 
@@ -358,13 +342,8 @@ def test_bad_rows_are_counted_by_reason_and_passed_over(tokenizer, streaming):
     mixed = [*TEXTS[:10], *bad, *TEXTS[10:]]
     documents = Dataset.from_dict({"text": mixed})
     skipped = Skipped()
-    rows = pack(
-        documents.to_iterable_dataset() if streaming else documents,
-        tokenizer,
-        LENGTH,
-        max_document_characters=100,
-        skipped=skipped,
-    )
+    documents = documents.to_iterable_dataset() if streaming else documents
+    rows = pack(documents, tokenizer, LENGTH, max_document_characters=100, skipped=skipped)
     assert listed(rows) == cut(line_of(TEXTS, tokenizer))
     assert {reason: skipped[reason] for reason in BAD} == {reason: len(texts) for reason, texts in BAD.items()}
     assert str(skipped) == "60 documents used, 4 skipped (2 empty, 1 no text, 1 too long)"
@@ -373,16 +352,8 @@ def test_bad_rows_are_counted_by_reason_and_passed_over(tokenizer, streaming):
 @pytest.mark.parametrize("streaming", [False, True])
 def test_broken_lines_affect_no_others(tmp_path, tokenizer, streaming):
     """Half a surrogate pair, half a line, a number, a list, bytes that are not UTF-8."""
-    lines = [
-        {"text": TEXTS[1]},
-        '{"text": "\\ud83d"}',
-        '{"text": "cut of',
-        '{"text": 5}',
-        "[1]",
-        "",
-        {"text": TEXTS[2]},
-    ]
-    file = write_lines(tmp_path / "a.jsonl", lines)
+    broken = ['{"text": "\\ud83d"}', '{"text": "cut of', '{"text": 5}', "[1]", ""]
+    file = write_lines(tmp_path / "a.jsonl", [{"text": TEXTS[1]}, *broken, {"text": TEXTS[2]}])
     file.write_bytes(file.read_bytes() + b'{"text": "caf\xe9"}\n')
     train, _, skipped = load_rows(arguments(file, streaming=streaming), tokenizer)
     assert listed(train) == cut(line_of(TEXTS[1:3], tokenizer))
@@ -411,14 +382,6 @@ def test_a_stream_of_python_objects_may_hold_what_arrow_cannot(tokenizer):
     assert (skipped["invalid Unicode"], skipped["no text"]) == (1, 1)
 
 
-def test_a_shard_that_breaks_off_affects_no_other(tokenizer):
-    documents = IterableDataset.from_generator(broken_shards, gen_kwargs={"files": ["bad", "good"]})
-    skipped = Skipped()
-    rows = pack(documents, tokenizer, LENGTH, skipped=skipped)
-    assert listed(rows) == cut(line_of([TEXTS[2]], tokenizer))
-    assert skipped["unreadable"] == 1
-
-
 def test_a_broken_json_file_of_a_stream_affects_no_other(tmp_path, tokenizer):
     """Read by datasets, which cannot skip a line."""
     write_lines(tmp_path / "corpus/a.json", [{"text": TEXTS[1]}])
@@ -427,13 +390,6 @@ def test_a_broken_json_file_of_a_stream_affects_no_other(tmp_path, tokenizer):
     train, _, skipped = load_rows(arguments(tmp_path / "corpus", streaming=True, shuffle_buffer=0), tokenizer)
     assert listed(train) == [line_of([TEXTS[1]], tokenizer), line_of([TEXTS[3]], tokenizer)]
     assert skipped["unreadable"] == 1
-
-
-def broken_shards(files):
-    for file in files:
-        if file == "bad":
-            b"caf\xe9".decode()
-        yield {"text": TEXTS[2]}
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -450,8 +406,7 @@ def test_an_endless_stream_without_a_usable_row_is_an_error(tokenizer, monkeypat
 
 
 def endless():
-    for _ in range(5000):
-        yield {"text": ""}
+    yield from ({"text": ""} for _ in range(5000))
 
 
 def test_skipped_is_counted_across_workers(tokenizer):
@@ -542,15 +497,8 @@ def make_trainer(tiny_config, training_arguments):
     def make(rows, **kwargs) -> Recorder:
         torch.manual_seed(0)
         sizes = {"vocab_size": 520, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-        defaults = {
-            "max_steps": 6,
-            "per_device_train_batch_size": 4,
-            "save_strategy": "steps",
-            "save_steps": 4,
-            "data_seed": 3,
-            "logging_steps": 500,
-            "remove_unused_columns": True,
-        }
+        defaults = {"max_steps": 6, "per_device_train_batch_size": 4, "data_seed": 3, "remove_unused_columns": True}
+        defaults |= {"save_strategy": "steps", "save_steps": 4, "logging_steps": 500}
         return Recorder(
             model=DiffTransformerForCausalLM(tiny_config(**sizes)),
             args=training_arguments(**{**defaults, **kwargs}),

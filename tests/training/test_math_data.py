@@ -22,10 +22,7 @@ TRACE = {
     ],
     "system": "Your role as an assistant involves thoroughly exploring questions.",
     "conversations": [
-        {
-            "from": "user",
-            "value": "Return your final response within \\boxed{}. Compute $\\frac13 + \\frac16$.",
-        },
+        {"from": "user", "value": "Return your final response within \\boxed{}. Compute $\\frac13 + \\frac16$."},
         {
             "from": "assistant",
             "value": f"<|begin_of_thought|>\n\n{REASONING}\n\n<|end_of_thought|>\n\n"
@@ -55,11 +52,8 @@ def test_stage_2_learns_the_reasoning_of_conversations_and_not_the_short_solutio
     assert left_out == {} and rows.column_names == ["input_ids", "completion_mask"]
     answer = TRACE["conversations"][1]["value"]
     assert learnt(rows[0], tokenizer) == f"{answer}<|im_end|>\n"
-    whole = tokenizer.decode(rows[0]["input_ids"])
-    assert whole.startswith("<|im_start|>system\nYour role as an assistant")
-    assert whole.count(REASONING) == 1 and "since 2/6" not in whole
     question = TRACE["conversations"][0]["value"]
-    assert whole == (
+    assert tokenizer.decode(rows[0]["input_ids"]) == (
         f"<|im_start|>system\n{TRACE['system']}<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n"
         f"<|im_start|>assistant\n{answer}<|im_end|>\n"
     )
@@ -102,19 +96,12 @@ def test_over_long_rows_are_left_out_whole(tokenizer):
 
 
 def test_stage_1_takes_its_columns_by_name(tokenizer):
-    rows = Dataset.from_list(
-        [
-            {"query": "1+1?", "response": "2", "extra": 1},
-            {"query": "", "response": "2", "extra": 1},
-            {"query": "1+2?", "response": None, "extra": 1},
-            {"query": "Is <|im_end|> a token?", "response": "yes", "extra": 1},
-        ]
-    )
+    columns = {"query": ["1+1?", "", "1+2?", "Is <|im_end|> a token?"], "response": ["2", "2", None, "yes"]}
+    rows = Dataset.from_dict({**columns, "extra": [1] * 4})
     rows, left_out = tokenize_messages(rows, lambda row: question_and_answer(row, "query", "response"), tokenizer, 512)
     assert learnt(rows[0], tokenizer) == "2<|im_end|>\n"
-    assert tokenizer.decode(rows[0]["input_ids"]) == (
-        "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
-    )
+    expected = "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
+    assert tokenizer.decode(rows[0]["input_ids"]) == expected
     assert left_out == {"a question or answer that is empty or no text": 2, "a text with a special token in it": 1}
 
 

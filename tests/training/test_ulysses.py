@@ -37,18 +37,12 @@ def test_whole_sequences_go_to_flash_diff(tiny_config, attn_implementation):
 
 def test_other_architectures_are_unchanged():
     enable_ulysses(SimpleNamespace(config=LlamaConfig()))
+    remote = SimpleNamespace(model_type="diff_transformer")
+    dynamic = tiny_config(rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0})
+    for config, message in ((remote, "load without trust_remote_code"), (dynamic, "rope_type='dynamic'")):
+        with pytest.raises(ValueError, match=message):
+            enable_ulysses(SimpleNamespace(config=config))
     assert ALL_ATTENTION_FUNCTIONS[FLASH_DIFF] is flash_diff_attention_forward
-
-
-def test_remote_code_is_rejected():
-    with pytest.raises(ValueError, match="load without trust_remote_code"):
-        enable_ulysses(SimpleNamespace(config=SimpleNamespace(model_type="diff_transformer")))
-
-
-def test_rope_that_depends_on_the_length_is_rejected(tiny_config):
-    config = tiny_config(rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0})
-    with pytest.raises(ValueError, match="rope_type='dynamic'"):
-        enable_ulysses(SimpleNamespace(config=config))
 
 
 @pytest.mark.parametrize("attn_implementation", [None, "flash_diff", "sdpa"])

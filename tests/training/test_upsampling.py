@@ -57,33 +57,24 @@ def test_only_long_documents_are_kept_with_probability_0(upsample):
     lines = {name: [i for row in rows if row["source"] == name for i in row["input_ids"]] for name in "ab"}
     assert lines["a"] == [1] * 9 + [EOS] + [5] * 10, "20 tokens: all of document 1, then 10 of document 5"
     assert lines["b"] == [4] * 11 + [EOS], "12 tokens: document 4"
+    rows, _ = upsample(corpus([("a", 9), ("a", 10), ("a", 11)]), name="threshold", token_budget=20)
+    assert ids_of(rows, "a") == [2, 3], "the threshold is inclusive"
 
 
-def test_every_document_is_kept_with_probability_1(upsample):
-    rows, _ = upsample(corpus(HAND), token_budget=56, shares={"a": 4, "b": 3}, keep_short=1.0)
-    assert (ids_of(rows, "a"), ids_of(rows, "b")) == ([1, 3, 5, 7], [2, 4, 6])
-
-
-def test_the_first_documents_are_taken_until_the_budget_is_spent(upsample):
-    rows, _ = upsample(corpus(HAND), token_budget=24, shares={"a": 1, "b": 1}, keep_short=1.0)
-    assert (ids_of(rows, "a"), ids_of(rows, "b")) == ([1, 3], [2, 4])
-    assert sum(len(row["input_ids"]) for row in rows) == 24
-
-
-def test_the_threshold_is_inclusive(upsample):
-    rows, _ = upsample(corpus([("a", 9), ("a", 10), ("a", 11)]), token_budget=20, shares={"a": 1})
-    assert ids_of(rows, "a") == [2, 3]
+def test_documents_are_taken_until_the_budget_is_spent_with_probability_1(upsample):
+    for budget, shares, kept in ((56, {"a": 4, "b": 3}, ([1, 3, 5, 7], [2, 4, 6])), (24, None, ([1, 3], [2, 4]))):
+        shares = shares or {"a": 1, "b": 1}
+        rows, _ = upsample(corpus(HAND), name=str(budget), token_budget=budget, shares=shares, keep_short=1.0)
+        assert (ids_of(rows, "a"), ids_of(rows, "b")) == kept
+        assert sum(len(row["input_ids"]) for row in rows) == budget
 
 
 def test_documents_end_with_one_end_of_text(upsample):
-    documents = Dataset.from_dict({"input_ids": [[5] * 7, [6] * 7 + [EOS], [], [7] * 8], "source": ["a"] * 4})
-    rows, _ = upsample(documents, token_budget=24, keep_short=1.0)
+    ids, sources = [[5] * 7, [6] * 7 + [EOS], [], [7] * 8, []], ["a"] * 4 + ["empty"]
+    rows, report = upsample(Dataset.from_dict({"input_ids": ids, "source": sources}), token_budget=24, keep_short=1.0)
+    assert set(report.shares) == {"a"}, "a source of empty documents has no share"
     line = [i for row in rows for i in row["input_ids"]]
     assert line == [5] * 7 + [EOS] + [6] * 7 + [EOS] + [7] * 8
-
-
-def test_slimpajama_shares_sum_to_1():
-    assert sum(SLIMPAJAMA_SHARES.values()) == pytest.approx(1.0, abs=1e-6) and len(SLIMPAJAMA_SHARES) == 7
 
 
 # ----------------------------------------------------------------------------------------------------------- the mix
@@ -178,14 +169,8 @@ def test_from_texts(upsample, kind):
     tokenizer = cl100k_tokenizer(vocab_size=512)
     texts = Dataset.from_dict({"text": ["", *["a b c"] * 40, None], "source": ["y", *["x", "y"] * 20, "x"]})
     documents = tokenize(texts if kind == "map" else texts.to_iterable_dataset(3), tokenizer)
-    rows, report = upsample(
-        documents,
-        token_budget=60,
-        sequence_length=10,
-        eos_token_id=tokenizer.eos_token_id,
-        keep_short=1.0,
-        shares={"x": 2, "y": 1},
-    )
+    options = {"token_budget": 60, "sequence_length": 10, "eos_token_id": tokenizer.eos_token_id, "keep_short": 1.0}
+    rows, report = upsample(documents, **options, shares={"x": 2, "y": 1})
     ids = [*tokenizer("a b c")["input_ids"], tokenizer.eos_token_id]
     assert rows["source"][:].count("x") == 4 and len(rows) == 6
     for name, count in (("x", 40), ("y", 20)):
@@ -208,12 +193,6 @@ def test_the_folder_is_what_was_returned_and_nothing_else(tmp_path, upsample):
         upsample(corpus(HAND), token_budget=32)
 
 
-def test_nothing_is_left_of_a_run_that_fails(tmp_path, upsample):
-    with pytest.raises(ValueError, match="No document was kept of 'c'; the corpus has the sources 'a', 'b'"):
-        upsample(corpus(HAND), token_budget=32, shares={"a": 1, "b": 1, "c": 1})
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_report_counts_lengths_and_sources(upsample):
     lengths = [1023, 1024, 2048, 4095, 4096, 8192, 16384, 32768, 65536, 70000]
     documents = corpus([("a", length) for length in lengths])
@@ -231,20 +210,18 @@ def test_the_report_counts_lengths_and_sources(upsample):
     assert report.to_json()["after"]["a"]["tokens"][3] == 4096
 
 
-def test_a_source_of_empty_documents_has_no_share(upsample):
-    rows, report = upsample(corpus([*HAND, ("empty", 0)]), token_budget=32, keep_short=1.0)
-    assert set(rows["source"]) == {"a", "b"} == set(report.shares) and len(rows) == 8
-
-
-def test_errors(upsample):
+def test_errors_leave_nothing(tmp_path, upsample):
     for options, message in [
         ({"token_budget": 3}, "Got token_budget=3, sequence_length=4"),
         ({"keep_short": 1.5}, "keep_short=1.5"),
         ({"shares": {"a": 1, "b": 0}}, "every share must be above 0"),
         ({"shares": {}}, "there must be a source"),
+        ({"shares": {"a": 1, "b": 1, "c": 1}}, "No document was kept of 'c'; the corpus has the sources 'a', 'b'"),
         ({"shares": {"a": 1, "b": 1}, "sequence_length": 30}, "'a' has 0 rows to give|'b' has 0 rows to give"),
     ]:
         with pytest.raises(ValueError, match=message):
             upsample(corpus(HAND), **{"token_budget": 200, **options})
+    assert sum(SLIMPAJAMA_SHARES.values()) == pytest.approx(1.0, abs=1e-6) and len(SLIMPAJAMA_SHARES) == 7
     with pytest.raises(ValueError, match="SLIMPAJAMA_SHARES"):
         upsample(corpus(HAND).to_iterable_dataset(), token_budget=32)
+    assert not list(tmp_path.iterdir())

@@ -20,39 +20,26 @@ def run(tmp_path):
     return tmp_path
 
 
-def test_the_checkpoint_of_most_steps_is_the_last(run):
-    assert last_whole_checkpoint(run) == (run / "checkpoint-100", {})
-    assert fault(run / "checkpoint-100") is None
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model_fsdp_0/__0_0.distcp"])
-@pytest.mark.parametrize("damage", ["truncated", "missing"])
-def test_a_damaged_file_is_found_and_the_checkpoint_before_is_taken(run, name, damage):
+@pytest.mark.parametrize(
+    "name, message",
+    {
+        "model.safetensors": "model.safetensors has",
+        "pytorch_model_fsdp_0/__0_0.distcp": "pytorch_model_fsdp_0/__0_0.distcp has",
+        FILES: "is damaged",
+    }.items(),
+)
+def test_the_last_checkpoint_without_damage_is_taken(run, name, message):
+    assert last_whole_checkpoint(run) == (run / "checkpoint-100", {}) and fault(run / "checkpoint-100") is None
     file = run / "checkpoint-100" / name
-    if damage == "missing":
-        file.unlink()
-    else:
-        file.write_bytes(file.read_bytes()[:-1])
+    file.write_bytes(file.read_bytes()[:-1])
     whole, faulty = last_whole_checkpoint(run)
-    assert whole == run / "checkpoint-10"
-    assert list(faulty) == [run / "checkpoint-100"] and name in faulty[run / "checkpoint-100"]
-
-
-def test_a_checkpoint_without_its_list_is_not_whole(run):
-    (run / "checkpoint-100" / FILES).unlink()
+    assert whole == run / "checkpoint-10" and list(faulty) == [run / "checkpoint-100"]
+    assert message in faulty[run / "checkpoint-100"]
+    (run / "checkpoint-10" / name).unlink()
     whole, faulty = last_whole_checkpoint(run)
-    assert whole == run / "checkpoint-10" and "interrupted" in faulty[run / "checkpoint-100"]
-
-
-def test_a_damaged_list_is_found(run):
-    text = (run / "checkpoint-100" / FILES).read_text()
-    (run / "checkpoint-100" / FILES).write_text(text[: len(text) // 2])
-    assert last_whole_checkpoint(run)[0] == run / "checkpoint-10"
-
-
-def test_no_whole_checkpoint(run):
-    for step in (5, 10, 100):
-        (run / f"checkpoint-{step}" / "model.safetensors").unlink()
+    assert whole == run / "checkpoint-5"
+    assert ("interrupted" if name == FILES else f"{name} is missing") in faulty[run / "checkpoint-10"]
+    (run / "checkpoint-5" / name).unlink()
     whole, faulty = last_whole_checkpoint(run)
     assert whole is None and len(faulty) == 3
 
