@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 import torch
 from transformers import HfArgumentParser, set_seed
 
+from ..arguments import option
 from . import protocols
 from .models import load_model, split_spec
-from .protocols import option
 from .results import Results
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from ..arguments import option
 from ..text_data import STDLIB, TEXT_SUFFIXES, load_texts
-from .protocols import option
 
 
 @dataclass

@@ -18,9 +18,9 @@ from transformers import (
 from transformers.integrations import deepspeed
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from ..arguments import option
 from ..configuration_diff import DiffTransformerConfig
 from ..tokenization_cl100k import cl100k_tokenizer
-from . import option
 
 ARCHITECTURES = ("diff", "transformer")
 

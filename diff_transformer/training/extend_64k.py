@@ -17,8 +17,9 @@ from datasets import Dataset, load_from_disk
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments, set_seed
 from trl import ModelConfig
 
+from ..arguments import option
 from ..evaluation.generate import token_nll
-from . import option, smoke
+from . import smoke
 from .architectures import check_all_is_trained, load, load_config, whole_models
 from .corpus import CorpusArguments
 from .data import CausalCollator, tokenize

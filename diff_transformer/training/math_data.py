@@ -14,7 +14,7 @@ from typing import Any
 from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
-from . import option
+from ..arguments import option
 
 Messages = list[dict[str, str]]
 

@@ -15,7 +15,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
 from trl import TrlParser
 
-from . import option
+from ..arguments import option
 from .budget import Budget, peak_flops
 from .callbacks import Bar, SpikeWarning, StopOnSignal
 from .plots import plot_run

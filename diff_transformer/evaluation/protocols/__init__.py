@@ -25,14 +25,6 @@ from typing import Any
 LOWER, HIGHER = "lower", "higher"
 
 
-def option(default: Any, help: str, choices: Iterable[str] = ()) -> Any:
-    """A field of a dataclass of command-line arguments, with its help."""
-    metadata = {"help": help, **({"choices": list(choices)} if choices else {})}
-    if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
 @dataclass(frozen=True)
 class Paper:
     """Where the paper reports a number, its values for the Transformer and for DIFF, and whether DIFF is better there;

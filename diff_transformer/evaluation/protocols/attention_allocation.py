@@ -24,13 +24,14 @@ from torch.nn.functional import one_hot
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from ...arguments import option
 from ..generate import BATCH_TOKENS, CHUNK, in_batches, prefill
 from ..models import LoadedModel, check_length
 from ..probe import Probe, attention_probe, differential_maps
 from ..render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Figure, Section, Table, color, model_columns, other_sizes
 from ..results import Measure, Results, ResultSet, mean
 from ..text import load_documents
-from . import HIGHER, LOWER, Headline, Paper, option
+from . import HIGHER, LOWER, Headline, Paper
 from .needle.haystack import WORDINGS, NeedleArguments, NeedlePrompt, haystack_tokens, needle_prompt
 
 ORDER = 4

@@ -15,12 +15,13 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from ...arguments import option
 from ..generate import CHUNK, token_nll
 from ..models import LoadedModel, check_length
 from ..render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Section, Table, model_columns, other_sizes
 from ..results import Cell, Measure, Results, ResultSet, common_documents
 from ..text import DocumentArguments, load_documents, text_ids, token_rows
-from . import LOWER, Headline, Paper, option
+from . import LOWER, Headline, Paper
 
 ORDER = 9
 SLICES = ("all", "ar_hit", "others")

@@ -18,11 +18,11 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from tqdm.auto import tqdm
 
+from ...arguments import option
 from ...text_data import load_table
 from ..models import LoadedModel
 from ..render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Section, Table, model_columns, other_sizes, percent
 from ..results import Measure, Results, ResultSet, mean
-from . import option
 
 ORDER = 1
 NO_SETTINGS = ("tasks", "shots")  # points of the grid, to which a later run may add

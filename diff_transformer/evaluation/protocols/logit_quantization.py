@@ -18,13 +18,14 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from ...arguments import option
 from ..generate import in_batches, token_log_probs
 from ..models import LoadedModel, check_length
 from ..probe import Probe, attention_probe
 from ..render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Figure, Section, Table, color, other_sizes, percent
 from ..results import Key, Measure, Results, ResultSet
 from ..text import DocumentArguments, load_documents, token_rows
-from . import LOWER, Headline, Paper, option
+from . import LOWER, Headline, Paper
 from .harness import accuracies, evaluate_task
 
 ORDER = 8

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import torch
 from tqdm.auto import tqdm
 
+from ...arguments import option
 from ..generate import CHUNK, token_nll
 from ..models import LoadedModel, check_length
 from ..render import DIFFERS, Figure, Section, Table, draw_models, model_columns, other_sizes, spread
 from ..results import Cell, Measure, Results, ResultSet, common_documents
 from ..text import DocumentArguments, load_documents, token_rows
-from . import LOWER, Headline, Paper, option
+from . import LOWER, Headline, Paper
 
 ORDER = 2
 

@@ -24,13 +24,14 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from ...arguments import option
 from ..generate import CHUNK, chunks
 from ..models import LoadedModel, check_length
 from ..probe import Probe, attention_probe
 from ..render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Figure, Section, Table, color, model_columns, other_sizes
 from ..results import Measure, Results, ResultSet
 from ..text import DocumentArguments, load_documents, token_rows
-from . import LOWER, Headline, Paper, option
+from . import LOWER, Headline, Paper
 
 ORDER = 7
 RANKS = (1, 2, 3, 10, 100)

@@ -16,12 +16,13 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ...arguments import option
 from ..generate import in_batches
 from ..models import LoadedModel, check_length
 from ..render import DIFFERS, Figure, Section, Table, draw_models, model_columns
 from ..results import Measure, Results, ResultSet
 from ..text import start_ids
-from . import HIGHER, Headline, option
+from . import HIGHER, Headline
 
 ORDER = 11
 NO_SETTINGS = ("pairs",)  # points of the grid, to which a later run may add

@@ -15,10 +15,10 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from ...arguments import option
 from ..models import LoadedModel, check_length
 from ..render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Section, Table
 from ..results import Measure, Results, ResultSet, hardware
-from . import option
 
 ORDER = 12
 NO_SETTINGS = ("lengths", "tasks")  # points of the grid, to which a later run may add

@@ -11,12 +11,13 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
 
+from ....arguments import option
 from ....text_data import load_table
 from ...generate import iterate_texts
 from ...models import LoadedModel
@@ -42,44 +43,33 @@ COUNTS = ("samples", "unparsed", "empty", "cut", "unfinished")
 
 @dataclass
 class Arguments:
-    datasets: list[str] = field(
-        default_factory=lambda: list(TASKS),
-        metadata={
-            "help": f"Datasets from {', '.join(TASKS)}. NAME=SOURCE reads the rows, which must have the same columns, "
-            "from another dataset on the Hub or from a local file or folder."
-        },
+    datasets: list[str] = option(
+        list(TASKS),
+        f"Datasets from {', '.join(TASKS)}. NAME=SOURCE reads the rows, which must have the same columns, "
+        "from another dataset on the Hub or from a local file or folder.",
     )
-    samples: int = field(default=100, metadata={"help": "Samples per dataset."})
-    max_length: int | None = field(
-        default=None,
-        metadata={"help": "Tokens of a prompt, the middle of which is cut, and its output; by default all positions."},
+    samples: int = option(100, "Samples per dataset.")
+    max_length: int | None = option(
+        None, "Tokens of a prompt, the middle of which is cut, and its output; by default all positions."
     )
-    judge_base_url: str | None = field(
-        default=None,
-        metadata={"help": "Address of an OpenAI-compatible server, with its /v1. Without it nothing is judged."},
+    judge_base_url: str | None = option(
+        None, "Address of an OpenAI-compatible server, with its /v1. Without it nothing is judged."
     )
-    judge_model: str | None = field(default=None, metadata={"help": "The judge's model, by its name on the server."})
-    judge_key_variable: str = field(
-        default="OPENAI_API_KEY",
-        metadata={"help": "Environment variable that holds the judge's key, if it needs one."},
+    judge_model: str | None = option(None, "The judge's model, by its name on the server.")
+    judge_key_variable: str = option(
+        "OPENAI_API_KEY", "Environment variable that holds the judge's key, if it needs one."
     )
-    judge_max_tokens: int = field(
-        default=1024, metadata={"help": "Maximum tokens of a reply, that is, of an explanation and its verdict."}
+    judge_max_tokens: int = option(1024, "Maximum tokens of a reply, that is, of an explanation and its verdict.")
+    judge_concurrency: int = option(8, "Number of requests at once.")
+    judge_timeout: float = option(120.0, "Seconds to wait for a reply.")
+    judge_retries: int = option(
+        10, "Retries per request, after 0.5, 1, 2, 4, 8, 8, ... seconds, or up to 120 if the server says so."
     )
-    judge_concurrency: int = field(default=8, metadata={"help": "Number of requests at once."})
-    judge_timeout: float = field(default=120.0, metadata={"help": "Seconds to wait for a reply."})
-    judge_retries: int = field(
-        default=10,
-        metadata={
-            "help": "Retries per request, after 0.5, 1, 2, 4, 8, 8, ... seconds, or up to 120 if the server says so."
-        },
+    price_per_million_tokens: list[float] = option(
+        [], "The judge's price, for prompts and replies together or one for each."
     )
-    price_per_million_tokens: list[float] = field(
-        default_factory=list, metadata={"help": "The judge's price, for prompts and replies together or one for each."}
-    )
-    labelled: str | None = field(
-        default=None,
-        metadata={"help": "Rows with document, ground_truth, output and label (true or false) to check the judge on."},
+    labelled: str | None = option(
+        None, "Rows with document, ground_truth, output and label (true or false) to check the judge on."
     )
 
     def __post_init__(self):

@@ -8,7 +8,7 @@ For robustness the same demonstrations are shown in other orders: at random, or 
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from tqdm.auto import tqdm
 from transformers.cache_utils import Cache
 
+from ....arguments import option
 from ...generate import CHUNK, prefill
 from ...models import LoadedModel, check_length
 from ...render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Figure, Section, Table, color, other_sizes
@@ -50,49 +51,31 @@ CellsByLabel = dict[str, list[list[Cell]]]  # for each model, the cells of each 
 
 @dataclass
 class Arguments:
-    datasets: list[str] = field(
-        default_factory=lambda: list(SOURCES),
-        metadata={
-            "help": f"Datasets: {', '.join(SOURCES)}; NAME=PATH for a copy of one of them; or a Hub id or local "
-            "folder with the splits train and test and the columns text and label."
-        },
+    datasets: list[str] = option(
+        list(SOURCES),
+        f"Datasets: {', '.join(SOURCES)}; NAME=PATH for a copy of one of them; or a Hub id or local "
+        "folder with the splits train and test and the columns text and label.",
     )
-    shots: list[int] = field(
-        default_factory=lambda: [1], metadata={"help": "Demonstrations per class in the first prompts of the curve."}
+    shots: list[int] = option([1], "Demonstrations per class in the first prompts of the curve.")
+    lengths: list[int] = option(
+        [4096 * i for i in range(1, 17)],
+        "Tokens of the other prompts of the curve, which hold as many demonstrations as fit.",
     )
-    lengths: list[int] = field(
-        default_factory=lambda: [4096 * i for i in range(1, 17)],
-        metadata={"help": "Tokens of the other prompts of the curve, which hold as many demonstrations as fit."},
-    )
-    queries: int = field(default=100, metadata={"help": "Texts from the test split, the same for every prompt."})
-    scoring: str = field(
-        default="trie",
-        metadata={"help": "Constrained greedy decoding, or the likelihood of whole labels.", "choices": SCORINGS},
-    )
-    normalize: bool = field(
-        default=False, metadata={"help": "Divide log-likelihoods by the label's number of tokens."}
-    )
-    orders: list[str] = field(
-        default_factory=lambda: list(ORDERS),
-        metadata={"help": "How the demonstrations are permuted.", "choices": ORDERS},
-    )
-    order_seeds: int = field(default=5, metadata={"help": "Permutations per order; 0 measures none."})
-    order_length: int | None = field(
-        default=None, metadata={"help": "Tokens of a permuted prompt; by default the largest of --lengths."}
-    )
-    text_column: str | None = field(default=None, metadata={"help": "Column of the texts, if not the usual one."})
-    label_column: str | None = field(default=None, metadata={"help": "Column of the labels, if not the usual one."})
-    dataset_config: str | None = field(default=None, metadata={"help": "Configuration, if not the usual one."})
-    train_split: str | None = field(default=None, metadata={"help": "Split of the demonstrations; by default train."})
-    test_split: str | None = field(default=None, metadata={"help": "Split of the queries; by default test."})
-    prompt: str | None = field(
-        default=None, metadata={"help": r"Template of an example, such as 'query: {text}\nintent: {label}'."}
-    )
-    separator: str = field(default=r"\n==\n", metadata={"help": r"Text after each example; \n is a line break."})
-    label_names: str | None = field(
-        default=None, metadata={"help": "File with the names of labels that are numbers, one name per line."}
-    )
-    chunk_size: int = field(default=CHUNK, metadata={"help": "Tokens that go through the model at once."})
+    queries: int = option(100, "Texts from the test split, the same for every prompt.")
+    scoring: str = option("trie", "Constrained greedy decoding, or the likelihood of whole labels.", SCORINGS)
+    normalize: bool = option(False, "Divide log-likelihoods by the label's number of tokens.")
+    orders: list[str] = option(list(ORDERS), "How the demonstrations are permuted.", ORDERS)
+    order_seeds: int = option(5, "Permutations per order; 0 measures none.")
+    order_length: int | None = option(None, "Tokens of a permuted prompt; by default the largest of --lengths.")
+    text_column: str | None = option(None, "Column of the texts, if not the usual one.")
+    label_column: str | None = option(None, "Column of the labels, if not the usual one.")
+    dataset_config: str | None = option(None, "Configuration, if not the usual one.")
+    train_split: str | None = option(None, "Split of the demonstrations; by default train.")
+    test_split: str | None = option(None, "Split of the queries; by default test.")
+    prompt: str | None = option(None, r"Template of an example, such as 'query: {text}\nintent: {label}'.")
+    separator: str = option(r"\n==\n", r"Text after each example; \n is a line break.")
+    label_names: str | None = option(None, "File with the names of labels that are numbers, one name per line.")
+    chunk_size: int = option(CHUNK, "Tokens that go through the model at once.")
 
     def __post_init__(self):
         for name, values in {"shots": self.shots, "lengths": self.lengths, "queries": [self.queries]}.items():

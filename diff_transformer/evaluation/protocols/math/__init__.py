@@ -8,10 +8,11 @@ number. math-verify grades it. Finished solutions are kept in a journal beside t
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tqdm.auto import tqdm
 
+from ....arguments import option
 from ... import render
 from ...generate import iterate_continuously, iterate_texts
 from ...models import LoadedModel, max_positions
@@ -55,30 +56,21 @@ _SHARES = {"cut_off": "cut off at the limit", "timed_out": "not graded in time",
 
 @dataclass
 class Arguments:
-    benchmarks: list[str] = field(
-        default_factory=lambda: list(BENCHMARKS), metadata={"help": "Benchmarks.", "choices": list(BENCHMARKS)}
+    benchmarks: list[str] = option(list(BENCHMARKS), "Benchmarks.", list(BENCHMARKS))
+    data_dir: str | None = option(
+        None,
+        "A folder with BENCHMARK/test.jsonl or BENCHMARK.jsonl, such as evaluation/data of "
+        "github.com/QwenLM/Qwen2.5-Math. By default datasets of the Hub, which lacks three of the eight.",
     )
-    data_dir: str | None = field(
-        default=None,
-        metadata={
-            "help": "A folder with BENCHMARK/test.jsonl or BENCHMARK.jsonl, such as evaluation/data of "
-            "github.com/QwenLM/Qwen2.5-Math. By default datasets of the Hub, which lacks three of the eight."
-        },
+    dataset: list[str] = option([], "BENCHMARK=PATH or BENCHMARK=HUB_ID, datasets of single benchmarks.")
+    prompt: str = option("boxed", "cot for Figure 9, boxed for Figure 10.", list(PROMPTS))
+    max_new_tokens: int | None = option(
+        None, "Maximum tokens of a solution; by default 1024 for cot and 16384 for boxed."
     )
-    dataset: list[str] = field(
-        default_factory=list, metadata={"help": "BENCHMARK=PATH or BENCHMARK=HUB_ID, datasets of single benchmarks."}
-    )
-    prompt: str = field(
-        default="boxed", metadata={"help": "cot for Figure 9, boxed for Figure 10.", "choices": list(PROMPTS)}
-    )
-    max_new_tokens: int | None = field(
-        default=None, metadata={"help": "Maximum tokens of a solution; by default 1024 for cot and 16384 for boxed."}
-    )
-    chat: bool = field(default=True, metadata={"help": "Use the tokenizer's chat template, if it has one."})
-    system: str | None = field(default=None, metadata={"help": "System message of the chat; by default none."})
-    continuous_batching: bool = field(
-        default=False,
-        metadata={"help": "Replace a finished solution in the batch by the next: faster if lengths differ much."},
+    chat: bool = option(True, "Use the tokenizer's chat template, if it has one.")
+    system: str | None = option(None, "System message of the chat; by default none.")
+    continuous_batching: bool = option(
+        False, "Replace a finished solution in the batch by the next: faster if lengths differ much."
     )
 
 

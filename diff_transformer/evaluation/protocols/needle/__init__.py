@@ -23,12 +23,13 @@ import torch
 from matplotlib.figure import Figure as Canvas
 from tqdm.auto import tqdm
 
+from ....arguments import option
 from ...generate import BATCH_TOKENS, end_tokens, generate_greedily, in_batches
 from ...models import LoadedModel, check_length
 from ...render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Figure, Section, Table, model_columns, other_sizes
 from ...results import Key, Measure, Results, ResultSet, mean
 from ...text import load_documents
-from .. import HIGHER, Headline, Paper, option
+from .. import HIGHER, Headline, Paper
 from .haystack import WORDINGS, NeedleArguments, NeedlePrompt, haystack_tokens, needle_prompt
 
 ORDER = 3

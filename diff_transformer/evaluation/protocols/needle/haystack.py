@@ -12,9 +12,9 @@ from functools import lru_cache
 
 from transformers import PreTrainedTokenizerBase
 
+from ....arguments import option
 from ...generate import CHUNK
 from ...text import DocumentArguments, start_ids, text_ids
-from .. import option
 
 HAYSTACK_TOKENS = 2**20  # maximum tokens of the documents from which a prompt's haystack is cut
 
