@@ -171,6 +171,7 @@ def model_gpu(monkeypatch):
 
 
 # transformers 5.23 renamed it; the benchmark supports 5.17 too
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
 @pytest.mark.parametrize("less_memory", [[], ["--gradient-checkpointing", "--loss-chunk", "7", "--layers", "1"]])
 def test_model_gpu_end_to_end(model_gpu, tmp_path, capsys, less_memory):

@@ -419,6 +419,7 @@ def batch_tokens(model: PreTrainedModel, prompts: list[list[int]], config=None, 
     return [list(output.generated_tokens) for output in outputs.values()]
 
 
+@pytest.mark.slow
 @pytest.mark.oldest
 @pytest.mark.parametrize("attn_implementation", [*IMPLEMENTATIONS, "flash_diff"])
 @pytest.mark.oldest
@@ -439,6 +440,7 @@ def test_generate_batch_gives_the_tokens_of_generate(make_model, attn_implementa
     assert model.config._attn_implementation == implementation, "the attention implementation was not restored"
 
 
+@pytest.mark.slow
 def test_generate_batch_with_a_persistent_manager(make_model):
     model = make_model("flash_diff")
     prompts = [random_ids(length, seed=length).tolist() for length in (5, 9)]

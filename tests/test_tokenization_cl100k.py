@@ -126,6 +126,7 @@ AWKWARD += ["_", "!", "...", "<|", "|>", "\x00", "\ufffd"]
 # Ids and text
 
 
+@pytest.mark.slow
 def test_prose_code_emoji_runs(tokenizer, oracle):
     assert_same_ids(tokenizer, oracle, [PROSE, CODE, EMOJI, PROSE + CODE + EMOJI, "", *RUNS])
 
@@ -141,6 +142,7 @@ def code_points() -> tuple[list[str], list[str]]:
     return assigned, others[::29]
 
 
+@pytest.mark.slow
 def test_every_assigned_code_point_alone(tokenizer, oracle):
     assigned, others = code_points()
     assert_same_ids(tokenizer, oracle, assigned + others)

@@ -152,6 +152,7 @@ def test_sft_loss_is_the_models_own(attn_implementation, layout, make_model, mak
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_sft_lowers_the_loss(layout, make_model, make_sft_trainer):
     rows = [{"text": sentence} for sentence in SENTENCES]
@@ -163,6 +164,7 @@ def test_sft_lowers_the_loss(layout, make_model, make_sft_trainer):
     assert_falls(losses(trainer, "eval_loss"), by=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.oldest
 def test_sft_of_a_saved_folder_on_prompt_and_completion(make_model, make_sft_trainer, tokenizer, tmp_path):
     """Model and tokenizer come from a folder; only the completions are learnt, and then generated."""
@@ -187,6 +189,7 @@ def test_sft_of_a_saved_folder_on_prompt_and_completion(make_model, make_sft_tra
         assert tokenizer.decode(output) == completion + tokenizer.eos_token, "generation after the training"
 
 
+@pytest.mark.slow
 @pytest.mark.oldest
 def test_sft_assistant_only_loss_through_the_chat_template(make_model, make_sft_trainer, tokenizer):
     rows = [
@@ -218,6 +221,7 @@ def test_sft_assistant_only_loss_through_the_chat_template(make_model, make_sft_
     assert_falls(losses(trainer), by=2.0)
 
 
+@pytest.mark.slow
 @pytest.mark.oldest
 @peft_asks_by_the_old_name
 def test_sft_trains_a_lora_adapter(make_model, make_sft_trainer):

@@ -71,6 +71,7 @@ def test_a_saved_dataset(tmp_path):
         load(tmp_path / "several", dataset_split="validation")
 
 
+@pytest.mark.slow
 def test_the_standard_library():
     texts = iter(load_documents(DocumentArguments()))
     assert DocumentArguments().dataset == STDLIB

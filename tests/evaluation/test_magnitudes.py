@@ -33,6 +33,7 @@ def assert_median(magnitudes, values):
     assert abs(magnitudes.median() - expected) <= bound * (1 + 1e-12), "the median is off by more than its bound"
 
 
+@pytest.mark.slow
 @THOROUGH
 @given(BATCHES, st.integers(1, 30))
 def test_the_median_is_numpys_within_its_bound_and_the_largest_exactly(batches, count):

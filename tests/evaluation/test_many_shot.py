@@ -293,6 +293,7 @@ def cells(out, label):
     return [(cell.key, cell.measures, cell.data) for cell in found.cells]
 
 
+@pytest.mark.slow
 def test_both_twins_resumption_and_report(twin_folders, colors, tmp_path, monkeypatch):
     assert run_cli(twin_folders, tmp_path / "whole", colors) == 0
     whole = {label: cells(tmp_path / "whole", label) for label in twin_folders}

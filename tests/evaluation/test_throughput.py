@@ -25,6 +25,7 @@ def cells(folder):
     return {r.label: r.cells for r in load_results(folder)["throughput"]}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")  # newer name in 5.23
 def test_the_median_of_the_rounds_after_the_warm_up(twin_folders, tmp_path, monkeypatch):
     clock, taken = [9.0, 9.0, 4.0, 0.5, 2.0], []  # two warm up

@@ -12,6 +12,8 @@ from diff_transformer.reproduction.findings import findings
 from diff_transformer.reproduction.report import answer, difference, write_report
 from diff_transformer.reproduction.sections import number
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -35,6 +35,7 @@ def test_what_is_committed_is_what_would_be_drawn():
             assert (page.parent / figure).is_file()
 
 
+@pytest.mark.slow
 def test_a_run_is_taken_over(root):
     update.copy_results("cpu", root / "run", root)
     readme, page = root / "README.md", root / "docs/results/cpu.md"
@@ -54,6 +55,7 @@ def test_a_run_is_taken_over(root):
     assert page.read_text().startswith("# Made up")
 
 
+@pytest.mark.slow
 def test_both_scales(root):
     for scale in ("cpu", "gpu"):
         update.copy_results(scale, root / "run", root)
@@ -82,6 +84,7 @@ def test_a_run_without_results(root):
     assert not (root / "docs/results/cpu.json").exists()
 
 
+@pytest.mark.process
 def test_the_command_wants_both_or_neither():
     result = subprocess.run([sys.executable, SCRIPT, "cpu"], capture_output=True, text=True)
     assert result.returncode == 2 and "both a scale and a folder" in result.stderr

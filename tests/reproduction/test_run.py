@@ -82,6 +82,7 @@ def test_a_job_that_ends_without_its_file_is_an_error(tmp_path):
         run_jobs([Job("a", ("true",), Path("model/config.json"))], tmp_path, 1, 1)
 
 
+@pytest.mark.slow
 def test_running_jobs_stop_after_the_minutes_and_the_same_call_resumes(tmp_path):
     last = job("c", needs=("b",))
     with pytest.raises(Stopped, match="Stopped after 0.03 minutes"):

@@ -14,6 +14,8 @@ from diff_transformer.training.architectures import transformer_twin
 from diff_transformer.training.batch_record import BatchRecord
 from diff_transformer.training.trainer import RunTrainer
 
+pytestmark = pytest.mark.slow
+
 STEPS = 5
 
 

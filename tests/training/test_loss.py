@@ -546,6 +546,7 @@ def curve(trainer: Trainer) -> list[float]:
     return [*losses, trainer.evaluate()["eval_loss"]]
 
 
+@pytest.mark.slow
 @pytest.mark.oldest
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -563,6 +564,7 @@ def test_trainer_has_the_same_losses(make_model, make_trainer, kind, checkpointi
     assert actual == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.oldest
 def test_trainer_in_bf16_and_after_it(make_model, make_trainer):
     """accelerate wraps the forward in autocast and unwraps it again: what it unwraps must still be ours."""

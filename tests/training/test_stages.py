@@ -308,6 +308,7 @@ def smoke_model(tmp_path_factory) -> str:
     return str(write_model(tmp_path_factory.mktemp("model"), 256))
 
 
+@pytest.mark.slow
 def test_errors(tmp_path, smoke_model):
     (tmp_path / "config.yaml").write_text("learning_rat: 1.0e-3\n")
     DiffLlamaConfig(num_hidden_layers=1).save_pretrained(tmp_path / "diffllama")
