@@ -134,7 +134,7 @@ def test_a_sequence_does_not_depend_on_its_batch_or_padding(exact, side, granula
         torch.testing.assert_close(together[i, place], alone, msg=f"row {i} has another range in the batch")
 
 
-def test_rows_without_the_others_are_refused(exact):
+def test_rows_without_the_others_are_rejected(exact):
     logits = torch.randn(1, 2, 3, 8)
     visible = torch.ones(1, 1, 3, 8, dtype=torch.bool)
     assert LogitQuantizer(16).on_logits(exact, logits, visible) is logits

@@ -108,7 +108,7 @@ def test_layers_of_another_architecture():
         decoder_layers(model)
 
 
-def test_infinite_activations_are_refused(twin_folders):
+def test_infinite_activations_are_rejected(twin_folders):
     loaded = load_model(str(twin_folders["DIFF"]), device="cpu")
     with torch.no_grad():
         loaded.model.model.layers[1].mlp.down_proj.weight.fill_(float("inf"))
