@@ -202,7 +202,7 @@ def command(twin_folders, data_dir, text, out):
 
 
 @pytest.mark.slow
-def test_run_stops_goes_on_and_is_reported(twin_folders, data_dir, text, tmp_path, monkeypatch):
+def test_run_stops_resumes_and_is_reported(twin_folders, data_dir, text, tmp_path, monkeypatch):
     assert main(command(twin_folders, data_dir, text, tmp_path / "whole")) == 0
     add, added = Results.add, []
 

@@ -116,7 +116,7 @@ def test_infinite_activations_are_rejected(twin_folders):
         measure_row(loaded.model, torch.tensor([[1, 2, 3]]))
 
 
-def test_a_stopped_run_goes_on_where_it_was(loaded, tmp_path, monkeypatch):
+def test_a_stopped_run_resumes_where_it_was(loaded, tmp_path, monkeypatch):
     arguments = Arguments(dataset=corpus(tmp_path / "texts"), tokens=100, length=32, chunk_size=20)
 
     def run(folder):

@@ -50,7 +50,7 @@ def test_a_file_says_what_was_measured_how_and_where(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["org--DIFF.json"], "a temporary file was left"
 
 
-def test_a_run_goes_on_where_it_was_stopped(tmp_path):
+def test_a_run_resumes_where_it_was_stopped(tmp_path):
     keys = [{"length": 1}, {"length": 2}]
     first = opened(tmp_path)
     assert first.todo(keys) == keys
