@@ -99,9 +99,9 @@ def load_data(root: Path | None, limit: int | None, tokenizer, length: int) -> l
         stream = np.array([i for encoding in encodings for i in (*encoding.ids, tokenizer.eos_token_id)], dtype=int)
         if len(stream) < length:
             sys.exit(
-                f"{root or STDLIB} gives {len(stream)} tokens of Python for {split} and {length} are needed ({len(documents)} "
-                "files, test folders excluded). Some systems ship Python without its sources: pass a folder with a "
-                "few hundred .py files as --source."
+                f"{root or STDLIB} gives {len(stream)} tokens of Python for {split} and {length} are needed "
+                f"({len(documents)} files, test folders excluded). Some systems ship Python without its sources: pass "
+                "a folder with a few hundred .py files as --source."
             )
         rows.append(torch.from_numpy(stream[: len(stream) // length * length].reshape(-1, length)))
     return rows
@@ -204,7 +204,8 @@ def main() -> None:
     batch_tokens = sample.numel()
     tokens = steps * batch_tokens
     print(
-        f"Data        {train.numel():,} tokens of Python from {args.source or STDLIB}, {validation.numel():,} held out\n"
+        f"Data        {train.numel():,} tokens of Python from {args.source or STDLIB}, "
+        f"{validation.numel():,} held out\n"
         f"Model       {model.num_parameters():,} parameters: {config.num_hidden_layers} layers, {config.hidden_size} "
         f"wide, with {config.num_attention_heads} differential heads each\n"
         f"Budget      {steps:,} steps, {tokens:,} tokens ({tokens / train.numel():.2f} of the data), about "
