@@ -12,8 +12,8 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import time
+from itertools import islice
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: everything needed is on this machine
@@ -35,6 +35,7 @@ from transformers import (  # noqa: E402
 )
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, cl100k_tokenizer  # noqa: E402
+from diff_transformer.text_data import STDLIB, standard_library_sources  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 MARK = ".diff_transformer_demo"  # marks a folder that the demo may overwrite
@@ -68,8 +69,8 @@ def parse_args() -> argparse.Namespace:
     add("--steps", type=int, help=text)
     add("--seed", type=int, default=0, help="seed of the weights and the data order (default: %(default)s)")
     add("--prompt", default=PROMPT, help="Python code to complete, for which the attention maps are drawn")
-    text = "folder whose .py files are the data; 1 in 20 is held out (default: the standard library, %(default)s)"
-    add("--source", type=Path, default=Path(sysconfig.get_paths()["stdlib"]), help=text)
+    text = "folder whose .py files are the data; 1 in 20 is held out (default: the standard library)"
+    add("--source", type=Path, help=text)
     text = "folder for model, pictures and log; those of an earlier run are replaced (default: %(default)s)"
     add("--out", type=Path, default=HERE / "out", help=text)
     text = "run every step in seconds, for tests, with a tiny model that learns next to nothing"
@@ -80,18 +81,17 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-def load_data(root: Path, limit: int | None, tokenizer, length: int) -> list[torch.Tensor]:
+def load_data(root: Path | None, limit: int | None, tokenizer, length: int) -> list[torch.Tensor]:
     """Training and validation rows, (rows, length) each: the files in the order of their paths, each followed by an
     end-of-text token, concatenated and cut into rows."""
-    paths = sorted(path.relative_to(root) for path in root.rglob("*.py"))
     texts = {"training": [], "validation": []}
-    for path in [path for path in paths if not (NOT_DATA | NOT_CODE) & set(path.parts)][:limit]:
+    for path, file in islice(standard_library_sources(NOT_DATA | NOT_CODE, root), limit):
         # chosen by a hash, so that the split of a file does not depend on the other files
-        held_out = hashlib.sha256(path.as_posix().encode()).digest()[0] < 256 / 20
+        held_out = hashlib.sha256(path.encode()).digest()[0] < 256 / 20
         try:
-            text = (root / path).read_text(encoding="utf-8", errors="replace")
+            text = file.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
-            sys.exit(f"{root / path} cannot be read ({error.strerror}). Make it readable, or pass another --source.")
+            sys.exit(f"{file} cannot be read ({error.strerror}). Make it readable, or pass another --source.")
         texts["validation" if held_out else "training"].append(text)
     rows = []
     for split, documents in texts.items():
@@ -99,9 +99,9 @@ def load_data(root: Path, limit: int | None, tokenizer, length: int) -> list[tor
         stream = np.array([i for encoding in encodings for i in (*encoding.ids, tokenizer.eos_token_id)], dtype=int)
         if len(stream) < length:
             sys.exit(
-                f"{root} gives {len(stream)} tokens of Python for {split} and {length} are needed ({len(documents)} "
-                "files, test folders excluded). Some systems ship Python without its sources: pass a folder with a "
-                "few hundred .py files as --source."
+                f"{root or STDLIB} gives {len(stream)} tokens of Python for {split} and {length} are needed "
+                f"({len(documents)} files, test folders excluded). Some systems ship Python without its sources: pass "
+                "a folder with a few hundred .py files as --source."
             )
         rows.append(torch.from_numpy(stream[: len(stream) // length * length].reshape(-1, length)))
     return rows
@@ -204,7 +204,8 @@ def main() -> None:
     batch_tokens = sample.numel()
     tokens = steps * batch_tokens
     print(
-        f"Data        {train.numel():,} tokens of Python from {args.source}, {validation.numel():,} held out\n"
+        f"Data        {train.numel():,} tokens of Python from {args.source or STDLIB}, "
+        f"{validation.numel():,} held out\n"
         f"Model       {model.num_parameters():,} parameters: {config.num_hidden_layers} layers, {config.hidden_size} "
         f"wide, with {config.num_attention_heads} differential heads each\n"
         f"Budget      {steps:,} steps, {tokens:,} tokens ({tokens / train.numel():.2f} of the data), about "

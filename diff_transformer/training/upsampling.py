@@ -29,9 +29,15 @@ from ..folders import whole_folder
 logger = logging.get_logger(__name__)
 
 # Tokens by source in SlimPajama, under its names (`meta.redpajama_set_name`)
-SLIMPAJAMA_SHARES = {"RedPajamaC4": 0.2661, "RedPajamaCommonCrawl": 0.53375, "RedPajamaStackExchange": 0.0317}
-SLIMPAJAMA_SHARES |= {"RedPajamaWikipedia": 0.03402, "RedPajamaGithub": 0.05005, "RedPajamaArXiv": 0.0429}
-SLIMPAJAMA_SHARES |= {"RedPajamaBook": 0.04148}
+SLIMPAJAMA_SHARES = {
+    "RedPajamaC4": 0.2661,
+    "RedPajamaCommonCrawl": 0.53375,
+    "RedPajamaStackExchange": 0.0317,
+    "RedPajamaWikipedia": 0.03402,
+    "RedPajamaGithub": 0.05005,
+    "RedPajamaArXiv": 0.0429,
+    "RedPajamaBook": 0.04148,
+}
 
 BUCKETS = ("<1K", "1-2K", "2-4K", "4-8K", "8-16K", "16-32K", "32-64K", ">=64K")
 _EDGES = 1024 * 2 ** np.arange(len(BUCKETS) - 1)

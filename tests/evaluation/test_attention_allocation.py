@@ -182,7 +182,7 @@ def cells(folder):
 
 
 @pytest.mark.slow
-def test_run_goes_on_where_it_was_stopped(command, tmp_path, monkeypatch):
+def test_run_resumes_where_it_was_stopped(command, tmp_path, monkeypatch):
     assert command(tmp_path / "whole") == 0
     whole = cells(tmp_path / "whole")
     assert [len(found) for found in whole.values()] == [3, 3]

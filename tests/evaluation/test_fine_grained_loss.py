@@ -142,7 +142,7 @@ def test_cells_are_the_means_of_the_slices(loaded, tmp_path):
         assert cell.data == {"train_tokens": len(trained.split())}
 
 
-def test_a_stopped_run_goes_on_where_it_was(loaded, tmp_path, monkeypatch):
+def test_a_stopped_run_resumes_where_it_was(loaded, tmp_path, monkeypatch):
     arguments = arguments_for(tmp_path / "texts", train_dataset=corpus(tmp_path / "texts"), threshold=3)
     whole = run(loaded, arguments, tmp_path / "whole")
 

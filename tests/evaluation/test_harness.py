@@ -282,7 +282,7 @@ def command(twin_folders, data_dir, out, *more):
 
 
 @pytest.mark.slow
-def test_run_stops_goes_on_and_is_reported(twin_folders, data_dir, tmp_path, monkeypatch):
+def test_run_stops_resumes_and_is_reported(twin_folders, data_dir, tmp_path, monkeypatch):
     tasks = ("--tasks", *harness.TASKS, "--shots", 0, 1)
     assert main(command(twin_folders, data_dir, tmp_path / "whole", *tasks)) == 0
 

@@ -134,7 +134,7 @@ def test_a_sequence_does_not_depend_on_its_batch_or_padding(exact, side, granula
         torch.testing.assert_close(together[i, place], alone, msg=f"row {i} has another range in the batch")
 
 
-def test_rows_without_the_others_are_refused(exact):
+def test_rows_without_the_others_are_rejected(exact):
     logits = torch.randn(1, 2, 3, 8)
     visible = torch.ones(1, 1, 3, 8, dtype=torch.bool)
     assert LogitQuantizer(16).on_logits(exact, logits, visible) is logits
@@ -202,7 +202,7 @@ def command(twin_folders, data_dir, text, out):
 
 
 @pytest.mark.slow
-def test_run_stops_goes_on_and_is_reported(twin_folders, data_dir, text, tmp_path, monkeypatch):
+def test_run_stops_resumes_and_is_reported(twin_folders, data_dir, text, tmp_path, monkeypatch):
     assert main(command(twin_folders, data_dir, text, tmp_path / "whole")) == 0
     add, added = Results.add, []
 

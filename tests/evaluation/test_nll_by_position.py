@@ -108,7 +108,7 @@ def test_cells_are_the_curves_of_documents(loaded, tmp_path):
     assert len(run(loaded, arguments, tmp_path / "few", limit=2).cells) == 2
 
 
-def test_a_stopped_run_goes_on_where_it_was(loaded, tmp_path, monkeypatch):
+def test_a_stopped_run_resumes_where_it_was(loaded, tmp_path, monkeypatch):
     arguments = Arguments(corpus(tmp_path / "texts"), length=64, documents=4, points=5, chunk_size=20)
     whole = run(loaded, arguments, tmp_path / "whole")
     measured = []

@@ -108,7 +108,7 @@ def test_layers_of_another_architecture():
         decoder_layers(model)
 
 
-def test_infinite_activations_are_refused(twin_folders):
+def test_infinite_activations_are_rejected(twin_folders):
     loaded = load_model(str(twin_folders["DIFF"]), device="cpu")
     with torch.no_grad():
         loaded.model.model.layers[1].mlp.down_proj.weight.fill_(float("inf"))
@@ -116,7 +116,7 @@ def test_infinite_activations_are_refused(twin_folders):
         measure_row(loaded.model, torch.tensor([[1, 2, 3]]))
 
 
-def test_a_stopped_run_goes_on_where_it_was(loaded, tmp_path, monkeypatch):
+def test_a_stopped_run_resumes_where_it_was(loaded, tmp_path, monkeypatch):
     arguments = Arguments(dataset=corpus(tmp_path / "texts"), tokens=100, length=32, chunk_size=20)
 
     def run(folder):

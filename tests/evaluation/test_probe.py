@@ -216,10 +216,10 @@ def test_one_probe_at_a_time(loaded):
         with pytest.raises(ValueError, match="Another attention_probe"), attention_probe(loaded.model, Probe()):
             pass
         forward(loaded.model, input_ids=torch.tensor([[1, 2]]))
-    assert len(recorder.logits) == 2, "the refused probe took the place of the other"
+    assert len(recorder.logits) == 2, "the rejected probe took the place of the other"
 
 
-def test_what_cannot_be_probed_is_refused(loaded):
+def test_what_cannot_be_probed_is_rejected(loaded):
     bloom = BloomForCausalLM(BloomConfig(hidden_size=32, n_layer=1, n_head=2, vocab_size=50))
     with (
         pytest.raises(ValueError, match="BloomForCausalLM does not use transformers' attention interface"),

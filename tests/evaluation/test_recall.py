@@ -111,7 +111,7 @@ def test_the_model_itself_is_read_at_the_queries(loaded):
 
 
 @pytest.mark.slow
-def test_run_goes_on_with_more_pairs_and_is_reported(twin_folders, tmp_path, capsys):
+def test_run_continues_with_more_pairs_and_is_reported(twin_folders, tmp_path, capsys):
     models = [word for label, folder in twin_folders.items() for word in ("--model", f"{label}={folder}")]
     command = ["evaluate", "recall", *models, "--out", str(tmp_path), "--device", "cpu", "--length", "40"]
     command += ["--rows", "6", "--pairs"]

@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Results: the mean and its error, what a file says, going on with it, and what it refuses."""
+"""Results: the mean and its error, what a file holds, resuming it, and what it rejects."""
 
 import json
 import math
@@ -50,7 +50,7 @@ def test_a_file_says_what_was_measured_how_and_where(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["org--DIFF.json"], "a temporary file was left"
 
 
-def test_a_run_goes_on_where_it_was_stopped(tmp_path):
+def test_a_run_resumes_where_it_was_stopped(tmp_path):
     keys = [{"length": 1}, {"length": 2}]
     first = opened(tmp_path)
     assert first.todo(keys) == keys
@@ -135,7 +135,7 @@ def test_a_journal_keeps_samples_and_drops_a_line_that_was_cut_off(tmp_path):
     assert set(Journal(journal.path).records) == {"a", "b", "c"}
 
 
-def test_a_journal_with_a_broken_line_in_the_middle_is_refused(tmp_path):
+def test_a_journal_with_a_broken_line_in_the_middle_is_rejected(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text('{"id": "a"}\n{"id"\n{"id": "b"}\n')
     with pytest.raises(ValueError, match="line 2"):

@@ -382,6 +382,21 @@ def test_a_stream_of_python_objects_may_hold_what_arrow_cannot(tokenizer):
     assert (skipped["invalid Unicode"], skipped["no text"]) == (1, 1)
 
 
+def broken_shards(files):
+    for file in files:
+        if file == "bad":
+            b"caf\xe9".decode()
+        yield {"text": TEXTS[2]}
+
+
+def test_a_shard_that_breaks_off_affects_no_other(tokenizer):
+    documents = IterableDataset.from_generator(broken_shards, gen_kwargs={"files": ["bad", "good"]})
+    skipped = Skipped()
+    rows = pack(documents, tokenizer, LENGTH, skipped=skipped)
+    assert listed(rows) == cut(line_of([TEXTS[2]], tokenizer))
+    assert skipped["unreadable"] == 1
+
+
 def test_a_broken_json_file_of_a_stream_affects_no_other(tmp_path, tokenizer):
     """Read by datasets, which cannot skip a line."""
     write_lines(tmp_path / "corpus/a.json", [{"text": TEXTS[1]}])
