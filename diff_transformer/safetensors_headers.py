@@ -29,10 +29,8 @@ def read_header(file: str | Path) -> dict[str, TensorHeader]:
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  (not a dict)
             return {name: TensorHeader(x.get_dtype(), tuple(x.get_shape())) for name, x in slices.items()}
     except SafetensorError as error:
-        raise ValueError(
-            f"{file} is not a complete safetensors file ({error}). It is damaged or truncated: save, copy or download "
-            "it again."
-        ) from error
+        got = f"{file} is not a complete safetensors file ({error})"
+        raise ValueError(f"{got}. It is damaged or truncated: save, copy or download it again.") from error
 
 
 def read_weight_map(index: str | Path) -> dict[str, str]:
@@ -43,9 +41,8 @@ def read_weight_map(index: str | Path) -> dict[str, str]:
     try:
         return dict(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].items())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{index} is not an index of weight files ({error!r}). Save, copy or download it again."
-        ) from error
+        got = f"{index} is not an index of weight files ({error!r})"
+        raise ValueError(f"{got}. Save, copy or download it again.") from error
 
 
 def count_parameters(folder: str | Path) -> int:

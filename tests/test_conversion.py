@@ -454,7 +454,7 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path, capsys):
 def test_an_interrupted_conversion_cleans_up(tmp_path, monkeypatch):
     def interrupt(*args, **options):
         save_file(*args, **options)
-        signal.raise_signal(signal.SIGINT)
+        raise KeyboardInterrupt  # not by SIGINT, which the background jobs of a shell ignore
 
     ours = save(make_model(), tmp_path / "ours")
     monkeypatch.setattr(checkpoint_files, "save_file", interrupt)

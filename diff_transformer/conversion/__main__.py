@@ -3,6 +3,7 @@
 
 import argparse
 import sys
+from typing import Any
 
 import torch
 
@@ -24,7 +25,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--tokenizer", help="cl100k, yoco or a folder; by default that of the source")
     one.add_argument("--max-shard-size", default="200MB", help="size of a weight file, and of the memory needed")
     one.add_argument("--overwrite", action="store_true", help="replace DEST")
-    one.add_argument("--no-verify", action="store_true", help="do not compare the logits")
+    one.add_argument("--no-verify", dest="verify", action="store_false", help="do not compare the logits")
     other = commands.add_parser("verify", help="compare the logits of two checkpoints")
     other.add_argument("source", metavar="A")
     other.add_argument("destination", metavar="B")
@@ -34,10 +35,16 @@ def _parser() -> argparse.ArgumentParser:
         add("--from", dest="layout", choices=LAYOUTS, default="diff_transformer", help="layout of SOURCE or A")
         add("--to", choices=LAYOUTS, default="diff_transformer", help="layout of DEST or B")
         add("--head-dim", type=int, help="2d, to be checked against the shapes")
-        add("--heads", type=int, help="differential heads, to be checked against the shapes")
+        add(
+            "--heads",
+            type=int,
+            dest="num_attention_heads",
+            help="differential heads, to be checked against the shapes",
+        )
         add("--rope-theta", type=float, help="10000 by default, 640000 after the 64K extension")
-        add("--norm-eps", type=float, help="1e-5 by default")
-        add("--max-positions", type=int, help="length of the training sequences, 4096 by default")
+        add("--norm-eps", type=float, dest="rms_norm_eps", help="1e-5 by default")
+        longest = "length of the training sequences, 4096 by default"
+        add("--max-positions", type=int, dest="max_position_embeddings", help=longest)
         rename = "a part of the layout's names, and what this checkpoint has in its place"
         add("--rename", nargs=2, action="append", default=[], metavar=("PART", "THEIRS"), help=rename)
         add("--ignore", nargs="+", default=[], metavar="REGEX", help="tensors to leave out")
@@ -57,19 +64,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    source = open_checkpoint(
-        options.source,
-        options.layout,
-        rename=dict(options.rename),
-        ignore=tuple(options.ignore),
-        state_key=options.state_key,
-        flash_semantics=options.flash_semantics,
-        head_dim=options.head_dim,
-        num_attention_heads=options.heads,
-        rope_theta=options.rope_theta,
-        rms_norm_eps=options.norm_eps,
-        max_position_embeddings=options.max_positions,
-    )
+    def given(*names: str) -> dict[str, Any]:
+        return {name: getattr(options, name) for name in names}
+
+    sizes = given("head_dim", "num_attention_heads", "rope_theta", "rms_norm_eps", "max_position_embeddings")
+    sizes |= given("ignore", "state_key", "flash_semantics")
+    source = open_checkpoint(options.source, options.layout, rename=dict(options.rename), **sizes)
     print(f"Found   {_summary(source)}")
     if options.command == "verify":
         other = open_checkpoint(options.destination, options.to, flash_semantics=True)
@@ -77,16 +77,8 @@ def _run(options: argparse.Namespace) -> int:
         verdicts = compare(source, other, options.tolerance)
     else:
         print(f"Plan    {options.layout} -> {options.to}, into {options.destination}", flush=True)
-        verdicts = convert(
-            source,
-            options.destination,
-            options.to,
-            dtype=DTYPES.get(options.dtype),
-            tokenizer=options.tokenizer,
-            max_shard_size=options.max_shard_size,
-            verify=not options.no_verify,
-            overwrite=options.overwrite,
-        )
+        how = given("tokenizer", "max_shard_size", "verify", "overwrite") | {"dtype": DTYPES.get(options.dtype)}
+        verdicts = convert(source, options.destination, options.to, **how)
     for verdict in verdicts:
         print(f"Verdict {verdict}")
     return 0 if all(verdict.passed for verdict in verdicts) else 1

@@ -11,37 +11,20 @@ import torch
 from ..configuration_diff import DiffTransformerConfig
 from ..modeling_diff import DiffTransformerForCausalLM
 from .checkpoint_files import CheckpointFiles
-from .layouts import (
-    ATTENTION,
-    DIFFLLAMA,
-    EMBEDDING,
-    HEAD,
-    LAYOUTS,
-    OURS,
-    Q_PROJ,
-    SUBLN,
-    YOCO,
-    YOCO_PROJ,
-    Layout,
-    layer_names,
-)
+from .layouts import ATTENTION, DIFFLLAMA, EMBEDDING, HEAD, LAYOUTS, MLP, OURS, SUBLN, YOCO_PROJ, Layout, layer_names
 
-MLP = "model.layers.{i}.mlp."
 LAMBDA = ATTENTION + "lambda_q1"
 Tensors = dict[str, torch.Tensor]  # by the checkpoint's own names, on the meta device
 
 
 @dataclass(frozen=True)
 class OpenCheckpoint:
-    """The files of a checkpoint, how it is laid out, and its sizes.
-
-    dtype: the type to which all tensors but the lambda vectors are rounded when they are read.
-    """
+    """The files of a checkpoint, how it is laid out, and its sizes."""
 
     files: CheckpointFiles
     layout: Layout
     config: DiffTransformerConfig
-    dtype: torch.dtype | None = None
+    dtype: torch.dtype | None = None  # to which all tensors but the lambda vectors are rounded when they are read
 
     def read(self, ours: str, layer: int | None = None) -> torch.Tensor:
         """A tensor by our name."""
@@ -84,15 +67,15 @@ def open_checkpoint(
         FileNotFoundError: The checkpoint is missing or incomplete.
     """
     files, layout = CheckpointFiles(path, state_key), LAYOUTS[layout_name]
-    if layout is YOCO and YOCO.names[Q_PROJ].replace("{i}", "0") not in files.meta:
+    if layout_name == "yoco" and layout.names[ATTENTION + "q_proj.weight"].replace("{i}", "0") not in files.meta:
         layout = YOCO_PROJ
     layout = layout.with_names(rename or {})
     config = infer_config(layout, files.meta, files.path, **sizes)
     files.meta = _check_names_and_shapes(layout, config, files.meta, files.path, ignore)
-    grouped = config.num_key_value_heads < config.num_attention_heads
-    if layout.interleaved_rotary and grouped and not flash_semantics:
+    heads, key_heads = config.num_attention_heads, config.num_key_value_heads
+    if layout.interleaved_rotary and key_heads < heads and not flash_semantics:
         raise ValueError(
-            f"{path} has {config.num_attention_heads} heads and {config.num_key_value_heads} key heads. The authors' "
+            f"{path} has {heads} heads and {key_heads} key heads. The authors' "
             "naive module (multihead_diffattn.py) pairs them differently from their flash modules, and a model "
             "trained with it cannot be represented. If a flash module was used, confirm it with --flash-semantics."
         )
@@ -143,13 +126,13 @@ def infer_config(
                 f"{rows} / {2 * d} = {rows / (2 * d):.3f} is not a whole number of heads. Check both tensors."
             )
         heads[part] = rows // (2 * d)
-    given = {"head_dim": (head_dim, 2 * d), "num_attention_heads": (num_attention_heads, heads["q_proj"])}
+    q_heads = heads["q_proj"]
+    given = {"head_dim": (head_dim, 2 * d), "num_attention_heads": (num_attention_heads, q_heads)}
     for name, (expected, found) in given.items():
         if expected is not None and expected != found:
             raise ValueError(
-                f"{name}={expected} was given, but the shapes of {path} imply {found}: the lambda vectors have "
-                f"d = {d} entries, head_dim = 2d = {2 * d}, and q_proj has {heads['q_proj'] * 2 * d} rows = "
-                f"{heads['q_proj']} x {2 * d}."
+                f"{name}={expected} was given, but the shapes of {path} imply {found}: the lambda vectors have d = "
+                f"{d} entries, head_dim = 2d = {2 * d}, and q_proj has {q_heads * 2 * d} rows = {q_heads} x {2 * d}."
             )
     cl100k_eos = DiffTransformerConfig.eos_token_id
     pattern = re.compile(re.escape(layout.names[LAMBDA]).replace(re.escape("{i}"), r"(\d+)"))
@@ -167,7 +150,7 @@ def infer_config(
             "hidden_size": hidden_size,
             "intermediate_size": intermediate_size,
             "num_hidden_layers": max(int(found[1]) for found in map(pattern.fullmatch, meta) if found) + 1,
-            "num_attention_heads": heads["q_proj"],
+            "num_attention_heads": q_heads,
             "num_key_value_heads": heads["k_proj"],
             "head_dim": 2 * d,
             "tie_word_embeddings": shape_of(HEAD) is None,
@@ -186,9 +169,8 @@ def _read_config(layout: Layout, path: Path) -> dict:
     config = json.loads(file.read_text())
     stated = config.get("layout", config.get("model_type"))  # DiffLlama's names and shapes are ours without head norms
     if stated in LAYOUTS and stated != layout.name:
-        raise ValueError(
-            f"{file} states {stated}, but {layout.name} was requested. Name the layout with --from or --to."
-        )
+        remedy = "Name the layout with --from or --to."
+        raise ValueError(f"{file} states {stated}, but {layout.name} was requested. {remedy}")
     if layout.name == OURS.name:
         return DiffTransformerConfig.from_pretrained(file.parent).to_dict()
     names = ["max_position_embeddings", "rms_norm_eps", "rope_parameters", "hidden_act", "bos_token_id"]
@@ -203,23 +185,18 @@ def _read_config(layout: Layout, path: Path) -> dict:
 
 
 def _check_names_and_shapes(
-    layout: Layout, config: DiffTransformerConfig, meta: Tensors, path: Path, ignore: tuple[str, ...] = ()
+    layout: Layout, config: DiffTransformerConfig, meta: Tensors, path: Path, ignore: tuple[str, ...]
 ) -> Tensors:
-    """Every tensor that the configuration requires, in its shape, and no other; one error lists all faults.
-
-    ignore: regular expressions for names to leave out. Returns the tensors that remain.
-    """
+    """The tensors but for those to ignore: all that the configuration requires, in their shapes, and no other."""
     with torch.device("meta"):
         ours = DiffTransformerForCausalLM(config).state_dict()
     meta = {name: x for name, x in meta.items() if not any(re.fullmatch(pattern, name) for pattern in ignore)}
     expected = {theirs: tuple(ours[name].shape) for name, theirs in layer_names(layout.names, config).items()}
     faults = [f"missing: {name} {shape}" for name, shape in expected.items() if name not in meta]
     faults += [f"unknown: {name} {tuple(x.shape)}" for name, x in meta.items() if name not in expected]
-    faults += [
-        f"wrong shape: {name} is {tuple(meta[name].shape)}, not {shape}"
-        for name, shape in expected.items()
-        if name in meta and tuple(meta[name].shape) != shape
-    ]
+    for name, shape in expected.items():
+        if name in meta and meta[name].shape != shape:
+            faults.append(f"wrong shape: {name} is {tuple(meta[name].shape)}, not {shape}")
     faults += [f"wrong type: {name} is {x.dtype}" for name, x in meta.items() if not x.dtype.is_floating_point]
     if faults:
         raise ValueError(

@@ -67,10 +67,8 @@ def _find_files(path: Path) -> list[Path]:
         files = [path / name for name in sorted(set(read_weight_map(index).values()))]
         missing = [file.name for file in files if not file.is_file()]
         if missing:
-            raise FileNotFoundError(
-                f"{index} names files that do not exist: {', '.join(missing)}. Copy or download the rest of the "
-                "checkpoint."
-            )
+            absent = f"{index} names files that do not exist: {', '.join(missing)}"
+            raise FileNotFoundError(f"{absent}. Copy or download the rest of the checkpoint.")
         return files
     for endings in ((".safetensors",), _TORCH_ENDINGS):
         files = sorted(file for file in path.iterdir() if file.suffix in endings and file.name not in _NOT_WEIGHTS)

@@ -15,12 +15,13 @@ from ..modeling_diff import DiffTransformerForCausalLM
 from ..tokenization_cl100k import cl100k_tokenizer
 from .checkpoint import OpenCheckpoint
 from .checkpoint_files import CheckpointFiles, write_shards
-from .layouts import ATTENTION, DIFFLLAMA, LAYOUTS, OURS, Q_PROJ, Layout, Step, into_ours, out_of_ours
+from .layouts import ATTENTION, DIFFLLAMA, LAYOUTS, MLP, OURS, Q_PROJ, Layout, Step, into_ours, out_of_ours
 from .tokenization_yoco import yoco_tokenizer
 from .verification import Verdict, compare, diffllama_config
 
 # Tolerances of the logits, relative to the largest; a head norm folded into o_proj is rounded in 16 bits
 EXACT, FOLDED = 1e-4, 0.1
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 class VerificationError(ValueError):
@@ -50,18 +51,12 @@ def convert(
         verify: Compare the logits before the folder takes its place.
         overwrite: Replace an existing `destination`.
 
-    Returns:
-        The verdicts, empty without `verify`.
-
-    Raises:
-        VerificationError: The logits differ; nothing is left behind.
+    Returns the verdicts, empty without `verify`. Raises VerificationError, and leaves nothing, if the logits differ.
     """
     layout, config, files = LAYOUTS[to], source.config, source.files
     if OURS.name not in (layout.name, source.layout.name) or layout.name == source.layout.name:
-        raise ValueError(
-            f"From {source.layout.name} to {to}: exactly one of the two must be diff_transformer. Convert in two "
-            "steps."
-        )
+        needed = "exactly one of the two must be diff_transformer. Convert in two steps."
+        raise ValueError(f"From {source.layout.name} to {to}: {needed}")
     _check_can_represent(layout, config)
     if Path(destination).resolve() == files.path.resolve():
         raise ValueError(f"{destination} is the source itself. Choose another destination.")
@@ -71,9 +66,7 @@ def convert(
     plan = {step.target: step for step in steps}
     meta = {target: _meta(step, source, dtype) for target, step in plan.items()}
     saved_tokenizer = _tokenizer(tokenizer, source)
-    special_ids = {
-        name: getattr(saved_tokenizer or config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-    }
+    special_ids = {name: getattr(saved_tokenizer or config, name) for name in SPECIAL_IDS}
     config = DiffTransformerConfig.from_dict(config.to_dict() | special_ids)
 
     def make(target: str) -> torch.Tensor:
@@ -94,10 +87,8 @@ def convert(
             written = OpenCheckpoint(CheckpointFiles(folder), layout, config)
             verdicts = compare(replace(source, dtype=dtype), written, FOLDED if folds and low else EXACT)
             if not all(verdict.passed for verdict in verdicts):
-                raise VerificationError(
-                    "The converted checkpoint computes different logits than its source; nothing was written.\n"
-                    + "\n".join(map(str, verdicts))
-                )
+                wrong = "The converted checkpoint computes different logits than its source; nothing was written."
+                raise VerificationError("\n".join([wrong, *map(str, verdicts)]))
     return verdicts
 
 
@@ -114,7 +105,7 @@ def _check_can_represent(layout: Layout, config: DiffTransformerConfig) -> None:
     if layout.name == DIFFLLAMA.name:
         lost += ["lambda_init"] if config.lambda_init != "exponential" else []
         lost += ["use_subln"] if not config.use_subln else []
-    biases = {"attention_bias": ATTENTION + "q_proj.bias", "mlp_bias": "model.layers.{i}.mlp.gate_proj.bias"}
+    biases = {"attention_bias": ATTENTION + "q_proj.bias", "mlp_bias": MLP + "gate_proj.bias"}
     lost += [name for name, tensor in biases.items() if getattr(config, name) and tensor not in layout.names]
     if lost:
         settings = ", ".join(f"{name}={getattr(config, name)!r}" for name in lost)
@@ -124,9 +115,8 @@ def _check_can_represent(layout: Layout, config: DiffTransformerConfig) -> None:
 
 
 def _tokenizer(name: str | None, source: OpenCheckpoint) -> PreTrainedTokenizerBase | None:
-    path = source.files.path
-    if name is None and path.is_dir() and (path / "tokenizer_config.json").is_file():
-        name = str(path)
+    if name is None and (source.files.path / "tokenizer_config.json").is_file():
+        name = str(source.files.path)
     if name is None:
         return None
     named = {"cl100k": cl100k_tokenizer, "yoco": yoco_tokenizer}
@@ -142,12 +132,11 @@ def _tokenizer(name: str | None, source: OpenCheckpoint) -> PreTrainedTokenizerB
 def _write_config(folder: Path, layout: Layout, config: DiffTransformerConfig, dtype: torch.dtype) -> None:
     """What `from_pretrained` needs besides weights and tokenizer, or what shapes do not determine."""
     if layout.name in (OURS.name, DIFFLLAMA.name):
+        is_ours = layout.name == OURS.name
         with torch.device("meta"):
-            ours = layout.name == OURS.name
-            model = DiffTransformerForCausalLM(config) if ours else DiffLlamaForCausalLM(diffllama_config(config))
+            model = DiffTransformerForCausalLM(config) if is_ours else DiffLlamaForCausalLM(diffllama_config(config))
         model.to(dtype).save_pretrained(folder, state_dict={})  # everything but the weights
         return
-    names = ["rms_norm_eps", "max_position_embeddings", "rope_parameters", "lambda_init"]
-    names += ["bos_token_id", "eos_token_id", "pad_token_id"]
+    names = ["rms_norm_eps", "max_position_embeddings", "rope_parameters", "lambda_init", *SPECIAL_IDS]
     content = {"layout": layout.name} | {name: getattr(config, name) for name in names}
     (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n")

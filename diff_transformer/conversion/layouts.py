@@ -19,7 +19,7 @@ from ..configuration_diff import DiffTransformerConfig
 
 # Our names, by part; "{i}" is the layer
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-ATTENTION = "model.layers.{i}.self_attn."
+ATTENTION, MLP = "model.layers.{i}.self_attn.", "model.layers.{i}.mlp."
 SUBLN = ATTENTION + "subln.weight"
 Q_PROJ = ATTENTION + "q_proj.weight"
 
@@ -40,10 +40,8 @@ class Layout:
         for old, new in changes.items():
             found = [ours for ours, theirs in names.items() if old in theirs]
             if not found:
-                raise ValueError(
-                    f"No name of the layout {self.name!r} contains {old!r}; its names are "
-                    f"{', '.join(self.names.values())}."
-                )
+                known = ", ".join(self.names.values())
+                raise ValueError(f"No name of the layout {self.name!r} contains {old!r}; its names are {known}.")
             names |= {ours: names[ours].replace(old, new) for ours in found}
         return replace(self, names=names)
 
@@ -94,17 +92,14 @@ def layer_names(names: dict[str, str], config: DiffTransformerConfig) -> dict[st
     """Our name -> theirs for all layers; tied embeddings have no head, the ablation of Table 6 has no head norm."""
     left_out = {HEAD} if config.tie_word_embeddings else set()
     left_out |= set() if config.use_subln else {SUBLN}
-    left_out |= {name for name in names if name.endswith(".bias") and not _has_bias(name, config)}
+    for part, has_bias in (("self_attn", config.attention_bias), ("mlp", config.mlp_bias)):
+        left_out |= {name for name in names if part in name and name.endswith(".bias") and not has_bias}
     kept = {ours: theirs for ours, theirs in names.items() if ours not in left_out}
     return {
         ours.replace("{i}", str(i)): theirs.replace("{i}", str(i))
         for ours, theirs in kept.items()
         for i in (range(config.num_hidden_layers) if "{i}" in ours else (0,))
     }
-
-
-def _has_bias(name: str, config: DiffTransformerConfig) -> bool:
-    return config.attention_bias if "self_attn" in name else config.mlp_bias
 
 
 def row_order(name: str, layout: Layout, config: DiffTransformerConfig) -> torch.Tensor | None:
@@ -123,8 +118,7 @@ def row_order(name: str, layout: Layout, config: DiffTransformerConfig) -> torch
 
 def into_ours(layout: Layout, config: DiffTransformerConfig, dtype: torch.dtype) -> Iterator[Step]:
     """The steps from their tensors to ours. A head norm without a weight gets a weight of ones, in `dtype`."""
-    table = layer_names(layout.names, config)
-    for ours, theirs in table.items():
+    for ours, theirs in layer_names(layout.names, config).items():
         order = row_order(ours, layout, config)
         back = None if order is None else torch.argsort(order)
         yield Step(ours, (theirs,), lambda x, back=back: x if back is None else x[back])

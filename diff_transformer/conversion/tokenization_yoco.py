@@ -2,6 +2,7 @@
 """The vocabulary of the authors' code: four symbols in front of cl100k, whose ids are shifted by four."""
 
 import json
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -34,13 +35,6 @@ def yoco_tokenizer() -> PreTrainedTokenizerFast:
     data["model"]["vocab"], data["added_tokens"] = vocab, []
     backend = Tokenizer.from_str(json.dumps(data))
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (*SYMBOLS, *specials)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        bos_token="<s>",
-        pad_token="<pad>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        extra_special_tokens=list(specials),
-        model_input_names=["input_ids", "attention_mask"],
-        clean_up_tokenization_spaces=False,
-    )
+    options: dict[str, Any] = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token"), SYMBOLS, strict=True))
+    options |= {"model_input_names": ["input_ids", "attention_mask"], "clean_up_tokenization_spaces": False}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, extra_special_tokens=list(specials), **options)

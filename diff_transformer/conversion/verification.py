@@ -9,9 +9,9 @@ of each is in memory at a time. Everything is computed in float32.
 import math
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 from transformers import DiffLlamaConfig
 from transformers.models.diffllama.modeling_diffllama import DiffLlamaDecoderLayer, DiffLlamaRotaryEmbedding
@@ -49,31 +49,20 @@ def diffllama_config(config: DiffTransformerConfig) -> DiffLlamaConfig:
     same = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings"]
     same += ["rms_norm_eps", "tie_word_embeddings", "hidden_act", "attention_bias", "mlp_bias", "initializer_range"]
     same += ["bos_token_id", "eos_token_id", "pad_token_id", "lambda_std_dev"]
+    values = {name: getattr(config, name) for name in same}
+    values |= {name: 2 * getattr(config, name) for name in ("num_attention_heads", "num_key_value_heads")}
     rope = {key: value for key, value in config.rope_parameters.items() if key != "partial_rotary_factor"}
-    return DiffLlamaConfig(
-        **{name: getattr(config, name) for name in same},
-        num_attention_heads=2 * config.num_attention_heads,
-        num_key_value_heads=2 * config.num_key_value_heads,
-        head_dim=config.diff_head_dim,
-        rope_parameters=rope,
-    )
+    return DiffLlamaConfig(**values, head_dim=config.diff_head_dim, rope_parameters=rope)
 
 
 def _decoder_layer(source: OpenCheckpoint, i: int, hidden: torch.Tensor) -> torch.Tensor:
     """A layer of this package's model or of transformers' DiffLlama."""
-    config: DiffTransformerConfig | DiffLlamaConfig
-    layer_class: type[nn.Module]
-    rotary: nn.Module
-    if source.layout.name == OURS.name:
-        config = DiffTransformerConfig.from_dict(source.config.to_dict())
-        config._attn_implementation = "flash_diff"
-        layer_class, rotary = DiffTransformerDecoderLayer, DiffTransformerRotaryEmbedding(config)
-    else:
-        config = diffllama_config(source.config)
-        config._attn_implementation = "sdpa"  # without a mask it is causal
-        layer_class, rotary = DiffLlamaDecoderLayer, DiffLlamaRotaryEmbedding(config)
+    ours, sizes = source.layout.name == OURS.name, source.config
+    config: Any = DiffTransformerConfig.from_dict(sizes.to_dict()) if ours else diffllama_config(sizes)
+    config._attn_implementation = "flash_diff" if ours else "sdpa"  # both are causal without a mask
+    rotary = DiffTransformerRotaryEmbedding(config) if ours else DiffLlamaRotaryEmbedding(config)
     with torch.device("meta"):
-        layer = layer_class(config, i)
+        layer = DiffTransformerDecoderLayer(config, i) if ours else DiffLlamaDecoderLayer(config, i)
     layer.load_state_dict(source.read_layer(i), assign=True)
     positions = torch.arange(hidden.shape[1])[None]
     return layer.eval()(hidden, position_embeddings=rotary(hidden, positions), position_ids=positions)
@@ -136,11 +125,9 @@ class Verdict:
         return self.max_difference <= self.tolerance  # False for NaN
 
     def __str__(self) -> str:
-        return (
-            f"{self.inputs:12} {self.tokens:6} tokens   "
-            f"logits {self.max_difference:8.1e} (at most {self.tolerance:.0e})   "
-            f"KL {self.kl:8.1e}   next token {self.agreement:7.2%}   {'ok' if self.passed else 'WRONG'}"
-        )
+        difference = f"logits {self.max_difference:8.1e} (at most {self.tolerance:.0e})   KL {self.kl:8.1e}"
+        agreement = f"next token {self.agreement:7.2%}   {'ok' if self.passed else 'WRONG'}"
+        return f"{self.inputs:12} {self.tokens:6} tokens   {difference}   {agreement}"
 
 
 @cache
@@ -152,10 +139,8 @@ def compare(first: OpenCheckpoint, second: OpenCheckpoint, tolerance: float, len
     """Compares the logits on random ids and on the ids of a text."""
     vocab_size = first.config.vocab_size
     if second.config.vocab_size != vocab_size:
-        raise ValueError(
-            f"The vocabularies have {vocab_size} and {second.config.vocab_size} entries; only models with the same "
-            "vocabulary can be compared."
-        )
+        sizes = f"{vocab_size} and {second.config.vocab_size} entries"
+        raise ValueError(f"The vocabularies have {sizes}; only models with the same vocabulary can be compared.")
     length = min(length, first.config.max_position_embeddings, second.config.max_position_embeddings)
     generator = torch.Generator().manual_seed(0)
     text = torch.tensor(_text_ids()[:length])[None] % vocab_size

@@ -43,10 +43,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0 on success and 1 on failure; the reason is printed.
-
-    Raises ModuleNotFoundError if an extra is missing: `eval` for --results, `train` for adapters.
-    """
+    """Returns 0 on success and 1 on failure, and prints the reason. A missing extra raises ModuleNotFoundError."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.create_pr and options.revision:
@@ -65,8 +62,8 @@ def _run(staged: Staged, options: argparse.Namespace) -> int:
         remote = push.inspect_repo(options.repo_id, options.revision)
         kind = "adapter" if staged.is_adapter else DiffTransformerConfig.model_type
         if options.private and remote.exists and not remote.private:
-            public = f"{options.repo_id} exists and is public"
-            raise ValueError(f"{public}. Make it private in its settings first, or leave out --private.")
+            remedy = "Make it private in its settings first, or leave out --private."
+            raise ValueError(f"{options.repo_id} exists and is public. {remedy}")
         if remote.kind not in (None, kind) and not options.force:
             other = f"{options.repo_id} contains a model of type {remote.kind!r}, and this one is {kind!r}"
             raise ValueError(f"{other}. Choose another repository, or replace it with --force.")
@@ -86,12 +83,10 @@ def _run(staged: Staged, options: argparse.Namespace) -> int:
     if options.dry_run and has_card:
         print(f"{'-' * 40} README.md\n{(staged.folder / 'README.md').read_text(encoding='utf-8')}{'-' * 50}")
     _print_report(staged, problems)
-    is_fatal = any(problem.fatal for problem in problems)
-    if is_fatal or options.dry_run:
+    if options.dry_run or any(problem.fatal for problem in problems):
         print("Nothing was uploaded.")
-        return 1 if is_fatal else 0
-    stale = push.stale_files(remote, staged.files())
-    if stale:
+        return int(any(problem.fatal for problem in problems))
+    if stale := push.stale_files(remote, staged.files()):
         print(f"Deleted on the Hub, left by an earlier upload: {', '.join(stale)}", flush=True)
     return _upload(staged, options, remote, expected)
 
@@ -110,23 +105,13 @@ def _print_report(staged: Staged, problems: Sequence[Problem]) -> None:
 
 
 def _upload(staged: Staged, options: argparse.Namespace, remote: push.RemoteRepo, expected: Tensor | None) -> int:
-    done = push.push(
-        remote,
-        staged.files(),
-        private=options.private,
-        revision=options.revision,
-        create_pr=options.create_pr,
-        message=options.message,
-        check_unchanged=staged.check_unchanged,
-    )
+    done = push.push(remote, staged, options)
     is_new = done.pr_url is not None or done.oid != remote.sha
     print(f"{'Uploaded ' if is_new else 'Unchanged, no commit made:'} {done.pr_url or done.commit_url}", flush=True)
     if not options.no_verify:
         base = staged.json("adapter_config.json").get("base_model_name_or_path") if staged.is_adapter else None
         revision = done.pr_revision or done.oid
-        errors = compare_in_clean_process(
-            options.repo_id, expected, revision=revision, base=base, steps=["model"], offline=False
-        )
+        errors = compare_in_clean_process(options.repo_id, expected, offline=False, revision=revision, base=base)
         if errors:
             print(*(Problem("reload", error) for error in errors), sep="\n", file=sys.stderr)
             return 1

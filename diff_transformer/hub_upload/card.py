@@ -21,10 +21,7 @@ from .staging import Staged
 BEGIN = "<!-- Manual section: the text from here to the end mark is kept when the card is regenerated. -->"
 END = "<!-- End of the manual section. -->"
 # In the cards of transformers' push_to_hub, of its Trainer, and of huggingface_hub's template (PEFT)
-GENERATED = (
-    "This model card has been automatically generated",
-    "This model card has been generated automatically",
-)
+GENERATED = "This model card has been (automatically generated|generated automatically)"
 # Metadata that is regenerated; all other metadata of a card is the user's and is kept
 REGENERATED = {
     *("license", "language", "library_name", "pipeline_tag", "tags", "datasets", "base_model", "model-index"),
@@ -84,10 +81,7 @@ class Facts:
 
 
 def gather(staged: Staged, options: argparse.Namespace, remote_card: str | None) -> tuple[Facts, list[Problem]]:
-    """What the card is made from, and what is wrong or missing.
-
-    remote_card: the README.md of the repository.
-    """
+    """What the card is made from, and what is wrong or missing. remote_card: the README.md of the repository."""
     path = staged.source / "README.md"
     local_card = path.read_text(encoding="utf-8") if path.exists() else None
     known = {**read_metadata(remote_card), **read_metadata(local_card)}  # FOLDER takes precedence
@@ -110,8 +104,7 @@ def gather(staged: Staged, options: argparse.Namespace, remote_card: str | None)
         except Exception:  # check_files reports it
             facts.config = None
     problems = list(check_card({"license": facts.license, "language": facts.language}, options.repo_id))
-    ours, theirs = manual_section(local_card), manual_section(remote_card)
-    facts.manual = ours or theirs or ""
+    facts.manual = manual_section(local_card) or manual_section(remote_card) or ""
     if not options.force:
         problems += _check_manual_section(options.repo_id, local_card, remote_card)
     try:
@@ -121,19 +114,15 @@ def gather(staged: Staged, options: argparse.Namespace, remote_card: str | None)
         problems.append(Problem("training", str(error)))
     else:
         trained_on = hub_id(facts.run_arguments.get("dataset"))
+        hints = []
         if trained_on and not facts.datasets:
-            hint = f"the run read {trained_on}: if it is a dataset on the Hub, pass --dataset {trained_on}"
-            problems.append(Problem("training", hint, fatal=False))
+            hints.append(f"the run read {trained_on}: if it is a dataset on the Hub, pass --dataset {trained_on}")
         if not (facts.trainer_state or facts.run_arguments):
-            unknown = "nothing is known about it; --recipe FILE.yaml names the run's file"
-            problems.append(Problem("training", unknown, fatal=False))
+            hints.append("nothing is known about it; --recipe FILE.yaml names the run's file")
+        problems += [Problem("training", hint, fatal=False) for hint in hints]
     if options.results is not None:
-        own, faults = card_results.own_results(options.results, staged.source, options.repo_id)
+        facts.found, faults = card_results.own_sections(options.results, staged.source, options.repo_id)
         problems += faults
-        try:
-            facts.found = card_results.render_sections(own)
-        except ValueError as error:
-            problems.append(Problem("results", str(error)))
     return facts, problems
 
 
@@ -145,13 +134,11 @@ def write_card(staged: Staged, facts: Facts) -> None:
 
 
 def read_trainer_state(folder: Path) -> dict[str, str]:
-    """Name -> value of the facts in `trainer_state.json`; empty if there is no such file.
-
-    Raises ValueError for a damaged file.
-    """
-    places = [folder, folder.resolve().parent] if folder.resolve().name in STAGE_FOLDERS else [folder]
-    path = next((place / "trainer_state.json" for place in places if (place / "trainer_state.json").exists()), None)
-    if path is None:
+    """Name -> value of the facts in `trainer_state.json`; empty without one. Raises ValueError if it is damaged."""
+    path = folder / "trainer_state.json"
+    if not path.exists() and folder.resolve().name in STAGE_FOLDERS:
+        path = folder.resolve().parent / "trainer_state.json"
+    if not path.exists():
         return {}
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
@@ -159,10 +146,9 @@ def read_trainer_state(folder: Path) -> dict[str, str]:
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a trainer state ({error!r}). Move it away, or save it again.") from error
 
-    def last(key: str) -> str | None:
-        logged = [f"{entry[key]:.4f}, after step {entry['step']:,}" for entry in history if key in entry]
-        return logged[-1] if logged else None
-
+    last = {
+        key: f"{x[key]:.4f}, after step {x['step']:,}" for x in history for key in ("loss", "eval_loss") if key in x
+    }
     best, rates = state.get("best_global_step"), [x["learning_rate"] for x in history if "learning_rate" in x]
     facts = {
         "optimizer steps": f"{steps:,}",
@@ -171,17 +157,14 @@ def read_trainer_state(folder: Path) -> dict[str, str]:
         "tokens seen": f"{state['num_input_tokens_seen']:,}" if state.get("num_input_tokens_seen") else None,
         "compute": f"{state['total_flos']:.3g} FLOPs" if state.get("total_flos") else None,
         "highest learning rate": f"{max(rates):g}" if rates else None,
-        "last training loss": last("loss"),
-        "last validation loss": last("eval_loss"),
+        "last training loss": last.get("loss"),
+        "last validation loss": last.get("eval_loss"),
     }
     return {name: value for name, value in facts.items() if value is not None}
 
 
 def read_run_file(path: str | Path) -> dict[str, Any]:
-    """The arguments of a run's YAML file (`recipes/<stage>/config.yaml`) that shaped the model.
-
-    Raises ValueError if the file holds no arguments.
-    """
+    """The arguments of a run's YAML file that shaped the model. Raises ValueError if the file holds none."""
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
@@ -195,7 +178,7 @@ def render(facts: Facts) -> str:
     """The whole README.md."""
     limits = "\n".join(f"- {limit}" for limit in _limits(facts))
     parts = [
-        *(f"---\n{metadata(facts).to_yaml()}\n---", f"# {facts.name}", _description(facts)),
+        *(f"---\n{_metadata(facts).to_yaml()}\n---", f"# {facts.name}", _description(facts)),
         *("## Use", _usage(facts), f"{BEGIN}\n{facts.manual}\n{END}"),
         *("## Model", _table(("", ""), _sizes(facts))),
         *_training(facts),
@@ -205,7 +188,7 @@ def render(facts: Facts) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def metadata(facts: Facts) -> ModelCardData:
+def _metadata(facts: Facts) -> ModelCardData:
     tags = ["diff_transformer", "differential-attention", "arxiv:2410.05258"]
     if facts.adapter is not None:
         tags.append(facts.adapter["peft_type"].lower())
@@ -246,12 +229,9 @@ def _check_manual_section(repo_id: str, local: str | None, remote: str | None) -
     if ours and theirs and ours != theirs:
         differ = "the manual sections of FOLDER/README.md and of the card on the Hub differ"
         yield Problem("card", f"{differ}. Make them equal, or take FOLDER's with --force.")
-    elif remote and remote.strip() and theirs is None and not any(sentence in remote for sentence in GENERATED):
-        yield Problem(
-            "card",
-            f"the card of {repo_id} was written by someone else. Put the text to keep into FOLDER/README.md, between "
-            f"the lines\n{BEGIN}\n{END}\nand replace the card with --force.",
-        )
+    elif remote and remote.strip() and theirs is None and not re.search(GENERATED, remote):
+        remedy = f"Put the text to keep into FOLDER/README.md, between the lines\n{BEGIN}\n{END}\nand replace the card"
+        yield Problem("card", f"the card of {repo_id} was written by someone else. {remedy} with --force.")
     elif local is not None and ours is None:
         yield Problem("card", "README.md in FOLDER has no manual section; only its metadata is used", fatal=False)
 
@@ -270,18 +250,17 @@ def _description(facts: Facts) -> str:
 def _usage(facts: Facts) -> str:
     is_adapter = facts.adapter is not None
     base = facts.base_model if is_adapter else facts.repo_id
-    lines = [
-        *(["from peft import PeftModel"] if is_adapter else []),
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        "",
-        f'tokenizer = AutoTokenizer.from_pretrained("{base}", trust_remote_code=True)',
-        f'model = AutoModelForCausalLM.from_pretrained("{base}", trust_remote_code=True, dtype="auto")',
-        *([f'model = PeftModel.from_pretrained(model, "{facts.repo_id}")'] if is_adapter else []),
-        'inputs = tokenizer("The answer is", return_tensors="pt")',
-        "output = model.generate(**inputs, max_new_tokens=32)",
-        "print(tokenizer.decode(output[0], skip_special_tokens=True))",
-    ]
-    snippet = "```python\n" + "\n".join(lines) + "\n```"
+    imports = "from peft import PeftModel\n" if is_adapter else ""
+    adapter = f'model = PeftModel.from_pretrained(model, "{facts.repo_id}")\n' if is_adapter else ""
+    snippet = f"""```python
+{imports}from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{base}", trust_remote_code=True)
+model = AutoModelForCausalLM.from_pretrained("{base}", trust_remote_code=True, dtype="auto")
+{adapter}inputs = tokenizer("The answer is", return_tensors="pt")
+output = model.generate(**inputs, max_new_tokens=32)
+print(tokenizer.decode(output[0], skip_special_tokens=True))
+```"""
     if is_adapter:
         return snippet
     return (

@@ -8,6 +8,7 @@ import re
 import shlex
 import tempfile
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,6 @@ from ..evaluation.results import Measure, Results, load_results
 from .checks import Problem, hub_id, without_folders
 
 Sections = Sequence[Any]  # of evaluation.render, which needs matplotlib and is imported only to draw something
-
-
-def render_sections(own: dict[str, list[Results]]) -> Sections:
-    if not own:
-        return []
-    from ..evaluation.render import sections
-
-    return sections(own)
 
 
 def evaluation_markdown(found: Sections) -> list[str]:
@@ -44,15 +37,15 @@ def evaluation_markdown(found: Sections) -> list[str]:
     return parts
 
 
-def own_results(folder: Path, source: Path, repo_id: str) -> tuple[dict[str, list[Results]], list[Problem]]:
-    """The results below `folder` that were measured on exactly the files of `source`, by protocol, ready to publish.
+def own_sections(folder: Path, source: Path, repo_id: str) -> tuple[Sections, list[Problem]]:
+    """The report's sections on the results below `folder` that were measured on exactly the files of `source`.
 
     All other results are left out. That is a problem, fatal if they carry the name of this model.
     """
     try:
         everything = [results for group in load_results(folder).values() for results in group]
     except (ValueError, OSError) as error:
-        return {}, [Problem("results", str(error))]
+        return [], [Problem("results", str(error))]
     revision = fingerprint(source)
     measured = {results.protocol for results in everything if results.model["revision"] == revision}
     own: dict[str, list[Results]] = {}
@@ -72,8 +65,13 @@ def own_results(folder: Path, source: Path, repo_id: str) -> tuple[dict[str, lis
             problems.append(Problem("results", f"{several}. Keep one of them."))
     if not own:
         none = f"{folder} has no results of this model. Run the evaluation with --out {folder}."
-        problems.append(Problem("results", none))
-    return {protocol: group[:1] for protocol, group in own.items()}, problems
+        return [], [*problems, Problem("results", none)]
+    from ..evaluation.render import sections
+
+    try:
+        return sections({protocol: group[:1] for protocol, group in own.items()}), problems
+    except ValueError as error:
+        return [], [*problems, Problem("results", str(error))]
 
 
 def published(results: Results, repo_id: str) -> Results:
@@ -81,14 +79,11 @@ def published(results: Results, repo_id: str) -> Results:
     label = repo_id.rpartition("/")[2]
     model = {**results.model, "label": label, "name": repo_id}
     path = Path(results.protocol) / f"{label}.json"
-    copy = Results(path, results.protocol, without_folders(model), without_folders(results.settings), results.seed)
-    copy.runs = [
-        {**without_folders(run), "command": _public_command(run["command"], results, repo_id)} for run in results.runs
-    ]
-    copy.cells = [
-        replace(cell, key=without_folders(cell.key), data=without_folders(cell.data)) for cell in results.cells
-    ]
-    return copy
+    public = Results(path, results.protocol, without_folders(model), without_folders(results.settings), results.seed)
+    for run in results.runs:
+        public.runs.append({**without_folders(run), "command": _public_command(run["command"], results, repo_id)})
+    public.cells = [replace(x, key=without_folders(x.key), data=without_folders(x.data)) for x in results.cells]
+    return public
 
 
 def card_files(found: Sections, repo_id: str) -> dict[str, str | bytes]:
@@ -96,19 +91,15 @@ def card_files(found: Sections, repo_id: str) -> dict[str, str | bytes]:
     files: dict[str, str | bytes] = {f"figures/{x.name}.png": x.png() for s in found for x in s.figures}
     for results in (results for section in found for results in section.results):
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "results.json"
-            copy = Results(path, results.protocol, results.model, results.settings, results.seed)
-            copy.cells, copy.runs = results.cells, results.runs
-            copy.save()
-            files[f"results/{results.path.as_posix()}"] = path.read_text(encoding="utf-8")
+            copied = copy(results)
+            copied.path = Path(folder) / "results.json"
+            copied.save()
+            files[f"results/{results.path.as_posix()}"] = copied.path.read_text(encoding="utf-8")
     return files | leaderboard_files(found, repo_id)
 
 
 def model_index(found: Sections, repo_id: str) -> list[EvalResult]:
-    """The numbers of this model in the report's tables, for the card's metadata.
-
-    The metadata distinguishes the metrics of a dataset by their names alone.
-    """
+    """The numbers in the report's tables, for the metadata, which distinguishes the metrics of a dataset by name."""
     numbers = []
     for section in found:
         (results, *_) = section.results
@@ -173,10 +164,8 @@ def _dataset(results: Results, row: list[str]) -> str | None:
 
     named = {plain(text) for text in row}
     cells = [cell for cell in results.cells if named & set(map(plain, cell.key.values()))] or results.cells
-    found = {
-        hub_id(cell.key.get("dataset") or cell.data.get("dataset") or results.settings.get("dataset"))
-        for cell in cells
-    }
+    names = [cell.key.get("dataset") or cell.data.get("dataset") or results.settings.get("dataset") for cell in cells]
+    found = set(map(hub_id, names))
     return found.pop() if len(found) == 1 else None
 
 

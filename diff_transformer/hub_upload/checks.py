@@ -18,7 +18,7 @@ from transformers.dynamic_module_utils import get_imports
 from ..configuration_diff import DiffTransformerConfig
 from ..modeling_diff import DiffTransformerForCausalLM
 from ..safetensors_headers import TensorHeader, read_header, read_weight_map
-from .clean_load import STEPS, compare_in_clean_process, expected_logits
+from .clean_load import compare_in_clean_process, expected_logits
 from .staging import Staged, stage
 
 # What a training run leaves behind, and formats that can run code when they are loaded
@@ -61,7 +61,6 @@ class Problem:
 
 def check_files(staged: Staged) -> list[Problem]:
     """The checks that only read files; no model is run."""
-    files = staged.files()
     tensors, problems = read_weights(staged.folder, staged.is_adapter)
     if staged.is_adapter:
         problems += _check_adapter(staged)
@@ -75,7 +74,7 @@ def check_files(staged: Staged) -> list[Problem]:
             problems += [] if problems else _check_against_config(tensors, config)
             problems += _check_tokenizer(staged.folder, config)
         problems += _check_code(staged)
-    return [*_check_names(files), *_check_sizes(files), *problems]
+    return [*_check_names_and_sizes(staged.files()), *problems]
 
 
 def check_card(metadata: Mapping[str, Any], repo_id: str) -> Iterator[Problem]:
@@ -131,11 +130,10 @@ def check_reload(staged: Staged, offline: bool) -> tuple[torch.Tensor | None, li
             return None, [Problem("reload", f"the model cannot be run: {type(error).__name__}: {error}")]
         if not expected.isfinite().all():
             return None, [Problem("reload", "the logits are not finite. Check the weights: was the training stable?")]
-        auto_map = [] if staged.is_adapter else list(staged.json("config.json")["auto_map"].values())
-        has_tokenizer = (staged.folder / "tokenizer_config.json").exists()
-        steps = [step for step in STEPS if step != "tokenizer" or has_tokenizer]
+        code = [] if staged.is_adapter else list(staged.json("config.json")["auto_map"].values())
+        tokenizer = (staged.folder / "tokenizer_config.json").exists()
         errors = compare_in_clean_process(
-            staged.folder, expected, base=base, steps=steps, auto_map=auto_map, offline=offline
+            staged.folder, expected, offline=offline, base=base, auto_map=code, tokenizer=tokenizer
         )
         return expected, [Problem("reload", error) for error in errors]
 
@@ -144,8 +142,6 @@ def read_weights(folder: Path, is_adapter: bool = False) -> tuple[dict[str, Tens
     """The tensors of a model or an adapter, by name, and what is wrong with their files."""
     single = folder / ("adapter_model.safetensors" if is_adapter else "model.safetensors")
     index = folder / "model.safetensors.index.json"
-    tensors: dict[str, TensorHeader] = {}
-    problems: list[Problem] = []
     if not index.exists() and not single.exists():
         needed = single.name if is_adapter else f"{single.name} or {index.name}"
         return {}, [Problem("weights", f"there is no {needed}. Save the model with save_pretrained.")]
@@ -156,25 +152,25 @@ def read_weights(folder: Path, is_adapter: bool = False) -> tuple[dict[str, Tens
         shards = sorted(set(weight_map.values())) or [single.name]
     except (ValueError, TypeError) as error:
         return {}, [Problem("weights", str(error))]
+    tensors: dict[str, TensorHeader] = {}
+    faults = []
     for shard in shards:
         if not (folder / shard).exists():
-            problems.append(Problem("weights", f"{index.name} names {shard}, which does not exist. Save it again."))
+            faults.append(f"{index.name} names {shard}, which does not exist. Save it again.")
             continue
         try:
             found = read_header((folder / shard).resolve())  # the user's file, not the link to it
         except (ValueError, OSError) as error:
-            problems.append(Problem("weights", str(error)))
+            faults.append(str(error))
             continue
         disagreeing = set(found) ^ {name for name, file in weight_map.items() if file == shard} if weight_map else ()
         if disagreeing:
-            names = _first_five(disagreeing)
-            problems.append(Problem("weights", f"{index.name} and {shard} disagree about {names}. Save them again."))
+            faults.append(f"{index.name} and {shard} disagree about {_first_five(disagreeing)}. Save them again.")
         tensors |= found
     strays = sorted(path.name for path in folder.glob("*.safetensors") if path.name not in shards)
     if strays and weight_map:
-        strayed = f"{', '.join(strays)}: not in {index.name}. Delete the file, or leave it out with --exclude."
-        problems.append(Problem("weights", strayed))
-    return tensors, problems
+        faults.append(f"{', '.join(strays)}: not in {index.name}. Delete the file, or leave it out with --exclude.")
+    return tensors, [Problem("weights", fault) for fault in faults]
 
 
 def _check_against_config(tensors: Mapping[str, TensorHeader], config: DiffTransformerConfig) -> Iterator[Problem]:
@@ -189,12 +185,12 @@ def _check_against_config(tensors: Mapping[str, TensorHeader], config: DiffTrans
     if unknown:
         yield Problem("weights", f"the weights contain {_first_five(unknown)}, which config.json does not describe")
     for name in sorted(set(expected) & set(tensors)):
-        if tensors[name].shape != expected[name]:
-            got = f"{name} has the shape {tensors[name].shape}"
-            yield Problem("weights", f"{got}, config.json requires {expected[name]}")
+        got, needed = tensors[name].shape, expected[name]
+        if got != needed:
+            yield Problem("weights", f"{name} has the shape {got}, config.json requires {needed}")
 
 
-def _check_names(files: Mapping[str, Path]) -> Iterator[Problem]:
+def _check_names_and_sizes(files: Mapping[str, Path]) -> Iterator[Problem]:
     for patterns, check, what in (
         (TRAINING_LEFTOVERS, "leftovers", "left by a training run, not part of the model"),
         (PICKLES, "pickles", "in a format that can run code when it is loaded; publish safetensors"),
@@ -202,9 +198,6 @@ def _check_names(files: Mapping[str, Path]) -> Iterator[Problem]:
         names = [name for name in files if any(fnmatch(part, p) for part in name.split("/") for p in patterns)]
         if names:
             yield Problem(check, f"{_first_five(names)}: {what}. Delete it, or leave it out with --exclude PATTERN.")
-
-
-def _check_sizes(files: Mapping[str, Path]) -> Iterator[Problem]:
     for name, path in files.items():
         size = path.stat().st_size
         if size > LARGEST_FILE:
@@ -247,29 +240,24 @@ def _check_code(staged: Staged) -> Iterator[Problem]:
     transformers checks this when it loads remote code from the Hub, but not from a folder.
     """
     auto_map = staged.json("config.json").get("auto_map", {})
-    todo, seen = [f"{str(reference).rpartition('.')[0]}.py" for reference in auto_map.values()], set()
-    while todo:
-        name = todo.pop()
+    names = list(dict.fromkeys(f"{str(reference).rpartition('.')[0]}.py" for reference in auto_map.values()))
+    for name in names:  # which grows by what each file imports
         path = staged.folder / name
-        if name in seen:
-            continue
-        seen.add(name)
         if not path.exists():
             yield Problem("code", f"{name} does not exist. Delete the other .py files to take all from this package.")
             continue
         try:
-            missing = sorted(set(get_imports(path)) - set(sys.stdlib_module_names) - IMPORTABLE)
+            missing = ", ".join(sorted(set(get_imports(path)) - set(sys.stdlib_module_names) - IMPORTABLE))
         except (SyntaxError, ValueError) as error:
             yield Problem("code", f"{name} is not valid Python: {error}")
             continue
         if missing:
-            imports = f"{name} imports {', '.join(missing)}"
-            yield Problem("code", f"{imports}, which users may not have. Import it in a try block.")
+            yield Problem("code", f"{name} imports {missing}, which users may not have. Import it in a try block.")
         for module in re.findall(r"^\s*from\s+(\.\S*)\s+import", path.read_text(encoding="utf-8"), re.MULTILINE):
-            if re.fullmatch(r"\.\w+", module):
-                todo.append(f"{module[1:]}.py")
-            else:
+            if not re.fullmatch(r"\.\w+", module):
                 yield Problem("code", f"{name} imports from {module}, but remote code finds only siblings: from .name")
+            elif f"{module[1:]}.py" not in names:
+                names.append(f"{module[1:]}.py")
 
 
 def without_folders(value: Any) -> Any:

@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
-
-STEPS = ("code", "tokenizer", "model")
 
 
 def load(source: str, revision: str | None = None, base: str | None = None) -> PreTrainedModel:
@@ -57,24 +54,17 @@ def expected_logits(source: str | Path, base: str | None = None) -> torch.Tensor
 
 
 def compare_in_clean_process(
-    source: str | Path,
-    expected: torch.Tensor | None,
-    *,
-    revision: str | None = None,
-    base: str | None = None,
-    steps: Sequence[str] = STEPS,
-    auto_map: Sequence[str] = (),
-    offline: bool = True,
+    source: str | Path, expected: torch.Tensor | None, *, offline: bool, **request: Any
 ) -> list[str]:
     """Loads a folder or a repository in a clean process and returns the errors: its logits must equal `expected`.
 
-    The process has its own cache for code and, online, for files, so that only the tested files are loaded.
+    request: revision; base, of an adapter; auto_map, the references to code that must load; tokenizer, whether it
+    must load. The process has its own cache for code and, online, for files, so that only the tested files are loaded.
     """
     with tempfile.TemporaryDirectory(prefix="diff_transformer_upload.") as work:
         report, saved = Path(work) / "report.json", Path(work) / "logits.safetensors"
-        request: dict[str, Any] = {"source": str(source), "revision": revision, "base": base, "steps": list(steps)}
-        request |= {"auto_map": list(auto_map), "threads": torch.get_num_threads()}
-        request |= {"report": str(report), "logits": str(saved)}
+        request |= {"source": str(source), "report": str(report), "logits": str(saved)}
+        request["threads"] = torch.get_num_threads()
         environment = {**os.environ, "HF_MODULES_CACHE": f"{work}/modules"}
         environment |= {"HF_HUB_OFFLINE": "1"} if offline else {"HF_HUB_CACHE": f"{work}/hub"}
         # The text, not the path: a script's own folder, and with it this package's modules, would be on sys.path
@@ -102,23 +92,23 @@ def compare_in_clean_process(
 def run(request: dict[str, Any]) -> None:
     """The clean process: writes {step: error} to `request["report"]` and, if the model loads, its logits."""
     torch.set_num_threads(request["threads"])
-    source, revision, errors = request["source"], request["revision"], {}
+    source, revision, errors = request["source"], request.get("revision"), {}
 
     def import_code() -> None:
-        for reference in request["auto_map"]:
+        for reference in request.get("auto_map", ()):
             get_class_from_dynamic_module(reference, source, revision=revision)
 
     def load_tokenizer() -> None:
-        AutoTokenizer.from_pretrained(source, revision=revision or "main", trust_remote_code=True)
+        if request.get("tokenizer"):
+            AutoTokenizer.from_pretrained(source, revision=revision or "main", trust_remote_code=True)
 
     def load_model() -> None:
-        computed = logits(load(source, revision, request["base"]))
+        computed = logits(load(source, revision, request.get("base")))
         save_file({"logits": computed.contiguous()}, request["logits"])
 
-    steps = {"code": import_code, "tokenizer": load_tokenizer, "model": load_model}
-    for step in request["steps"]:
+    for step, check in {"code": import_code, "tokenizer": load_tokenizer, "model": load_model}.items():
         try:
-            steps[step]()
+            check()
         except Exception as error:  # any error is what the report is for
             errors[step] = f"{type(error).__name__}: {error}"
     Path(request["report"]).write_text(json.dumps(errors))

@@ -4,9 +4,10 @@
 The token comes from the environment or the stored login; this module neither reads nor prints it.
 """
 
+import argparse
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
@@ -21,6 +22,8 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from transformers.utils import logging
+
+from .staging import Staged
 
 logger = logging.get_logger(__name__)
 
@@ -61,28 +64,19 @@ def hub_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except HfHubHTTPError as error:
-        status = error.response.status_code if error.response is not None else None
-        rejected = status is not None and status < 500
-        remedy = (
-            "The Hub rejects the request for the reason below." if rejected else f"The Hub has a problem. {RESUME}"
-        )
-        raise ValueError(
-            f"{doing} failed with HTTP status {status}. {REMEDIES.get(status, remedy)}\n{error}"
-        ) from error
+        status = error.response.status_code
+        rejected = "The Hub rejects the request for the reason below."
+        remedy = REMEDIES.get(status, rejected if status < 500 else f"The Hub has a problem. {RESUME}")
+        raise ValueError(f"{doing} failed with HTTP status {status}. {remedy}\n{error}") from error
     except (HTTPError, OfflineModeIsEnabled, ConnectionError) as error:
-        raise ValueError(
-            f"{doing} failed: the Hub cannot be reached ({type(error).__name__}: {error}). Check the network, "
-            f"HF_ENDPOINT and HF_HUB_OFFLINE. {RESUME}"
-        ) from error
+        what = f"{doing} failed: the Hub cannot be reached ({type(error).__name__}: {error})"
+        raise ValueError(f"{what}. Check the network, HF_ENDPOINT and HF_HUB_OFFLINE. {RESUME}") from error
     except RuntimeError as error:  # raised by the transfer of a large file; the client wraps the cause
         raise ValueError(f"{doing} failed: {error} ({error.__cause__}). {RESUME}") from error
 
 
 def inspect_repo(repo_id: str, revision: str | None = None) -> RemoteRepo:
-    """What the repository contains.
-
-    Raises ValueError if there is no valid token or the Hub cannot be reached.
-    """
+    """What the repository contains. Raises ValueError if there is no valid token or the Hub cannot be reached."""
     if get_token() is None:
         raise ValueError("There is no token for the Hub. Log in with `hf auth login`, or set HF_TOKEN.")
     api = HfApi()
@@ -96,20 +90,17 @@ def inspect_repo(repo_id: str, revision: str | None = None) -> RemoteRepo:
         except RepositoryNotFoundError:
             return RemoteRepo(repo_id)
         files = frozenset(sibling.rfilename for sibling in info.siblings or ())
-
-        def read(name: str) -> str | None:
-            if name not in files:
-                return None
-            return Path(api.hf_hub_download(repo_id, name, revision=info.sha)).read_text(encoding="utf-8")
-
+        texts = {
+            name: Path(api.hf_hub_download(repo_id, name, revision=info.sha)).read_text(encoding="utf-8")
+            for name in files & {"config.json", "README.md"}
+        }
         kind = "adapter" if "adapter_config.json" in files else None
-        config = read("config.json")
-        if config is not None:
+        if "config.json" in texts:
             try:
-                kind = json.loads(config).get("model_type")
+                kind = json.loads(texts["config.json"]).get("model_type")
             except (ValueError, AttributeError):
                 kind = "unknown"  # its config.json cannot be read
-        return RemoteRepo(repo_id, True, info.sha, files, kind, read("README.md"), bool(info.private))
+        return RemoteRepo(repo_id, True, info.sha, files, kind, texts.get("README.md"), bool(info.private))
 
 
 def stale_files(remote: RemoteRepo, files: Mapping[str, Path]) -> list[str]:
@@ -126,52 +117,37 @@ def stale_files(remote: RemoteRepo, files: Mapping[str, Path]) -> list[str]:
     return sorted(name for name in remote.files - set(files) if is_ours(name))
 
 
-def push(
-    remote: RemoteRepo,
-    files: Mapping[str, Path],
-    *,
-    private: bool,
-    revision: str | None,
-    create_pr: bool,
-    message: str,
-    check_unchanged: Callable[[], None],
-) -> CommitInfo:
+def push(remote: RemoteRepo, staged: Staged, options: argparse.Namespace) -> CommitInfo:
     """Makes one commit that adds all files and deletes the stale files of an earlier upload.
 
     Large files are sent first; those that arrived are not sent again by a new attempt or another run.
-    check_unchanged: called before and after the commit, raises if the files have changed.
+    Raises ValueError if the Hub rejects the commit, or if a file of FOLDER changes before it is made.
     """
-    api, repo_id = HfApi(), remote.repo_id
+    api, repo_id, files = HfApi(), remote.repo_id, staged.files()
     if not remote.exists:
         with hub_errors(f"Creating {repo_id}"):
-            api.create_repo(repo_id, private=private, exist_ok=True)
-    if revision is not None and remote.sha is None and not create_pr:
-        with hub_errors(f"Creating the branch {revision}"):
-            api.create_branch(repo_id, branch=revision, exist_ok=True)
+            api.create_repo(repo_id, private=options.private, exist_ok=True)
+    if options.revision is not None and remote.sha is None:
+        with hub_errors(f"Creating the branch {options.revision}"):
+            api.create_branch(repo_id, branch=options.revision, exist_ok=True)
     stale, waits = stale_files(remote, files), iter(WAITS)
+    target = {"revision": options.revision, "create_pr": options.create_pr, "parent_commit": remote.sha}
     with hub_errors(f"Uploading to {repo_id}"):
         while True:
-            check_unchanged()
+            staged.check_unchanged()
             operations: list = [CommitOperationAdd(name, str(path)) for name, path in files.items()]
             operations += [CommitOperationDelete(name) for name in stale]
             try:
-                done = api.create_commit(
-                    repo_id,
-                    operations,
-                    commit_message=message,
-                    revision=revision,
-                    create_pr=create_pr,
-                    parent_commit=remote.sha,
-                )
+                done = api.create_commit(repo_id, operations, commit_message=options.message, **target)
             except (HTTPError, RuntimeError) as error:
                 wait = next(waits, None)
                 # A pull request whose response was lost would be opened twice
-                if wait is None or create_pr or not _is_transient(error):
+                if wait is None or options.create_pr or not _is_transient(error):
                     raise
                 logger.warning(f"{type(error).__name__}: trying again in {wait:g} s.")
                 time.sleep(wait)
             else:
-                check_unchanged()
+                staged.check_unchanged()
                 return done
 
 
@@ -191,5 +167,5 @@ def _is_transient(error: BaseException | None) -> bool:
     if isinstance(error, RuntimeError):
         return _is_transient(error.__cause__)
     if isinstance(error, HfHubHTTPError):
-        return error.response is not None and (error.response.status_code >= 500 or error.response.status_code == 429)
+        return error.response.status_code >= 500 or error.response.status_code == 429
     return isinstance(error, HTTPError)

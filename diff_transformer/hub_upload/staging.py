@@ -18,6 +18,7 @@ from transformers.dynamic_module_utils import get_relative_import_files
 from .. import modeling_diff
 from ..configuration_diff import DiffTransformerConfig
 
+HIDDEN = (".*", "*/.*")
 # Written by every Trainer, a pickle, and of no use to anyone else; the new card is made from README.md
 LEFT_OUT = ("training_args.bin", "trainer_state.json", "__pycache__/*", "README.md")
 
@@ -54,17 +55,15 @@ class Staged:
         path.write_bytes(content.encode() if isinstance(content, str) else content)
 
     def set_in_json(self, name: str, **changes: Any) -> None:
-        self.write(name, json.dumps({**self.json(name), **changes}, indent=2, sort_keys=True) + "\n")
+        self.write(name, json.dumps(self.json(name) | changes, indent=2, sort_keys=True) + "\n")
         self.added.append(f"{', '.join(changes)} in {name}")
 
     def check_unchanged(self) -> None:
         """Raises ValueError if a file of FOLDER has changed since it was staged."""
         changed = [path.name for path, stat in self._stats.items() if not path.exists() or _stat(path) != stat]
         if changed:
-            raise ValueError(
-                f"{', '.join(changed)} changed in {self.source} during the upload. Upload again once nothing writes "
-                "to that folder."
-            )
+            what = f"{', '.join(changed)} changed in {self.source} during the upload"
+            raise ValueError(f"{what}. Upload again once nothing writes to that folder.")
 
 
 @contextmanager
@@ -72,7 +71,6 @@ def stage(source: str | Path, exclude: Sequence[str] = (), base_model: str | Non
     """Stages a DIFF Transformer or an adapter.
 
     exclude: patterns of paths that are left out. base_model: the Hub id of an adapter's base.
-
     Raises ValueError for a folder that holds neither.
     """
     source = Path(source)
@@ -81,8 +79,7 @@ def stage(source: str | Path, exclude: Sequence[str] = (), base_model: str | Non
         staged = Staged(source, Path(folder), is_adapter)
         for path in sorted(path for path in source.rglob("*") if path.is_file()):
             name = path.relative_to(source).as_posix()
-            hidden = any(part.startswith(".") for part in path.relative_to(source).parts)
-            if hidden or any(fnmatch(name, pattern) for pattern in (*LEFT_OUT, *exclude)):
+            if any(fnmatch(name, pattern) for pattern in (*HIDDEN, *LEFT_OUT, *exclude)):
                 staged.left_out.append(name)
                 continue
             (staged.folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -112,8 +109,7 @@ def _is_adapter(source: Path) -> bool:
     if model_type != DiffTransformerConfig.model_type:
         raise ValueError(
             f"{source} has the model type {model_type!r}; this command uploads diff_transformer and adapters on it. "
-            "Convert checkpoints of other code bases with `diff-transformer convert`, and upload other models with "
-            "`hf upload`."
+            "Use `diff-transformer convert` for checkpoints of other code bases, and `hf upload` for other models."
         )
     return False
 
