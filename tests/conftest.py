@@ -17,12 +17,15 @@ from diff_transformer import DiffTransformerConfig  # noqa: E402
 torch.set_num_threads(1)
 
 
+@pytest.hookimpl(trylast=True)  # after the tests that are not selected have gone
 def pytest_collection_modifyitems(items):
-    """The files with the most long tests come first: short ones fill up the workers at the end."""
+    """The files with the most long tests come first, then those with the most tests: short files fill up the workers
+    at the end."""
+    tests = Counter(item.path for item in items)
     long = Counter(
         item.path for item in items for mark in ("process", "compile", "slow") if item.get_closest_marker(mark)
     )
-    items.sort(key=lambda item: -long[item.path])
+    items.sort(key=lambda item: (-long[item.path], -tests[item.path]))
 
 
 @pytest.fixture(autouse=True)

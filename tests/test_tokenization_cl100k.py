@@ -265,6 +265,7 @@ def test_attributes_and_special_ids(tokenizer):
     assert tokenizer.decode([*SPECIAL_TOKENS.values(), 64], skip_special_tokens=True) == "a"
 
 
+@pytest.mark.slow
 def test_len_exceeds_every_id_and_added_tokens_follow(tokenizer):
     assert len(tokenizer) == tokenizer.vocab_size == 100_277
     assert sorted(tokenizer.get_vocab().values()) == list(range(100_277)), "an id has no token"
@@ -275,6 +276,7 @@ def test_len_exceeds_every_id_and_added_tokens_follow(tokenizer):
 
 
 @pytest.mark.oldest
+@pytest.mark.slow
 def test_batch_with_padding_and_truncation(oracle):
     texts = ["a", "The quick brown fox", ""]
     ids = [oracle.encode_ordinary(text) for text in texts]

@@ -108,6 +108,7 @@ def assert_all_close(actual: dict, expected: dict, rtol: float, what: str, atol_
 
 
 @pytest.mark.oldest
+@pytest.mark.slow
 def test_trainer_lowers_the_loss_and_evaluation_does_not_disturb_it(make_model, make_trainer, rows):
     kwargs = {"max_steps": 24, "learning_rate": 1e-2, "per_device_eval_batch_size": 3}
     plain = make_trainer(make_model(initializer_range=0.05), **kwargs)
@@ -188,6 +189,7 @@ def test_activation_checkpointing_changes_no_bit(
 
 
 @pytest.mark.oldest
+@pytest.mark.slow
 def test_gradient_accumulation_equals_the_large_batch(make_model, make_trainer, rows):
     """Also where the small batches hold different numbers of labels (`num_items_in_batch`)."""
     uneven = []
@@ -216,6 +218,7 @@ def test_gradient_accumulation_equals_the_large_batch(make_model, make_trainer, 
 
 
 @pytest.mark.oldest
+@pytest.mark.slow
 def test_resume_from_checkpoint_is_bit_equal(make_model, make_trainer, tmp_path):
     """The interrupted run stops after a checkpoint in the middle of an epoch."""
     straight = make_trainer(make_model(), max_steps=5, weight_decay=0.1, lr_scheduler_type="linear")

@@ -305,6 +305,7 @@ def test_lora_on_all_linear_layers_leaves_lambda_and_the_norms(adapted):
 @pytest.mark.oldest
 @peft_asks_by_the_old_name
 @pytest.mark.parametrize("target_modules", [None, "all-linear"])
+@pytest.mark.slow
 def test_lora_saves_loads_and_merges(target_modules, adapted, tmp_path, tokenizer):
     model, _ = adapted(**({} if target_modules is None else {"target_modules": target_modules}))
     inputs = tokenizer([SENTENCES[0], SENTENCES[1]], padding=True, return_tensors="pt")

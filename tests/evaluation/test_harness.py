@@ -368,6 +368,7 @@ def test_the_accuracy_that_table_1_has():
             assert shown == pytest.approx(TABLE_1[model][i], abs=0.051), f"{metric} of {task}"
 
 
+@pytest.mark.slow
 def test_batches_are_found_automatically(loaded, data_dir, tmp_path):
     """Without --batch_size."""
     results = Results.open(tmp_path, "harness", loaded.identity, {}, 0)

@@ -118,6 +118,7 @@ def test_ask_again_until_it_succeeds(failures):
 
 
 @pytest.mark.parametrize("wait", [lambda: "1", lambda: formatdate(time.time() + 2, usegmt=True)])
+@pytest.mark.slow
 def test_ask_honors_retry_after(wait):
     """Seconds or a date, which has whole seconds, so it is at least one away."""
     with judge_server(in_turn((429, {"Retry-After": wait()}), TRUE)) as server:
@@ -222,6 +223,7 @@ def test_ask_all_yields_what_is_under_way_then_fails():
         assert set(found) == {"1", "2"} and len(server.requests) == 3
 
 
+@pytest.mark.slow
 def test_ask_all_failure_ends_the_retries_of_the_others():
     """openai's wait before a retry cannot be interrupted, but no request follows it."""
 

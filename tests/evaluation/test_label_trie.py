@@ -87,6 +87,7 @@ def prepared(twin_folders):
     return context, prompts, LabelTrie(label_ids(tokenizer, LABELS, "\n==\n"))
 
 
+@pytest.mark.slow
 def test_greedy_is_constrained_generate(loaded, prepared):
     """Equal to transformers' constrained decoding without a shared cache, one prompt at a time."""
     _, prompts, trie = prepared

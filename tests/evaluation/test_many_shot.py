@@ -329,6 +329,7 @@ def test_both_twins_resumption_and_report(twin_folders, colors, tmp_path, monkey
     assert (tmp_path / "whole/figures/many_shot_alternating.png").exists()
 
 
+@pytest.mark.slow
 def test_the_curve_equals_separate_prompts(loaded, colors, tmp_path):
     """Extending a cache from one length to the next equals a prefill for each length."""
     found = []

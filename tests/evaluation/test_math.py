@@ -174,6 +174,7 @@ def test_a_run_with_other_settings_does_not_resume_a_journal(diff, tmp_path, ans
         open_results(tmp_path, replace(settings, max_new_tokens=7))
 
 
+@pytest.mark.slow
 def test_continuous_batching_gives_the_same_solutions(loaded, tmp_path):
     data, rows = str(tmp_path), [{"question": "x" * length, "answer": "#### 1"} for length in LENGTHS]
     (tmp_path / "gsm8k.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -236,6 +236,7 @@ def test_a_token_that_begins_texts_begins_the_prompt_once():
     assert prompt.input_ids[1:] == build(length=1199).input_ids
 
 
+@pytest.mark.slow
 def test_the_whole_vocabulary_keeps_needles_too():
     tokenizer = cl100k_tokenizer()
     haystack = tokenizer(TEXT)["input_ids"]

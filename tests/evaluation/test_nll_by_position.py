@@ -129,6 +129,7 @@ def test_a_stopped_run_resumes_where_it_was(loaded, tmp_path, monkeypatch):
     assert [(c.key, c.measures, c.data) for c in parts.cells] == [(c.key, c.measures, c.data) for c in whole.cells]
 
 
+@pytest.mark.slow
 def test_command_line_and_report(twin_folders, tmp_path):
     texts, out = corpus(tmp_path / "texts"), str(tmp_path / "out")
     models = [word for folder in twin_folders.values() for word in ("--model", str(folder))]

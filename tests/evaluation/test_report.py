@@ -147,6 +147,7 @@ def images_in_browser(page, folder):
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no browser: apt-get install chromium")
+@pytest.mark.slow
 def test_a_browser_shows_every_figure(folder, tmp_path):
     main(["report", str(folder)])
     page = (folder / "report.html").read_text()
@@ -157,6 +158,7 @@ def test_a_browser_shows_every_figure(folder, tmp_path):
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no browser: apt-get install chromium")
+@pytest.mark.slow
 def test_a_broken_figure_is_seen(folder, tmp_path):
     main(["report", str(folder)])
     page = (folder / "report.html").read_text().replace("base64,iVBOR", "base64,xxxxx")

@@ -139,6 +139,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("fault", BROKEN)
+@pytest.mark.slow
 def test_a_broken_folder_is_reported(folder, fault):
     damage, check, message = BROKEN[fault]
     damage(folder)

@@ -264,6 +264,7 @@ def test_transient_errors_are_retried(hub, folder, fault):
     assert "README.md" in hub.head(repo)["files"] and hub.commits(repo) == 2
 
 
+@pytest.mark.slow
 def test_permanent_errors_come_with_a_remedy(hub, folder):
     for i, (faults, remedy) in enumerate(
         (
@@ -354,6 +355,7 @@ def test_a_public_repository_is_not_taken_for_a_private_one(hub, folder):
     assert outcome.code == 1 and "exists and is public" in outcome.err
 
 
+@pytest.mark.slow
 def test_a_branch_a_pull_request_and_a_tag(hub, folder):
     repo = "tester/refs"
     hub.upload_well(folder, repo, "--tag", "v1", "--private")
@@ -401,6 +403,7 @@ def test_a_file_that_changes_during_the_upload_is_an_error(hub, folder, monkeypa
     assert outcome.code == 1 and "tokenizer.json changed" in outcome.err
 
 
+@pytest.mark.slow
 def test_the_hub_must_return_a_model_that_computes_the_same(hub, pristine):
     """Verification is not a formality: here the Hub serves other weights than were sent."""
     hub.upload_well(pristine, "tester/verified", verify="here")

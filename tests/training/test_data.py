@@ -529,6 +529,7 @@ def make_trainer(tiny_config, training_arguments):
     [{"dataloader_num_workers": 2}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}],
     ids=["workers", "batch"],
 )
+@pytest.mark.slow
 def test_a_resumed_trainer_takes_the_same_rows(tmp_path, tokenizer, make_trainer, changed):
     """In the middle of the second epoch, of two and a half steps each."""
     rows = pack(Dataset.from_dict({"text": TEXTS}), tokenizer, LENGTH).select(range(10))
@@ -543,6 +544,7 @@ def test_a_resumed_trainer_takes_the_same_rows(tmp_path, tokenizer, make_trainer
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.slow
 def test_a_resumed_trainer_takes_the_same_stream(tmp_path, tokenizer, make_trainer, monkeypatch, workers):
     for i in range(3):
         write_lines(tmp_path / f"corpus/{i}.jsonl", [{"text": text} for text in [*TEXTS[20 * i : 20 * i + 20], ""]])

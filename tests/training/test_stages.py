@@ -127,6 +127,7 @@ def test_the_command_line_beats_smoke_and_smoke_beats_the_file(tmp_path):
 # ------------------------------------------------------------------------------------------------------------- models
 
 
+@pytest.mark.slow
 def test_the_twin_has_the_parameters_of_the_model_except_lambda_and_the_head_norms():
     tokenizer = new_tokenizer(NewModelArguments(), 2048)
     for size in PAPER_SIZES:
