@@ -67,10 +67,9 @@ class Table:
         return "\n".join("| " + " | ".join(str(x).replace("|", "\\|") for x in line) + " |" for line in lines)
 
     def without_paper(self) -> "Table":
-        """The table without the paper's rows and columns, and without rows and columns that are empty then."""
+        """The table without the paper's rows and columns, and without rows that are empty then."""
         rows = [row for row in self.rows if not str(row[0]).startswith("paper")]
         kept = [i for i, name in enumerate(self.columns) if not name.startswith("paper") and name != DIFFERS]
-        kept = [i for i in kept if any(row[i] is not None for row in rows)]
         rows = [[row[i] for i in kept] for row in rows if any(row[i] is not None for i in kept[1:])]
         digits = self.digits if self.digits_alone is None else self.digits_alone
         return replace(self, columns=[self.columns[i] for i in kept], rows=rows, digits=digits)

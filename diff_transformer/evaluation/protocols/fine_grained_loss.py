@@ -201,7 +201,14 @@ def section(results: ResultSet) -> Section:
         text="Language modeling loss in nats, lower is better: on all tokens, on those that can be recalled from the "
         "context (AR-Hit: the last token of an n-gram that occurred before in the row and is rare in the training "
         "data), and on all others. The paper's models have 1.4B parameters.",
-        tables=[*by_slice, Table("Loss by model", ["model", "heads", "d", "GroupNorm", *NAMES.values()], ablations)],
+        tables=[
+            *by_slice,
+            Table(
+                "Loss by model",
+                ["model", "paper's heads", "paper's d", "paper's GroupNorm", *NAMES.values()],
+                ablations,
+            ),
+        ],
         notes=[*hits, "The standard error is over rows."] if not in_study else [],
     )
 
