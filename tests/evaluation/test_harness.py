@@ -241,6 +241,9 @@ def test_prompts_that_are_cut_are_counted(loaded, tmp_path):
     samples = harness.evaluate_task(lm, "boolq", data_dir=str(tmp_path))
     assert harness.truncated(lm, samples) == 1
     assert harness.truncated(lm, samples[:1]) == 0
+    longest = max(len(loaded.tokenizer(a + b)["input_ids"]) for a, b in samples[0]["arguments"])
+    for lm._max_length, expected in ((longest - 1, 0), (longest - 2, 1)):  # the last token is only predicted
+        assert harness.truncated(lm, samples[:1]) == expected
 
 
 # --------------------------------------------------------------------------------------------------------- bad input
