@@ -2,5 +2,5 @@
 """The paper's measurements, for any causal language model of transformers, and the report of their results.
 
 Each module of `protocols` is one measurement. The model never learns that it is evaluated, and a report is made from
-files of results and from nothing else.
+files of results alone.
 """

@@ -34,7 +34,7 @@ logger = logging.get_logger(__name__)
 _CACHE_VERSION = 1  # raise it when the same documents give other tokens or rows: the cache does not see our code
 _DOCUMENTS_AT_ONCE = 256
 _TOKENS_AT_ONCE = 2**22
-_HOPELESS = 10_000  # documents: a stream that begins with so many unusable ones has the wrong column
+_HOPELESS = 10_000  # documents: a stream that begins with this many unusable documents has the wrong column
 # Errors of a broken file; a lost connection is not among them
 _UNREADABLE = (pa.ArrowInvalid, UnicodeDecodeError, EOFError, zlib.error, lzma.LZMAError)
 
