@@ -1,9 +1,9 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Flash differential attention on CUDA, in the style of flash-attn's functions.
 
-`(softmax(q1 k1^T s) - lambda softmax(q2 k2^T s)) v` (Eq. 1, arXiv:2410.05258) in fused Triton kernels: both maps in
-one pass over K and V (flash_diff_forward), a deterministic backward that shares V, dO, dP and dV
-(flash_diff_backward), and decoding that reads a cache once (flash_diff_decode). docs/how_it_works.md has the
+`(softmax(q1 k1^T s) - lambda softmax(q2 k2^T s)) v` (Eq. 1, arXiv:2410.05258) in fused Triton kernels: a forward that
+keeps its maps to itself and ends with the head norm (flash_diff_forward), a deterministic backward that shares V, dO,
+dP and dV (flash_diff_backward), and decoding that reads a cache once (flash_diff_decode). docs/how_it_works.md has the
 mathematics.
 
 Legend for shapes: B batch, T query tokens, S key tokens, H query heads, K key/value heads, 2d the width of a head.
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 from .flash_diff_backward import dkdv_kernel, dq_kernel, prepare_kernel
-from .flash_diff_blocks import blocks, candidates
+from .flash_diff_blocks import blocks, candidates, key_kernels
 from .flash_diff_decode import combine_kernel, split_kernel
 from .flash_diff_forward import forward_kernel, triton
 
@@ -83,23 +83,25 @@ class _Call(NamedTuple):
         return {
             "GROUPS": q.shape[2] // k.shape[2],
             "D": d,
-            "BLOCK_D": max(16, triton.next_power_of_2(d)),
             "CAUSAL": self.causal,
             "MASK": None if self.mask is None else "keys" if self.mask.ndim == 2 else "full",
             "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
         }
 
 
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (8, 6)
+
+
 def _options(kernel: str, q: torch.Tensor) -> dict[str, int]:
-    capability = torch.cuda.get_device_capability(q.device) if q.device.type == "cuda" else (8, 6)
-    return blocks(kernel, capability, q.dtype, q.shape[-1] // 2)._asdict()
+    return blocks(kernel, _capability(q.device), q.dtype, q.shape[-1] // 2)._asdict()
 
 
 @cache
-def _autotuned(name: str, kernel):
+def _autotuned(name: str, kernel, capability: tuple[int, int], dtype: torch.dtype, d: int):
     """The kernel in triton's autotuner, which keeps its choice in memory and in triton's cache on disk."""
     configs = []
-    for one in candidates(name):
+    for one in candidates(name, capability, dtype, d):
         sizes = {"BLOCK_M": one.BLOCK_M, "BLOCK_N": one.BLOCK_N}
         configs.append(triton.Config(sizes, num_warps=one.num_warps, num_stages=one.num_stages))
     return triton.autotune(configs, ["GROUPS", "D", "CAUSAL", "MASK"], cache_results=True)(kernel)
@@ -108,7 +110,8 @@ def _autotuned(name: str, kernel):
 def _launch(name: str, kernel, q: torch.Tensor, grid: Callable[[dict], tuple[int, ...]], *args, **constants) -> None:
     """With the blocks of the table, or with the fastest of all candidates under DIFF_TRANSFORMER_AUTOTUNE=1."""
     if os.environ.get("DIFF_TRANSFORMER_AUTOTUNE") == "1":
-        _autotuned(name, kernel)[grid](*args, **constants)
+        tuned = _autotuned(name, kernel, _capability(q.device), q.dtype, constants["D"])
+        tuned[grid](*args, **constants)
     else:
         options = _options(name, q)
         kernel[grid(options)](*args, **constants, **options)
@@ -122,18 +125,18 @@ def _forward(q, k, v, lambda_full, norm_weight, save: bool, call: _Call):
     """out, and what the backward needs (empty tensors if not `save`): the heads before their norm, the output of the
     second map, both (2, H, tokens) base-2 log-sums of exponentials."""
     batch, num_stats = call.batch(q), q.shape[0] * q.shape[1]
-    out = call.new_like(q)
+    out, out2 = call.new_like(q), _empty_like(q)
     diff = _empty_like(q) if save and norm_weight is not None else q.new_empty(0)
-    out2 = _empty_like(q) if save else q.new_empty(0)
     lse = torch.empty(2 if save else 0, q.shape[2], num_stats, dtype=torch.float32, device=q.device)
-    _launch(
-        "forward", forward_kernel, q, lambda size: (triton.cdiv(call.max_q, size["BLOCK_M"]), q.shape[2], batch),
-        q, k, v, lambda_full, norm_weight, out, diff, out2, lse, *call.spans(), call.mask,
-        *call.strides(q), *call.strides(k), *call.strides(v), *call.strides(out), *call.mask_strides(),
-        call.length(q), call.length(k), num_stats, call.scale, call.eps, call.out_scale,
-        **call.constants(q, k), SAVE=save,
-    )  # fmt: skip
-    return out, diff, out2, lse
+    for one_map in (2, 1):  # the first map subtracts what the second left
+        _launch(
+            "forward", forward_kernel, q, lambda size: (triton.cdiv(call.max_q, size["BLOCK_M"]), q.shape[2], batch),
+            q, k, v, lambda_full, norm_weight, out, diff, out2, lse, *call.spans(), call.mask,
+            *call.strides(q), *call.strides(k), *call.strides(v), *call.strides(out), *call.mask_strides(),
+            call.length(q), call.length(k), num_stats, call.scale, call.eps, call.out_scale,
+            **call.constants(q, k), MAP=one_map, SAVE=save,
+        )  # fmt: skip
+    return out, diff, out2 if save else q.new_empty(0), lse
 
 
 def _backward(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, call: _Call):
@@ -151,7 +154,7 @@ def _backward(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, call
     prepare_kernel[grid](
         grad_out, diff, out2, norm_weight, lambda_full, grad_diff, deltas, grad_weight, *call.spans(),
         *call.strides(grad_out), *call.strides(diff), *numbers[:3], call.eps, call.out_scale,
-        D=constants["D"], BLOCK_D=constants["BLOCK_D"], BLOCK_M=rows, num_warps=4,
+        D=constants["D"], BLOCK_M=rows, num_warps=4,
     )  # fmt: skip
     tensors = (q, k, v, lambda_full, grad_diff, lse, deltas)
     strides = (*call.strides(q), *call.strides(k), *call.strides(v), *call.strides(grad_diff))
@@ -163,11 +166,12 @@ def _backward(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, call
         *numbers, **constants,
     )  # fmt: skip
     grad_k, grad_v = call.new_like(k), call.new_like(v)
-    _launch(
-        "dkdv", dkdv_kernel, q, lambda size: (triton.cdiv(call.max_k, size["BLOCK_N"]), k.shape[2], batch),
-        *tensors, grad_k, grad_v, *call.spans(), call.mask, *strides, *call.strides(grad_k), *call.mask_strides(),
-        *numbers, **constants,
-    )  # fmt: skip
+    for name in key_kernels(_capability(q.device), q.dtype, constants["D"]):
+        _launch(
+            name, dkdv_kernel, q, lambda size: (triton.cdiv(call.max_k, size["BLOCK_N"]), k.shape[2], batch),
+            *tensors, grad_k, grad_v, *call.spans(), call.mask, *strides, *call.strides(grad_k), *call.mask_strides(),
+            *numbers, **constants, DK="dk" in name, DV="dv" in name,
+        )  # fmt: skip
     grad_weight = q.new_empty(0) if grad_weight is None else grad_weight.sum(0).to(norm_weight.dtype)
     return grad_q, grad_k, grad_v, -deltas[1].sum().reshape(lambda_full.shape), grad_weight
 
@@ -191,7 +195,7 @@ def _decode(q, k, v, lambda_full, norm_weight, key_length, call: _Call) -> torch
     out = _empty_like(q)
     combine_kernel[(num_rows, num_kv_heads, batch)](
         parts, stats, lambda_full, norm_weight, out, *call.strides(out), q_len, splits, call.eps, call.out_scale,
-        GROUPS=constants["GROUPS"], D=constants["D"], BLOCK_D=constants["BLOCK_D"], num_warps=4,
+        GROUPS=constants["GROUPS"], D=constants["D"], num_warps=4,
     )  # fmt: skip
     return out
 

@@ -1,11 +1,14 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Blocks of the Triton kernels: what each program holds, for every architecture, kernel, element size and d.
+"""Blocks of the Triton kernels: what each program holds, for every architecture, kernel and d.
 
-Chosen by compiling: the largest of a list of candidates that neither spills registers nor passes the shared memory of
-a program (tests/test_flash_diff_compile.py compiles those for d = 64 and 128 again). The backward in float32 at
-d = 128 spills whatever its blocks. Not yet tuned by timing.
+Chosen by compiling for each architecture and modelling what was compiled (benchmarks/kernel_model.py): of the blocks
+for which no warp computes what another one does, those with the shortest modelled time. Registers that spill count as
+the time of their loads and stores. Not yet tuned by timing: `python -m benchmarks.gpu_suite` does that on a GPU.
 """
 
+import json
+import os
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -20,73 +23,117 @@ class Blocks(NamedTuple):
     num_stages: int
 
 
-HEAD_DIMS = (16, 32, 64, 128)  # d, rounded up
+HEAD_DIMS = (64, 96, 128)  # columns of the tables: d up to and including these
 SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes that a program may have
 
-# (architecture, kernel, bytes of an element): rows/keys/warps/stages for each of HEAD_DIMS
-# fmt: off
+# Architecture, kernel: rows/keys/warps/stages for each of HEAD_DIMS, for types of 2 bytes. "dkdv" are the gradients of
+# keys and values in one kernel; "-" where they do not fit without computing something twice, "dk" and "dv" do there
 _TABLE = {
-    (80, "forward", 2): "64/64/4/3  64/32/8/3  64/32/8/3  32/32/4/2",
-    (80, "forward", 4): "64/16/8/2  64/16/8/2  64/16/8/2  16/16/4/2",
-    (80, "dq", 2): "64/64/8/2  64/32/8/2  64/32/8/2  64/32/8/2",
-    (80, "dq", 4): "32/32/4/2  32/32/4/2  32/32/8/1  16/16/4/1",
-    (80, "dkdv", 2): "64/64/8/2  64/64/8/2  64/64/8/2  16/64/8/2",
-    (80, "dkdv", 4): "16/64/8/2  16/64/8/2  16/64/8/2  16/16/4/1",
-    (80, "split16", 2): "16/64/4/3  16/64/4/3  16/64/4/3  16/32/4/3",
-    (80, "split16", 4): "16/64/4/3  16/64/4/3  16/32/4/2  16/32/4/1",
-    (80, "split32", 2): "32/64/8/3  32/64/8/3  32/64/8/3  32/64/8/3",
-    (80, "split32", 4): "32/64/8/3  32/64/8/3  32/32/8/2  32/16/8/1",
-    (86, "forward", 2): "64/64/4/3  64/32/8/3  64/32/8/3  32/32/4/2",
-    (86, "forward", 4): "16/16/4/1  16/16/4/1  16/16/4/1  16/16/4/2",
-    (86, "dq", 2): "64/64/8/2  64/32/8/2  64/32/8/2  64/32/8/1",
-    (86, "dq", 4): "16/16/4/1  16/16/4/1  16/16/4/1  16/16/4/1",
-    (86, "dkdv", 2): "64/64/8/2  64/64/8/2  64/64/8/2  16/64/8/2",
-    (86, "dkdv", 4): "16/16/4/1  16/16/4/1  16/16/4/1  16/16/4/1",
-    (86, "split16", 2): "16/64/4/3  16/64/4/3  16/64/4/3  16/32/4/2",
-    (86, "split16", 4): "16/16/4/1  16/16/4/1  16/16/4/1  16/16/4/1",
-    (86, "split32", 2): "32/64/8/3  32/64/8/3  32/64/8/3  32/64/8/2",
-    (86, "split32", 4): "32/16/4/1  32/16/4/1  32/16/4/1  32/16/4/1",
-    (90, "forward", 2): "64/64/4/3  64/64/4/3  64/32/8/3  64/32/8/3",
-    (90, "forward", 4): "32/32/4/2  64/16/8/2  64/16/8/2  16/16/4/2",
-    (90, "dq", 2): "64/64/8/2  64/64/8/2  128/64/8/2  64/32/8/2",
-    (90, "dq", 4): "32/32/4/2  32/32/4/2  32/32/8/1  16/16/4/1",
-    (90, "dkdv", 2): "64/64/8/2  64/64/8/2  32/64/8/2  32/32/8/1",
-    (90, "dkdv", 4): "16/64/8/2  16/64/8/2  16/64/8/2  16/16/4/1",
-    (90, "split16", 2): "16/64/4/3  16/64/4/3  16/64/4/3  16/32/4/2",
-    (90, "split16", 4): "16/64/4/3  16/32/4/2  16/32/4/1  16/16/4/1",
-    (90, "split32", 2): "32/64/8/3  32/64/8/3  32/64/8/3  32/64/8/3",
-    (90, "split32", 4): "32/64/8/3  32/32/8/2  32/32/8/2  32/16/8/1",
-    (100, "forward", 2): "64/64/4/3  64/64/4/3  128/64/8/3  64/32/8/3",
-    (100, "forward", 4): "32/32/4/2  64/16/8/2  64/16/8/2  16/16/4/2",
-    (100, "dq", 2): "64/64/8/2  64/64/8/2  128/64/8/2  64/32/8/2",
-    (100, "dq", 4): "32/32/4/2  32/32/4/2  32/32/8/1  16/16/4/1",
-    (100, "dkdv", 2): "64/64/8/2  64/64/8/2  32/64/8/2  32/32/8/1",
-    (100, "dkdv", 4): "16/64/8/2  16/64/8/2  16/64/8/2  16/16/4/1",
-    (100, "split16", 2): "16/64/4/3  16/64/4/3  16/64/4/3  16/32/4/2",
-    (100, "split16", 4): "16/64/4/3  16/32/4/2  16/32/4/1  16/16/4/1",
-    (100, "split32", 2): "32/64/8/3  32/64/8/3  32/64/8/3  32/64/8/3",
-    (100, "split32", 4): "32/64/8/3  32/32/8/2  32/32/8/2  32/16/8/1",
+    80: {
+        "forward": "64/64/4/2   64/64/4/2   64/64/4/2",
+        "dq": "64/64/4/2   64/32/4/2   128/32/8/2",
+        "dkdv": "32/64/4/2   -           -",
+        "dk": "-           32/64/4/2   32/64/4/2",
+        "dv": "-           64/64/4/2   64/64/4/2",
+        "split16": "16/64/4/3   16/64/4/3   16/32/4/3",
+        "split32": "32/64/8/3   32/64/8/3   32/64/8/3",
+    },
+    86: {
+        "forward": "64/64/4/2   64/32/4/2   64/32/4/2",
+        "dq": "64/64/4/2   64/32/4/2   32/32/4/2",
+        "dkdv": "32/64/4/2   -           -",
+        "dk": "-           32/64/4/1   32/64/4/1",
+        "dv": "-           64/64/4/1   32/64/4/2",
+        "split16": "16/64/4/3   16/64/4/3   16/32/4/2",
+        "split32": "32/64/8/3   32/64/8/3   32/64/8/2",
+    },
+    90: {
+        "forward": "128/128/8/2 128/128/8/2 128/64/8/2",
+        "dq": "128/64/8/2  128/32/8/2  128/32/8/2",
+        "dkdv": "64/128/8/2  -           -",
+        "dk": "-           32/128/8/2  32/128/8/2",
+        "dv": "-           64/128/8/2  64/128/8/2",
+        "split16": "16/64/4/3   16/64/4/3   16/32/4/2",
+        "split32": "32/64/8/3   32/64/8/3   32/64/8/3",
+    },
+    100: {
+        "forward": "128/128/8/2 128/128/8/2 128/64/8/2",
+        "dq": "128/64/8/2  128/32/8/2  128/32/8/2",
+        "dkdv": "64/128/8/2  -           -",
+        "dk": "-           32/128/8/2  32/128/8/2",
+        "dv": "-           64/128/8/2  64/128/8/2",
+        "split16": "16/64/4/3   16/64/4/3   16/32/4/2",
+        "split32": "32/64/8/3   32/64/8/3   32/64/8/3",
+    },
 }
-# fmt: on
+# For float32, small enough for every architecture
+_FLOAT32 = {
+    "forward": "64/16/8/2   64/16/8/2   64/16/8/1",
+    "dq": "32/16/8/1   32/16/8/1   32/16/8/1",
+    "dkdv": "16/32/8/1   -           -",
+    "dk": "-           16/32/8/1   16/32/8/1",
+    "dv": "-           16/32/8/1   16/32/8/1",
+    "split16": "16/16/4/1   16/16/4/1   16/16/4/1",
+    "split32": "32/16/4/1   32/16/4/1   32/16/4/1",
+}
+# What autotuning tries beside the table's blocks
+_CANDIDATES = {
+    "forward": "128/128/8/2 128/64/8/2 128/64/8/3 128/32/8/3 128/64/4/2 64/64/4/2 64/64/4/3 64/32/4/3",
+    "dq": "128/64/8/1 128/64/8/2 128/32/8/2 128/32/8/3 64/64/4/1 64/64/4/2 64/32/4/2 64/32/4/3",
+    "dkdv": "64/128/8/1 64/128/8/2 32/128/8/2 32/128/8/3 64/64/4/1 64/64/4/2 32/64/4/2 32/64/4/3",
+    "dk": "64/128/8/1 64/128/8/2 32/128/8/2 32/128/8/3 64/64/4/1 64/64/4/2 32/64/4/2 32/64/4/3",
+    "dv": "64/128/8/1 64/128/8/2 32/128/8/2 32/128/8/3 128/128/8/1 64/64/4/2 32/64/4/2 32/64/4/3",
+    "split16": "16/32/4/2 16/32/4/3 16/64/4/2 16/64/4/3 16/128/4/2 16/128/8/2",
+    "split32": "32/32/4/2 32/32/4/3 32/64/4/2 32/64/8/3 32/128/8/2",
+}
 
 
 def architecture(capability: tuple[int, int]) -> int:
-    """The column of the table for a device: 80 (A100), 90 (H100, H200), 100 (B200), and 86 for everything with 99 KiB
-    of shared memory (RTX 30, 40 and 50, L40)."""
+    """The table for a device: 80 (A100), 90 (H100, H200), 100 (B200), and 86 for everything with 99 KiB of shared
+    memory (RTX 30, 40 and 50, L40)."""
     return {(8, 0): 80, (8, 7): 80, (9, 0): 90, (10, 0): 100, (10, 3): 100}.get(capability, 86)
 
 
-def blocks(kernel: str, capability: tuple[int, int], dtype: torch.dtype, d: int) -> Blocks:
-    """For "forward", "dq", "dkdv", "split16" or "split32" (decoding, by the rows of a block)."""
+@cache
+def _tuned(path: str | None) -> dict[str, dict[str, dict[str, str]]]:
+    if path is None:
+        return {}
+    with open(path) as file:
+        return json.load(file)
+
+
+@cache
+def _cell(kernel: str, capability: tuple[int, int], dtype: torch.dtype, d: int) -> str:
     column = next(i for i, width in enumerate(HEAD_DIMS) if d <= width)
-    cells = _TABLE[architecture(capability), kernel, dtype.itemsize].split()
-    return Blocks(*map(int, cells[column].split("/")))
+    if dtype.itemsize == 4:
+        return _FLOAT32[kernel].split()[column]
+    number = architecture(capability)
+    tuned = _tuned(os.environ.get("DIFF_TRANSFORMER_BLOCKS")).get(str(number), {}).get(kernel, {})
+    return tuned.get(str(HEAD_DIMS[column])) or _TABLE[number][kernel].split()[column]
 
 
-def candidates(kernel: str) -> list[Blocks]:
-    """All blocks of the table for a kernel, as candidates for autotuning."""
-    cells = (cell for (_, name, _), line in _TABLE.items() if name == kernel for cell in line.split())
-    return [Blocks(*map(int, cell.split("/"))) for cell in dict.fromkeys(cells)]
+def _parse(cell: str) -> Blocks:
+    return Blocks(*map(int, cell.split("/")))
 
 
-__all__ = ["HEAD_DIMS", "SHARED_MEMORY", "Blocks", "architecture", "blocks", "candidates"]
+def blocks(kernel: str, capability: tuple[int, int], dtype: torch.dtype, d: int) -> Blocks:
+    """For "forward", "dq", "dkdv", "dk", "dv", "split16" or "split32" (decoding, by the rows of a block).
+
+    The file that DIFF_TRANSFORMER_BLOCKS names takes precedence for types of 2 bytes: JSON, {architecture: {kernel:
+    {d: "rows/keys/warps/stages"}}} with `HEAD_DIMS` for d, as `benchmarks.gpu_suite` writes it.
+    """
+    return _parse(_cell(kernel, capability, dtype, d))
+
+
+def key_kernels(capability: tuple[int, int], dtype: torch.dtype, d: int) -> tuple[str, ...]:
+    """The kernels for the gradients of keys and values: one for both, or one for each."""
+    return ("dk", "dv") if _cell("dkdv", capability, dtype, d) == "-" else ("dkdv",)
+
+
+def candidates(kernel: str, capability: tuple[int, int], dtype: torch.dtype, d: int) -> list[Blocks]:
+    """What autotuning tries, the blocks of the table first."""
+    cells = [_cell(kernel, capability, dtype, d), *_CANDIDATES[kernel].split()]
+    return [_parse(cell) for cell in dict.fromkeys(cells)]
+
+
+__all__ = ["HEAD_DIMS", "SHARED_MEMORY", "Blocks", "architecture", "blocks", "candidates", "key_kernels"]

@@ -7,7 +7,22 @@ few heads can use a whole GPU (split_kernel); combine_kernel merges the splits o
 
 from __future__ import annotations  # tl.constexpr in signatures, also where triton is absent
 
-from .flash_diff_forward import finish, hide, jit, load_rows, online_softmax, tl
+from .flash_diff_forward import (
+    add,
+    add_dot,
+    dot_transposed,
+    head_norm,
+    hide,
+    jit,
+    load_tile,
+    num_parts,
+    online_softmax,
+    part_columns,
+    scale_rows,
+    store_tile,
+    tl,
+    zero_tile,
+)
 
 
 @jit
@@ -15,8 +30,8 @@ def split_kernel(
     q, k, v, parts, stats, key_length, mask,  # pointers
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head, mask_batch, mask_row, mask_key,
     T, S, scale,
-    GROUPS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    GROUPS: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+    MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Unnormalised outputs of both maps, parts (B, K, splits, 2, GROUPS T, 2D), and their base-2 maxima and sums,
     stats (B, K, splits, 2, 2, GROUPS T), all float32, over the keys of one split."""
@@ -25,8 +40,8 @@ def split_kernel(
     if key_length is not None:
         S = tl.load(key_length + z)
     blocks = tl.cdiv(tl.cdiv(S, BLOCK_N), tl.num_programs(0))  # of a split
-    first = split * blocks * BLOCK_N
-    stop = tl.minimum(S, first + blocks * BLOCK_N)
+    first_key = split * blocks * BLOCK_N
+    stop = tl.minimum(S, first_key + blocks * BLOCK_N)
     if MASK is not None:
         mask += z * mask_batch
     k += z * k_batch + kv_head * k_head
@@ -35,36 +50,37 @@ def split_kernel(
     rows = tl.arange(0, BLOCK_M)
     num_rows = GROUPS * T
     head, token = kv_head * GROUPS + rows // T, rows % T
-    dims, wide = tl.arange(0, BLOCK_D), tl.arange(0, 2 * BLOCK_D)
-    pointers = q + z * q_batch + (head * q_head + token * q_token)[:, None] + dims[None, :]
-    inside = (rows < num_rows)[:, None] & (dims < D)[None, :]
-    q1 = tl.load(pointers, mask=inside, other=0.0)
-    q2 = tl.load(pointers + D, mask=inside, other=0.0)
+    # Each row has its own place, so that the tile of queries is loaded by its rows' pointers
+    pointers = q + z * q_batch + (head * q_head + token * q_token)[:, None]
+    q1, q2 = (), ()
+    for i in tl.static_range(num_parts(D)):
+        dims = part_columns(D, i)[None, :]
+        inside = (rows < num_rows)[:, None] & (dims < D)
+        q1 += (tl.load(pointers + dims, mask=inside, other=0.0),)
+        q2 += (tl.load(pointers + D + dims, mask=inside, other=0.0),)
     max1 = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     max2 = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     sum1, sum2 = tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
-    acc1 = tl.zeros((BLOCK_M, 2 * BLOCK_D), tl.float32)
-    acc2 = tl.zeros((BLOCK_M, 2 * BLOCK_D), tl.float32)
+    acc1, acc2 = zero_tile(BLOCK_M, 2 * D), zero_tile(BLOCK_M, 2 * D)
     scale2 = scale * 1.4426950408889634  # exp(x) = 2^(x log2 e)
 
-    for n in range(first, stop, BLOCK_N):
+    for n in range(first_key, stop, BLOCK_N):
         cols = n + tl.arange(0, BLOCK_N)
-        k1 = load_rows(k, k_token, n, S, BLOCK_N, dims, D)
-        k2 = load_rows(k + D, k_token, n, S, BLOCK_N, dims, D)
-        values = load_rows(v, v_token, n, S, BLOCK_N, wide, 2 * D)
-        scores = tl.dot(q1, tl.trans(k1), input_precision=PRECISION) * scale2
+        k1 = load_tile(k, k_token, n, S, BLOCK_N, D, False)
+        k2 = load_tile(k + D, k_token, n, S, BLOCK_N, D, False)
+        values = load_tile(v, v_token, n, S, BLOCK_N, 2 * D, False)
+        scores = dot_transposed(q1, k1, PRECISION)
         scores = hide(scores, token[:, None], cols[None, :], T, S, mask, mask_row, mask_key, CAUSAL, MASK)
-        p, factor, max1, sum1 = online_softmax(scores, max1, sum1)
-        acc1 = tl.dot(p.to(values.dtype), values, acc1 * factor[:, None], input_precision=PRECISION)
-        scores = tl.dot(q2, tl.trans(k2), input_precision=PRECISION) * scale2
+        p, factor, max1, sum1 = online_softmax(scores, scale2, max1, sum1, True)
+        acc1 = add_dot(p, values, scale_rows(acc1, factor), PRECISION)
+        scores = dot_transposed(q2, k2, PRECISION)
         scores = hide(scores, token[:, None], cols[None, :], T, S, mask, mask_row, mask_key, CAUSAL, MASK)
-        p, factor, max2, sum2 = online_softmax(scores, max2, sum2)
-        acc2 = tl.dot(p.to(values.dtype), values, acc2 * factor[:, None], input_precision=PRECISION)
+        p, factor, max2, sum2 = online_softmax(scores, scale2, max2, sum2, True)
+        acc2 = add_dot(p, values, scale_rows(acc2, factor), PRECISION)
 
-    inside = (rows < num_rows)[:, None] & (wide < 2 * D)[None, :]
-    target = parts + part * 2 * num_rows * 2 * D + rows[:, None] * 2 * D + wide[None, :]
-    tl.store(target, acc1, mask=inside)
-    tl.store(target + num_rows * 2 * D, acc2, mask=inside)
+    parts += part * 2 * num_rows * 2 * D
+    store_tile(parts, 2 * D, 0, num_rows, acc1, 1.0, 2 * D)
+    store_tile(parts + num_rows * 2 * D, 2 * D, 0, num_rows, acc2, 1.0, 2 * D)
     target = stats + part * 4 * num_rows + rows
     tl.store(target, max1, mask=rows < num_rows)
     tl.store(target + num_rows, sum1, mask=rows < num_rows)
@@ -73,21 +89,21 @@ def split_kernel(
 
 
 @jit
-def merge(parts, stats, splits, part_stride, stat_stride, num_rows, wide, inside):
-    """The output of one map: the softmax-weighted mean over the splits of a row."""
-    s = tl.arange(0, 1)
+def merge(parts, stats, splits, part_stride, stat_stride, num_rows, WIDTH: tl.constexpr):
+    """The output of one map, a tile of one row: the softmax-weighted mean over the splits of a row."""
     maximum = tl.full((1,), float("-inf"), tl.float32)
     total = tl.zeros((1,), tl.float32)
-    acc = tl.zeros(wide.shape, tl.float32)
+    acc = zero_tile(1, WIDTH)
     for i in range(0, splits):
-        part_max = tl.load(stats + i * stat_stride + s)
+        part_max = tl.load(stats + i * stat_stride + tl.arange(0, 1))
         new = tl.maximum(maximum, part_max)
         base = tl.where(new == float("-inf"), 0.0, new)
         before, now = tl.exp2(maximum - base), tl.exp2(part_max - base)
-        total = total * before + tl.load(stats + i * stat_stride + num_rows + s) * now
-        acc = acc * before + tl.load(parts + i * part_stride + wide, mask=inside, other=0.0) * now
+        total = total * before + tl.load(stats + i * stat_stride + num_rows + tl.arange(0, 1)) * now
+        part = scale_rows(load_tile(parts + i * part_stride, 0, 0, 1, 1, WIDTH, True), now)
+        acc = add(scale_rows(acc, before), part, 1.0)
         maximum = new
-    return acc / tl.where(total == 0.0, 1.0, total)
+    return scale_rows(acc, 1.0 / tl.where(total == 0.0, 1.0, total))
 
 
 @jit
@@ -95,21 +111,18 @@ def combine_kernel(
     parts, stats, lambda_full, norm_weight, out,  # pointers
     o_batch, o_token, o_head,  # strides
     T, splits, eps, out_scale,
-    GROUPS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    GROUPS: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     row, kv_head, z = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     num_rows = GROUPS * T
-    wide = tl.arange(0, 2 * BLOCK_D)
-    inside = wide < 2 * D
     part = (z * tl.num_programs(1) + kv_head) * splits
     part_stride, stat_stride = 2 * num_rows * 2 * D, 4 * num_rows
     parts += part * part_stride + row * 2 * D
     stats += part * stat_stride + row
-    out1 = merge(parts, stats, splits, part_stride, stat_stride, num_rows, wide, inside)
+    out1 = merge(parts, stats, splits, part_stride, stat_stride, num_rows, 2 * D)
     parts += num_rows * 2 * D
     stats += 2 * num_rows
-    out2 = merge(parts, stats, splits, part_stride, stat_stride, num_rows, wide, inside)
-    difference = (out1 - tl.load(lambda_full) * out2)[None, :]
-    difference = finish(difference, norm_weight, wide, eps, out_scale, D)
-    target = out + z * o_batch + row % T * o_token + (kv_head * GROUPS + row // T) * o_head
-    tl.store(target + wide[None, :], difference.to(out.dtype.element_ty), mask=inside[None, :])
+    out2 = merge(parts, stats, splits, part_stride, stat_stride, num_rows, 2 * D)
+    difference = head_norm(add(out1, out2, -tl.load(lambda_full)), norm_weight, eps, out_scale, 2 * D)
+    out += z * o_batch + row % T * o_token + (kv_head * GROUPS + row // T) * o_head
+    store_tile(out, 0, 0, 1, difference, 1.0, 2 * D)

@@ -1,9 +1,14 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""The fused forward kernel: both softmax maps of a head in one pass over K and V (docs/how_it_works.md).
+"""The forward kernel, one softmax map a program (docs/how_it_works.md), and what all kernels share.
 
-A program owns a block of query rows of one head. It walks over the keys that its rows may see and keeps two online
-softmaxes, one for [q1 . k1] and one for [q2 . k2], with an accumulator each over the shared values. At the end it
-subtracts, and, if asked to, normalises the head (RMSNorm over 2d), weights and scales it: the output is written once.
+A program owns a block of query rows of one head and walks over the keys that its rows may see, with an online softmax
+of [q_i . k_i] and one accumulator over the values. The kernel is launched twice: for the second map, whose output it
+writes, and for the first, where it reads that, subtracts and, if asked to, normalises the head (RMSNorm over 2d),
+weights and scales it. Both maps in one program would leave no room for blocks that keep the tensor cores busy: its
+warps would compute the same scores twice.
+
+A tile of a matrix is a tuple of parts whose widths are powers of two, as `tl.arange` and `tl.dot` need: 96 columns are
+64 + 32, and nothing is computed on padding.
 """
 
 from __future__ import annotations  # tl.constexpr in signatures, also where triton is absent
@@ -23,6 +28,36 @@ def jit(function):
     return function if triton is None else triton.jit(function)
 
 
+def constexpr_function(function):
+    """`triton.constexpr_function`, likewise."""
+    return function if triton is None else triton.constexpr_function(function)
+
+
+@constexpr_function
+def num_parts(width):
+    """Of a tile with `width` columns: one for each bit of the width, rounded up to a multiple of 16."""
+    return (-(-width // 16)).bit_count()
+
+
+@constexpr_function
+def part_start(width, part):
+    """The first column of a part, the widest being the first, or, for `part` = `num_parts(width)`, of what follows."""
+    rest = -(-width // 16) * 16
+    for _ in range(part):
+        rest -= 1 << rest.bit_length() - 1
+    return -(-width // 16) * 16 - rest
+
+
+@constexpr_function
+def part_width(width, part):
+    return 1 << (-(-width // 16) * 16 - part_start(width, part)).bit_length() - 1
+
+
+@jit
+def part_columns(WIDTH: tl.constexpr, part: tl.constexpr):
+    return part_start(WIDTH, part) + tl.arange(0, part_width(WIDTH, part))
+
+
 @jit
 def sequence(z, T, S, q_starts, q_ends, k_starts, k_ends):
     """Where sequence z lies: its first query row and first key row, the first column of its statistics, its numbers of
@@ -38,15 +73,89 @@ def sequence(z, T, S, q_starts, q_ends, k_starts, k_ends):
 
 
 @jit
-def load_rows(pointer, stride, start, num_rows, BLOCK: tl.constexpr, dims, num_dims: tl.constexpr):
-    """(BLOCK, dims) of a row-major matrix from row `start` on, zero outside of it."""
+def load_tile(pointer, stride, start, num_rows, BLOCK: tl.constexpr, WIDTH: tl.constexpr, FULL: tl.constexpr):
+    """The parts of a (BLOCK, WIDTH) tile of a row-major matrix, from row `start` on. Rows from `num_rows` on are zero,
+    unless there are none (FULL)."""
     # A 64-bit scalar and 32-bit offsets inside the block: the pointers of a block live in registers
     rows = tl.arange(0, BLOCK)
-    pointers = pointer + tl.cast(start, tl.int64) * stride + (rows[:, None] * stride + dims[None, :])
+    pointer += tl.cast(start, tl.int64) * stride
     inside = (rows < num_rows - start)[:, None]
-    if num_dims != dims.shape[0]:
-        inside = inside & (dims < num_dims)[None, :]
-    return tl.load(pointers, mask=inside, other=0.0)
+    parts = ()
+    for i in tl.static_range(num_parts(WIDTH)):
+        dims = part_columns(WIDTH, i)[None, :]
+        pointers = pointer + (rows[:, None] * stride + dims)
+        if part_start(WIDTH, i + 1) > WIDTH:
+            parts += (tl.load(pointers, mask=inside & (dims < WIDTH), other=0.0),)
+        elif FULL:
+            parts += (tl.load(pointers),)
+        else:
+            parts += (tl.load(pointers, mask=inside, other=0.0),)
+    return parts
+
+
+@jit
+def zero_tile(BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """The parts of a (BLOCK, WIDTH) tile of zeros in float32."""
+    parts = ()
+    for i in tl.static_range(num_parts(WIDTH)):
+        parts += (tl.zeros((BLOCK, part_width(WIDTH, i)), tl.float32),)
+    return parts
+
+
+@jit
+def store_tile(pointer, stride, start, num_rows, tile, factor, WIDTH: tl.constexpr):
+    """`factor` times a tile, into the rows below `num_rows` of a row-major matrix, from row `start` on."""
+    rows = tl.arange(0, tile[0].shape[0])
+    pointer += tl.cast(start, tl.int64) * stride
+    for i in tl.static_range(len(tile)):
+        dims = part_columns(WIDTH, i)[None, :]
+        inside = (rows < num_rows - start)[:, None] & (dims < WIDTH)
+        pointers = pointer + (rows[:, None] * stride + dims)
+        tl.store(pointers, (tile[i] * factor).to(pointer.dtype.element_ty), mask=inside)
+
+
+@jit
+def dot_transposed(a, b, PRECISION: tl.constexpr):
+    """a b^T of two tiles of one width, in float32."""
+    product = tl.dot(a[0], tl.trans(b[0]), input_precision=PRECISION)
+    for i in tl.static_range(1, len(a)):
+        product = tl.dot(a[i], tl.trans(b[i]), product, input_precision=PRECISION)
+    return product
+
+
+@jit
+def add_dot(a, b, tile, PRECISION: tl.constexpr):
+    """tile + a b, where a is one block and b a tile."""
+    parts = ()
+    for i in tl.static_range(len(b)):
+        parts += (tl.dot(a.to(b[i].dtype), b[i], tile[i], input_precision=PRECISION),)
+    return parts
+
+
+@jit
+def scale_rows(tile, factor):
+    parts = ()
+    for i in tl.static_range(len(tile)):
+        parts += (tile[i] * factor[:, None],)
+    return parts
+
+
+@jit
+def add(a, b, factor):
+    """a + factor * b of two tiles."""
+    parts = ()
+    for i in tl.static_range(len(a)):
+        parts += (a[i] + factor * b[i],)
+    return parts
+
+
+@jit
+def sum_rows(a, b):
+    """rowsum(a * b) of two tiles, in float32."""
+    total = tl.sum(a[0].to(tl.float32) * b[0], 1)
+    for i in tl.static_range(1, len(a)):
+        total += tl.sum(a[i].to(tl.float32) * b[i], 1)
+    return total
 
 
 @jit
@@ -66,24 +175,44 @@ def hide(scores, rows, cols, T, S, mask, mask_row, mask_key, CAUSAL: tl.constexp
 
 
 @jit
-def online_softmax(scores, maximum, total):
+def key_blocks(start, T, S, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr):
+    """Of the keys that rows start to start + BLOCK_M may see: those before the first number in blocks that every row
+    sees entirely, so that nothing has to be hidden; and the end of all."""
+    stop, seen_by_all = S, S
+    if CAUSAL:
+        stop = tl.minimum(S, start + BLOCK_M + S - T)
+        seen_by_all = tl.maximum(0, tl.minimum(S, start + 1 + S - T))
+    if MASK is not None:
+        seen_by_all = 0
+    return seen_by_all // BLOCK_N * BLOCK_N, stop
+
+
+@jit
+def online_softmax(scores, scale, maximum, total, HIDDEN: tl.constexpr):
     """One step of a base-2 softmax over (rows, keys) scores: probabilities relative to the new maximum, the factor for
-    what was summed before, the new maximum and total. Rows that saw no key yet stay at zero."""
-    new = tl.maximum(maximum, tl.max(scores, 1))
-    base = tl.where(new == float("-inf"), 0.0, new)
-    probabilities = tl.exp2(scores - base[:, None])
+    what was summed before, the new maximum and total. Rows that saw no key yet (only if some are HIDDEN) stay at
+    zero."""
+    new = tl.maximum(maximum, tl.max(scores, 1) * scale)
+    base = new
+    if HIDDEN:
+        base = tl.where(new == float("-inf"), 0.0, new)
+    probabilities = tl.exp2(scores * scale - base[:, None])  # one multiply-add
     factor = tl.exp2(maximum - base)
     return probabilities, factor, new, total * factor + tl.sum(probabilities, 1)
 
 
 @jit
-def finish(difference, norm_weight, wide, eps, out_scale, D: tl.constexpr):
-    """The head norm over (rows, 2D), out_scale * weight * RMSNorm(difference), or nothing without a weight."""
-    if norm_weight is not None:
-        mean_square = tl.sum(difference * difference, 1) / (2 * D)
-        weight = tl.load(norm_weight + wide, mask=wide < 2 * D, other=0.0).to(tl.float32)
-        difference = difference * tl.rsqrt(mean_square + eps)[:, None] * weight[None, :] * out_scale
-    return difference
+def head_norm(difference, norm_weight, eps, out_scale, WIDTH: tl.constexpr):
+    """out_scale * weight * RMSNorm(difference), of a tile; the tile itself without a weight."""
+    if norm_weight is None:
+        return difference
+    r = tl.rsqrt(sum_rows(difference, difference) / WIDTH + eps)[:, None]
+    parts = ()
+    for i in tl.static_range(len(difference)):
+        dims = part_columns(WIDTH, i)
+        weight = tl.load(norm_weight + dims, mask=dims < WIDTH, other=0.0).to(tl.float32)
+        parts += (difference[i] * r * weight[None, :] * out_scale,)
+    return parts
 
 
 @jit
@@ -93,8 +222,8 @@ def forward_kernel(
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head, o_batch, o_token, o_head,
     mask_batch, mask_row, mask_key,  # strides
     T, S, num_stats, scale, eps, out_scale,
-    GROUPS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    CAUSAL: tl.constexpr, MASK: tl.constexpr, SAVE: tl.constexpr, PRECISION: tl.constexpr,
+    GROUPS: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+    MASK: tl.constexpr, MAP: tl.constexpr, SAVE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     head, z = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)  # 64 bits: a long cache has wide strides
     q_row, k_row, stat_row, T, S = sequence(z, T, S, q_starts, q_ends, k_starts, k_ends)
@@ -102,53 +231,46 @@ def forward_kernel(
     start = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     if start >= T:
         return
-    rows, dims, wide = start + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D), tl.arange(0, 2 * BLOCK_D)
+    rows = start + tl.arange(0, BLOCK_M)
     q += z * q_batch + q_row * q_token + head * q_head
-    if MASK is not None:
-        mask += z * mask_batch
     k += z * k_batch + k_row * k_token + head // GROUPS * k_head
     v += z * v_batch + k_row * v_token + head // GROUPS * v_head
-    q1 = load_rows(q, q_token, start, T, BLOCK_M, dims, D)
-    q2 = load_rows(q + D, q_token, start, T, BLOCK_M, dims, D)
-    max1 = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    max2 = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    sum1, sum2 = tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
-    acc1 = tl.zeros((BLOCK_M, 2 * BLOCK_D), tl.float32)
-    acc2 = tl.zeros((BLOCK_M, 2 * BLOCK_D), tl.float32)
+    if MAP == 2:
+        q += D
+        k += D
+    if MASK is not None:
+        mask += z * mask_batch
+    queries = load_tile(q, q_token, start, T, BLOCK_M, D, False)
+    maximum = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    acc = zero_tile(BLOCK_M, 2 * D)
     scale2 = scale * 1.4426950408889634  # exp(x) = 2^(x log2 e)
 
-    stop = S
-    if CAUSAL:
-        stop = tl.minimum(S, start + BLOCK_M + S - T)
-    for n in range(0, stop, BLOCK_N):
-        cols = n + tl.arange(0, BLOCK_N)
-        k1 = load_rows(k, k_token, n, S, BLOCK_N, dims, D)
-        scores = tl.dot(q1, tl.trans(k1), input_precision=PRECISION) * scale2
-        scores = hide(scores, rows[:, None], cols[None, :], T, S, mask, mask_row, mask_key, CAUSAL, MASK)
-        p1, factor1, max1, sum1 = online_softmax(scores, max1, sum1)
-        k2 = load_rows(k + D, k_token, n, S, BLOCK_N, dims, D)
-        scores = tl.dot(q2, tl.trans(k2), input_precision=PRECISION) * scale2
-        scores = hide(scores, rows[:, None], cols[None, :], T, S, mask, mask_row, mask_key, CAUSAL, MASK)
-        p2, factor2, max2, sum2 = online_softmax(scores, max2, sum2)
-        values = load_rows(v, v_token, n, S, BLOCK_N, wide, 2 * D)
-        acc1 = tl.dot(p1.to(values.dtype), values, acc1 * factor1[:, None], input_precision=PRECISION)
-        acc2 = tl.dot(p2.to(values.dtype), values, acc2 * factor2[:, None], input_precision=PRECISION)
+    first, stop = key_blocks(start, T, S, BLOCK_M, BLOCK_N, CAUSAL, MASK)
+    for HIDDEN in tl.static_range(0 if MASK is None else 1, 2):
+        for n in range(first * HIDDEN, stop if HIDDEN else first, BLOCK_N):
+            keys = load_tile(k, k_token, n, S, BLOCK_N, D, not HIDDEN)
+            scores = dot_transposed(queries, keys, PRECISION)
+            if HIDDEN:
+                cols = n + tl.arange(0, BLOCK_N)[None, :]
+                scores = hide(scores, rows[:, None], cols, T, S, mask, mask_row, mask_key, CAUSAL, MASK)
+            p, factor, maximum, total = online_softmax(scores, scale2, maximum, total, HIDDEN)
+            values = load_tile(v, v_token, n, S, BLOCK_N, 2 * D, not HIDDEN)
+            acc = add_dot(p, values, scale_rows(acc, factor), PRECISION)
 
-    # A row that saw no key: zero, and +inf in the backward, where its probabilities then come out as zero
-    lse1 = tl.where(sum1 == 0.0, float("inf"), max1 + tl.log2(tl.where(sum1 == 0.0, 1.0, sum1)))
-    lse2 = tl.where(sum2 == 0.0, float("inf"), max2 + tl.log2(tl.where(sum2 == 0.0, 1.0, sum2)))
-    acc1 /= tl.where(sum1 == 0.0, 1.0, sum1)[:, None]
-    acc2 /= tl.where(sum2 == 0.0, 1.0, sum2)[:, None]
-    difference = acc1 - tl.load(lambda_full) * acc2
-    inside = (rows < T)[:, None] & (wide < 2 * D)[None, :]
-    o_offset = z * o_batch + (q_row + rows)[:, None] * o_token + head * o_head + wide[None, :]
-    if SAVE:  # for the backward
-        stat = lse + head * num_stats + stat_row + rows
-        tl.store(stat, lse1, mask=rows < T)
-        stat += tl.num_programs(1) * num_stats
-        tl.store(stat, lse2, mask=rows < T)
-        tl.store(out2 + o_offset, acc2.to(out2.dtype.element_ty), mask=inside)
-        if norm_weight is not None:
-            tl.store(out_diff + o_offset, difference.to(out.dtype.element_ty), mask=inside)
-    difference = finish(difference, norm_weight, wide, eps, out_scale, D)
-    tl.store(out + o_offset, difference.to(out.dtype.element_ty), mask=inside)
+    saw_none = total == 0.0
+    total = tl.where(saw_none, 1.0, total)
+    acc = scale_rows(acc, 1.0 / total)
+    if SAVE:  # for the backward; +inf makes the probabilities of a row that saw no key zero there
+        stat = lse + ((MAP - 1) * tl.num_programs(1) + head) * num_stats + stat_row + rows
+        tl.store(stat, tl.where(saw_none, float("inf"), maximum + tl.log2(total)), mask=rows < T)
+    o_offset = z * o_batch + q_row * o_token + head * o_head
+    if MAP == 2:
+        store_tile(out2 + o_offset, o_token, start, T, acc, 1.0, 2 * D)
+    else:
+        second = load_tile(out2 + o_offset, o_token, start, T, BLOCK_M, 2 * D, False)
+        difference = add(acc, second, -tl.load(lambda_full))
+        if SAVE and norm_weight is not None:
+            store_tile(out_diff + o_offset, o_token, start, T, difference, 1.0, 2 * D)
+        difference = head_norm(difference, norm_weight, eps, out_scale, 2 * D)
+        store_tile(out + o_offset, o_token, start, T, difference, 1.0, 2 * D)

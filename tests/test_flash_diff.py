@@ -16,7 +16,7 @@ from diff_transformer import (
     flash_diff_attention_varlen,
     flash_diff_attention_with_kvcache,
 )
-from diff_transformer.flash_diff_blocks import candidates
+from diff_transformer.flash_diff_blocks import HEAD_DIMS, blocks, candidates, key_kernels
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -96,7 +96,9 @@ def check(function, reference_function, inputs, dtype):
         (70, 33, 2, 2, 16, False),
         (70, 70, 4, 1, 16, True),
         (45, 45, 1, 1, 64, True),
-        (40, 40, 1, 1, 96, True),
+        (40, 40, 1, 1, 80, True),
+        (40, 50, 1, 1, 96, False),
+        (21, 21, 1, 1, 112, True),
         (20, 37, 2, 1, 128, True),
     ],
 )
@@ -107,6 +109,24 @@ def test_forward_and_gradients(q_len, kv_len, heads, kv_heads, d, causal, norm):
     def ours(q, k, v, lambda_full, weight):
         options = {"norm_weight": weight, "norm_eps": EPS, "out_scale": OUT_SCALE}
         return flash_diff_attention(q, k, v, lambda_full, causal=causal, **options)
+
+    check(ours, lambda q, k, v, lam, w: reference(q, k, v, lam, mask, w), inputs, torch.float32)
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("architecture", [80, 86, 90, 100])
+def test_every_entry_of_the_block_table(architecture, head_dim, monkeypatch):
+    """With a small d, for time. Each kernel gets blocks without anything to hide, partly hidden ones, and a last one
+    that is partly there."""
+    capability = divmod(architecture, 10)
+    monkeypatch.setattr(flash_diff, "blocks", lambda name, *_: blocks(name, capability, torch.bfloat16, head_dim))
+    monkeypatch.setattr(flash_diff, "key_kernels", lambda *_: key_kernels(capability, torch.bfloat16, head_dim))
+    inputs = random_inputs((1, 290, 2, 32), (1, 300, 1, 32))
+    mask = causal_mask(290, 300)
+
+    def ours(q, k, v, lambda_full, weight):
+        options = {"norm_weight": weight, "norm_eps": EPS, "out_scale": OUT_SCALE}
+        return flash_diff_attention(q, k, v, lambda_full, causal=True, **options)
 
     check(ours, lambda q, k, v, lam, w: reference(q, k, v, lam, mask, w), inputs, torch.float32)
 
@@ -301,9 +321,10 @@ def test_autotuning_takes_the_fastest_blocks(monkeypatch):
     flash_diff._autotuned.cache_clear()
     check(ours, lambda q, k, v, lam, w: reference(q, k, v, lam, mask, w), inputs, torch.float32)
     for name in ("forward", "dq", "dkdv"):
-        sizes = candidates(name)
+        which = flash_diff._capability(DEVICE), torch.float32, 16
+        sizes = candidates(name, *which)
         assert tried.count(f"{name}_kernel") == len(sizes) > 3
-        best = flash_diff._autotuned(name, getattr(flash_diff, f"{name}_kernel")).best_config
+        best = flash_diff._autotuned(name, getattr(flash_diff, f"{name}_kernel"), *which).best_config
         assert (best.kwargs["BLOCK_M"], best.kwargs["BLOCK_N"], best.num_warps, best.num_stages) == sizes[-1]
 
 
