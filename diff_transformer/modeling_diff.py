@@ -433,7 +433,12 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             position_ids = position_ids.unsqueeze(0)
 
         causal_mask, attention_kwargs = prepare_attention(
-            self.config, inputs_embeds, attention_mask, past_key_values, packed_position_ids
+            self.config,
+            inputs_embeds,
+            attention_mask,
+            past_key_values,
+            packed_position_ids,
+            kwargs.get("cu_seq_lens_q"),
         )
         kwargs.update(attention_kwargs)
 
@@ -508,8 +513,8 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
     ) -> torch.Tensor | None:
         """Positions (batch, tokens) that restart at every document if rows may hold several documents, else `None`.
 
-        Documents are given by `position_ids` that restart or by `cu_seq_lens_q`, in a forward without a mask and
-        without cached tokens.
+        Documents are given by `position_ids` that restart (`document_starts`) or by `cu_seq_lens_q`, in a forward
+        without a mask and without cached tokens.
         """
         if cache is not None:  # continuous batching packs requests and passes its own mask or lengths
             return None
@@ -521,6 +526,11 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         if attention_mask is not None or (cu_seq_lens_q is None and position_ids is None):
             return None
         if past_key_values is not None and (past_key_values.is_compileable or past_key_values.get_seq_length() > 0):
+            if cu_seq_lens_q is not None:
+                raise ValueError(
+                    "Got cu_seq_lens_q with a static cache or with cached tokens, but packed documents start from "
+                    "nothing. Omit past_key_values, or cu_seq_lens_q."
+                )
             return None
         batch_size, q_length = inputs_embeds.shape[:2]
         if cu_seq_lens_q is not None:
