@@ -27,7 +27,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_u
 from transformers.modeling_utils import PreTrainedModel
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring, can_return_tuple, logging
-from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.generic import is_flash_attention_requested, merge_with_config_defaults
 from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import capture_outputs
 
@@ -612,16 +612,25 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
     def init_continuous_batching(self, *args, **kwargs):
         """As in transformers, but a model on flash_diff runs on sdpa (or on flash-attn if transformers finds it) until
         the manager stops: only those can read a paged cache. The tokens are the same."""
-        if self._resolve_attn_implementation(self.device) != FLASH_DIFF:
-            return super().init_continuous_batching(*args, **kwargs)
-        logger.warning_once("Continuous batching: attention runs on sdpa instead of flash_diff, with the same result.")
-        self.set_attn_implementation("sdpa")
+        implementation = self._resolve_attn_implementation(self.device)
+        if implementation == FLASH_DIFF:
+            logger.warning_once(
+                "Continuous batching: attention runs on sdpa instead of flash_diff, with the same result."
+            )
+            self.set_attn_implementation("sdpa")
         try:
             manager = super().init_continuous_batching(*args, **kwargs)
+            if is_flash_attention_requested(self.config) and self.dtype == torch.float32:
+                raise ValueError(
+                    f"Continuous batching would run on {self.config._attn_implementation}, which takes bfloat16 and "
+                    "float16, but the model is in float32. Use model.to(torch.bfloat16), or sdpa with "
+                    "ContinuousBatchingConfig(auto_switch_to_flash=False)."
+                )
         except BaseException:
-            self.set_attn_implementation(FLASH_DIFF)
+            self.set_attn_implementation(implementation)
             raise
-        manager._original_attn_impl = FLASH_DIFF  # restored by its stop()
+        if implementation == FLASH_DIFF:
+            manager._original_attn_impl = FLASH_DIFF  # restored by its stop()
         return manager
 
     @contextmanager
