@@ -29,6 +29,7 @@ from transformers.masking_utils import (
 )
 from transformers.modeling_utils import AttentionInterface
 from transformers.utils import logging
+from transformers.utils.generic import is_flash_attention_requested
 from transformers.utils.import_utils import is_tracing
 
 from .flash_diff import (
@@ -122,6 +123,10 @@ def packed_attention(
     packed = torch.stack((nn.functional.pad(query1, (0, pad)), nn.functional.pad(query2, (pad, 0))), dim=2)
     if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 4 and attention_mask.shape[1] > 1:
         attention_mask = attention_mask.repeat_interleave(2, dim=1)  # a mask for each head: its two queries share it
+    if is_flash_attention_requested(module.config):
+        # Documents come as lengths (`prepare_attention`). From positions, transformers would guess them in every
+        # layer, by a rule of its own and for one row only
+        kwargs["position_ids"] = None
     attn_output, _ = attention_interface(
         module, packed.flatten(1, 2), key, value, attention_mask, scaling=scaling, dropout=0.0, **kwargs
     )
@@ -341,26 +346,58 @@ def position_ids_from_cu_seq_lens(cu_seq_lens: torch.Tensor, batch_size: int, q_
                 f"cu_seq_lens_q={ends} was given for {num_tokens} tokens; it must rise from 0 to {num_tokens}, with "
                 "the offset of the start of every document and the end of the last."
             )
+        if not set(ends).issuperset(range(0, num_tokens, q_length)):
+            raise ValueError(
+                f"A document of cu_seq_lens_q={ends} continues from one row of {q_length} tokens into the next, but "
+                "rows are separate. Pass all tokens as one row, or end a document with each row."
+            )
     tokens = torch.arange(num_tokens, device=cu_seq_lens.device)
     starts = cu_seq_lens[torch.searchsorted(cu_seq_lens, tokens, right=True) - 1]
     return (tokens - starts).view(batch_size, q_length)
 
 
-def flash_diff_cu_seq_lens(position_ids: torch.Tensor | None) -> tuple[torch.Tensor | None, int | None]:
-    """The inverse, for the kernels: offsets of the documents in `position_ids` (B, T), and the length of the longest.
+def document_starts(position_ids: torch.Tensor) -> torch.Tensor:
+    """Where documents start in `position_ids` (B, T), as booleans (B, T): the one rule for every backend.
 
-    `None` if no row holds a second document, and where a mask is needed instead (no kernel of ours, or tracing).
+    A document starts with each row, and with each token whose position is not larger than that of the token before
+    it. A gap in the positions, as in PoSE (arXiv:2309.10400), does not start one.
     """
-    if position_ids is None or is_tracing(position_ids):
-        return None, None
-    if position_ids.device.type != "cpu" and not is_available(position_ids.device):
-        return None, None
-    is_start = torch.diff(position_ids, prepend=position_ids[:, :1] - 2, dim=-1) != 1
-    starts = is_start.flatten().nonzero().flatten()
+    return torch.diff(position_ids, prepend=position_ids[:, :1], dim=-1) <= 0
+
+
+def _restart(position_ids: torch.Tensor) -> torch.Tensor:
+    """Positions (B, T) of the same documents, from 0 and without gaps: transformers takes a gap for a new document."""
+    tokens = torch.arange(position_ids.shape[1], device=position_ids.device)
+    return tokens - torch.where(document_starts(position_ids), tokens, 0).cummax(-1).values
+
+
+@torch.compiler.disable(reason="to compile packed documents into one graph, pass them to the model as cu_seq_lens_q")
+def cu_seq_lens_from_position_ids(position_ids: torch.Tensor) -> tuple[torch.Tensor | None, int | None]:
+    """The inverse: int32 offsets (documents + 1,) of the documents in `position_ids` (B, T), and the length of the
+    longest; `None` if no row holds a second document."""
+    starts = document_starts(position_ids).flatten().nonzero().flatten()
     if len(starts) == len(position_ids):
         return None, None
-    offsets = torch.cat((starts, starts.new_tensor([position_ids.numel()])))
+    offsets = nn.functional.pad(starts, (0, 1), value=position_ids.numel()).to(torch.int32)
     return offsets, int(offsets.diff().max())
+
+
+def _document_lengths(
+    config, inputs_embeds: torch.Tensor, position_ids: torch.Tensor, cu_seq_lens_q: torch.Tensor | None
+) -> tuple[torch.Tensor | None, int | None]:
+    """`cu_seq_lens_from_position_ids` for kernels that take lengths; `None` where a mask is needed instead."""
+    if not is_flash_attention_requested(config):
+        return None, None
+    is_flash_diff = config._attn_implementation == FLASH_DIFF
+    device, dtype = inputs_embeds.device, inputs_embeds.dtype
+    if is_flash_diff and device.type != "cpu" and not _has_kernel(device, dtype, config.head_dim):
+        return None, None
+    if is_tracing(position_ids):  # values are unknown, and a length that varies would recompile the graph
+        if cu_seq_lens_q is not None:
+            return cu_seq_lens_q.to(torch.int32), position_ids.shape[1]
+        if is_flash_diff:
+            return None, None
+    return cu_seq_lens_from_position_ids(position_ids)
 
 
 def flash_diff_padding_spans(
@@ -390,23 +427,44 @@ def flash_diff_padding_spans(
     return None, (starts, ends) if has_padding else None
 
 
+def _check_flash_attention(config, attention_mask: torch.Tensor | None, past_key_values) -> None:
+    implementation = config._attn_implementation
+    if implementation == FLASH_DIFF or not is_flash_attention_requested(config):
+        return
+    if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 4:
+        raise ValueError(
+            f"attention_mask has the shape {tuple(attention_mask.shape)}, but attn_implementation={implementation!r} "
+            'takes only masks of padding, (batch, tokens). Use "flash_diff" or "sdpa".'
+        )
+    if attention_mask is None and past_key_values is not None and past_key_values.is_compileable:
+        raise ValueError(
+            f"attn_implementation={implementation!r} cannot tell the filled part of a static cache without an "
+            "attention_mask. Pass one with an entry for every token, including the cached tokens; 1 if none is padded."
+        )
+
+
 def prepare_attention(
     config,
     inputs_embeds: torch.Tensor,
     attention_mask: torch.Tensor | None,
     past_key_values,
     packed_position_ids: torch.Tensor | None,
+    cu_seq_lens_q: torch.Tensor | None = None,
 ) -> tuple[Any, dict]:
-    """Once for all layers: the mask for the attention implementation of `config` and, for "flash_diff", the keyword
-    arguments that describe documents and padding.
+    """Once for all layers: the mask for the attention implementation of `config`, and for flash_diff and flash-attn
+    the keyword arguments that describe documents and padding.
 
     inputs_embeds (B, T, hidden_size), attention_mask (B, S) or (B, heads or 1, T, S); packed_position_ids (B, T)
-    restart at every document, and are `None` if no row is packed.
+    restart at every document (`document_starts`), and are `None` if no row is packed. cu_seq_lens_q is what they were
+    made from, if anything.
     """
+    _check_flash_attention(config, attention_mask, past_key_values)
     cu_seq_lens, max_length = None, None
-    is_flash_diff = config._attn_implementation == FLASH_DIFF
-    if is_flash_diff:
-        cu_seq_lens, max_length = flash_diff_cu_seq_lens(packed_position_ids)
+    attention_kwargs: dict[str, Any] = {}
+    if packed_position_ids is not None:
+        cu_seq_lens, max_length = _document_lengths(config, inputs_embeds, packed_position_ids, cu_seq_lens_q)
+        attention_kwargs |= {"cu_seq_lens_q": cu_seq_lens, "cu_seq_lens_k": cu_seq_lens}
+        attention_kwargs |= {"max_length_q": max_length, "max_length_k": max_length}
     causal_mask: Any = None  # a tensor, or a BlockMask for flex_attention
     if cu_seq_lens is None:  # the documents need no mask beside their offsets
         causal_mask = create_causal_mask(
@@ -415,25 +473,25 @@ def prepare_attention(
             attention_mask=attention_mask,
             # With a cache, even an empty one, transformers does not look for packed documents
             past_key_values=past_key_values if packed_position_ids is None else None,
-            position_ids=packed_position_ids,
+            position_ids=None if packed_position_ids is None else _restart(packed_position_ids),
         )
-    if not is_flash_diff:
-        return causal_mask, {}
-    causal_mask, spans = flash_diff_padding_spans(
-        causal_mask, inputs_embeds.shape[1], config.head_dim, inputs_embeds.dtype
-    )
-    return causal_mask, {"cu_seq_lens_q": cu_seq_lens, "max_length_q": max_length, "padding_spans": spans}
+    if config._attn_implementation == FLASH_DIFF:
+        causal_mask, attention_kwargs["padding_spans"] = flash_diff_padding_spans(
+            causal_mask, inputs_embeds.shape[1], config.head_dim, inputs_embeds.dtype
+        )
+    return causal_mask, attention_kwargs
 
 
 __all__ = [
     "ALL_ATTENTION_FUNCTIONS",
     "DIFFERENTIAL_ATTENTION_FUNCTIONS",
     "FLASH_DIFF",
+    "cu_seq_lens_from_position_ids",
     "default_attention",
     "differential_lambda",
+    "document_starts",
     "eager_attention_forward",
     "flash_diff_attention_forward",
-    "flash_diff_cu_seq_lens",
     "flash_diff_mask",
     "flash_diff_padding_spans",
     "packed_attention",

@@ -27,7 +27,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_u
 from transformers.modeling_utils import PreTrainedModel
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring, can_return_tuple, logging
-from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.generic import is_flash_attention_requested, merge_with_config_defaults
 from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import capture_outputs
 
@@ -433,7 +433,12 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             position_ids = position_ids.unsqueeze(0)
 
         causal_mask, attention_kwargs = prepare_attention(
-            self.config, inputs_embeds, attention_mask, past_key_values, packed_position_ids
+            self.config,
+            inputs_embeds,
+            attention_mask,
+            past_key_values,
+            packed_position_ids,
+            kwargs.get("cu_seq_lens_q"),
         )
         kwargs.update(attention_kwargs)
 
@@ -508,8 +513,8 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
     ) -> torch.Tensor | None:
         """Positions (batch, tokens) that restart at every document if rows may hold several documents, else `None`.
 
-        Documents are given by `position_ids` that restart or by `cu_seq_lens_q`, in a forward without a mask and
-        without cached tokens.
+        Documents are given by `position_ids` that restart (`document_starts`) or by `cu_seq_lens_q`, in a forward
+        without a mask and without cached tokens.
         """
         if cache is not None:  # continuous batching packs requests and passes its own mask or lengths
             return None
@@ -521,6 +526,11 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         if attention_mask is not None or (cu_seq_lens_q is None and position_ids is None):
             return None
         if past_key_values is not None and (past_key_values.is_compileable or past_key_values.get_seq_length() > 0):
+            if cu_seq_lens_q is not None:
+                raise ValueError(
+                    "Got cu_seq_lens_q with a static cache or with cached tokens, but packed documents start from "
+                    "nothing. Omit past_key_values, or cu_seq_lens_q."
+                )
             return None
         batch_size, q_length = inputs_embeds.shape[:2]
         if cu_seq_lens_q is not None:
@@ -602,16 +612,25 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
     def init_continuous_batching(self, *args, **kwargs):
         """As in transformers, but a model on flash_diff runs on sdpa (or on flash-attn if transformers finds it) until
         the manager stops: only those can read a paged cache. The tokens are the same."""
-        if self._resolve_attn_implementation(self.device) != FLASH_DIFF:
-            return super().init_continuous_batching(*args, **kwargs)
-        logger.warning_once("Continuous batching: attention runs on sdpa instead of flash_diff, with the same result.")
-        self.set_attn_implementation("sdpa")
+        implementation = self._resolve_attn_implementation(self.device)
+        if implementation == FLASH_DIFF:
+            logger.warning_once(
+                "Continuous batching: attention runs on sdpa instead of flash_diff, with the same result."
+            )
+            self.set_attn_implementation("sdpa")
         try:
             manager = super().init_continuous_batching(*args, **kwargs)
+            if is_flash_attention_requested(self.config) and self.dtype == torch.float32:
+                raise ValueError(
+                    f"Continuous batching would run on {self.config._attn_implementation}, which takes bfloat16 and "
+                    "float16, but the model is in float32. Use model.to(torch.bfloat16), or sdpa with "
+                    "ContinuousBatchingConfig(auto_switch_to_flash=False)."
+                )
         except BaseException:
-            self.set_attn_implementation(FLASH_DIFF)
+            self.set_attn_implementation(implementation)
             raise
-        manager._original_attn_impl = FLASH_DIFF  # restored by its stop()
+        if implementation == FLASH_DIFF:
+            manager._original_attn_impl = FLASH_DIFF  # restored by its stop()
         return manager
 
     @contextmanager

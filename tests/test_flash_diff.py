@@ -507,9 +507,10 @@ def test_model_with_cu_seq_lens(models, launches):
 
 
 def test_model_with_packed_documents(models, launches):
+    """A gap in the positions starts no document, a restart does, wherever it restarts."""
     model, oracle = models
     ids = torch.randint(0, 199, (2, 20), device=DEVICE)
-    positions = torch.tensor([[*range(7), *range(13)], [*range(1), *range(19)]], device=DEVICE)
+    positions = torch.tensor([[*range(7), *range(13)], [*range(5, 6), *range(2, 9), *range(20, 32)]], device=DEVICE)
     logits, expected = (each(input_ids=ids, position_ids=positions).logits for each in (model, oracle))
     assert relative_error(logits, expected) < 1e-5
     assert launches == {"flash_diff_attention_varlen": 2}

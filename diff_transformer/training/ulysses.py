@@ -18,8 +18,8 @@ from ..attention_diff import (
     ALL_ATTENTION_FUNCTIONS,
     DIFFERENTIAL_ATTENTION_FUNCTIONS,
     FLASH_DIFF,
+    cu_seq_lens_from_position_ids,
     flash_diff_attention_forward,
-    flash_diff_cu_seq_lens,
     sequence_parallel_group,
 )
 from ..configuration_diff import DiffTransformerConfig
@@ -89,7 +89,7 @@ def ulysses_attention_forward(
     parts = [torch.empty_like(positions) for _ in range(size)]
     dist.all_gather(parts, positions, group=group)
     # The model's description of documents and padding covers only its part of the sequence
-    kwargs["cu_seq_lens_q"], kwargs["max_length_q"] = flash_diff_cu_seq_lens(torch.cat(parts, dim=1))
+    kwargs["cu_seq_lens_q"], kwargs["max_length_q"] = cu_seq_lens_from_position_ids(torch.cat(parts, dim=1))
     kwargs["padding_spans"] = None
     attn_output, _ = flash_diff_attention_forward(module, query, key, value, None, **kwargs)  # (B, T, H/s, D)
     return _exchange(attn_output, 1, 2, group), None

@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments, default_data_collator
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, folders
-from diff_transformer.attention_diff import flash_diff_attention_forward, flash_diff_cu_seq_lens
+from diff_transformer.attention_diff import cu_seq_lens_from_position_ids, flash_diff_attention_forward
 from diff_transformer.training import extend_64k, pretrain
 from diff_transformer.training import ulysses as ulysses_module
 from diff_transformer.training.whole_checkpoints import fault
@@ -159,7 +159,7 @@ def exchange_heads_for_tokens() -> None:
                     kwargs = {"position_ids": position_ids[:, take]}
                     function = ulysses_module.ulysses_attention_forward
                 else:
-                    lengths = flash_diff_cu_seq_lens(position_ids.expand(3, -1))
+                    lengths = cu_seq_lens_from_position_ids(position_ids.expand(3, -1))
                     kwargs = dict(zip(("cu_seq_lens_q", "max_length_q"), lengths, strict=True))
                     function = flash_diff_attention_forward
                 output, _ = function(module, *inputs[:3], None, lambda_full=inputs[3], scaling=0.3, **kwargs)

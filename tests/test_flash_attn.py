@@ -1,0 +1,347 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""flash-attn 2, 3 and 4 as attention implementations, through transformers' own wrapper and a stand-in for the package
+(`stand_ins/`), and the one rule for packed documents on every backend."""
+
+import importlib
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from golden import relative_error
+from test_generation import batch_tokens, batching_config, generation_config, greedy, left_padded, random_ids
+from tolerances import assert_same_computation
+from torch._dynamo.exc import Unsupported
+from transformers import DynamicCache, StaticCache
+from transformers import modeling_flash_attention_utils as flash_utils
+from transformers.generation.continuous_batching import initialization
+from transformers.utils import import_utils
+
+from diff_transformer import DiffTransformerForCausalLM
+from diff_transformer.attention_diff import cu_seq_lens_from_position_ids, document_starts
+
+IMPLEMENTATIONS = ["flash_attention_2", "flash_attention_3", "flash_attention_4"]
+MODULES = ["flash_attn", "flash_attn.bert_padding", "flash_attn.cute", "flash_attn_interface"]
+DISTRIBUTIONS = [
+    ("flash_attn", "2.8.4", "flash_attn"),
+    ("flash_attn_3", "3.0.0", "flash_attn_interface"),
+    ("flash_attn_4", "4.0.0", "flash_attn"),
+]
+
+
+@pytest.fixture(scope="module")  # reading the metadata of every installed package takes a second
+def flash_attn(tmp_path_factory):
+    """The stand-in, where transformers looks for flash-attn, on a machine that it takes for one with CUDA."""
+    site_packages = tmp_path_factory.mktemp("site-packages")
+    for name, version, module in DISTRIBUTIONS:
+        folder = site_packages / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (folder / "top_level.txt").write_text(f"{module}\n")
+    caches = [import_utils._package_distribution_mapping]
+    caches += [getattr(import_utils, f"is_flash_attn_{version}_available") for version in (2, 3, 4)]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.syspath_prepend(site_packages)
+        monkeypatch.syspath_prepend(Path(__file__).parent / "stand_ins")
+        for module in MODULES:
+            monkeypatch.delitem(sys.modules, module, raising=False)
+        monkeypatch.setattr(import_utils, "is_torch_cuda_available", lambda: True)
+        for compatibility in flash_utils.FLASH_ATTENTION_COMPATIBILITY_MATRIX.values():
+            monkeypatch.setitem(compatibility, "supported_devices", ((lambda: True, "cpu"),))
+        monkeypatch.setattr(flash_utils, "_loaded_implementation", None)
+        for cache in caches:
+            cache.cache_clear()
+        yield
+        for module in MODULES:
+            sys.modules.pop(module, None)
+    for cache in caches:
+        cache.cache_clear()
+
+
+@pytest.fixture
+def make_model(tiny_config):
+    """A function that makes models with the same weights, in float64, where only a mistake makes a difference."""
+
+    def make(implementation: str = "eager", **kwargs) -> DiffTransformerForCausalLM:
+        torch.manual_seed(0)
+        config = tiny_config(pad_token_id=0, **kwargs)
+        return DiffTransformerForCausalLM._from_config(config, attn_implementation=implementation).double()
+
+    return make
+
+
+TWO_ROWS = [[*range(5), *range(1), *range(6)], [*range(12)]]
+GAP = [[0, 1, 2, 3, 40, 41, 42, 43, 44, 45, 90, 91], [*range(12)]]  # PoSE: one document a row
+# Restarts that are not at the smallest position, repeated positions, and a gap within a document
+ODD = [[7, 8, 9, 2, 3, 4, 4, 5, 1, 6, 0, 0], [3, 4, 5, 3, 4, 5, 3, 4, 5, 20, 21, 22]]
+
+
+def offsets(*ends: int) -> torch.Tensor:
+    return torch.tensor(ends, dtype=torch.int32)
+
+
+BATCHES = {
+    "full": (3, {}),
+    "left padding": (2, {"attention_mask": torch.tensor([[0] * 5 + [1] * 7, [1] * 12])}),
+    "right padding": (2, {"attention_mask": torch.tensor([[1] * 12, [1] * 9 + [0] * 3])}),
+    "holes": (2, {"attention_mask": torch.tensor([[1, 0] * 6, [1] * 11 + [0]])}),
+    "packed row": (1, {"position_ids": torch.tensor(TWO_ROWS[:1])}),
+    "packed rows": (2, {"position_ids": torch.tensor(TWO_ROWS)}),
+    "shared position_ids": (2, {"position_ids": torch.tensor(TWO_ROWS[:1])}),
+    "odd row": (1, {"position_ids": torch.tensor(ODD[:1])}),
+    "odd rows": (2, {"position_ids": torch.tensor(ODD)}),
+    "gap in one row": (1, {"position_ids": torch.tensor(GAP[:1])}),
+    "gap in two rows": (2, {"position_ids": torch.tensor(GAP)}),
+    "cu_seq_lens_q": (1, {"cu_seq_lens_q": offsets(0, 5, 6, 12)}),
+    "cu_seq_lens_q of two rows": (2, {"cu_seq_lens_q": offsets(0, 5, 6, 12, 24)}),
+    "cu_seq_lens_q with empty documents": (2, {"cu_seq_lens_q": offsets(0, 5, 6, 12, 12, 24, 24)}),
+    "all lengths": (
+        2,
+        {
+            "cu_seq_lens_q": offsets(0, 5, 6, 12, 24),
+            "cu_seq_lens_k": offsets(0, 5, 6, 12, 24),
+            "max_length_q": 12,
+            "max_length_k": 12,
+        },
+    ),
+}
+
+
+def run(model, rows: int, batch: dict) -> tuple[torch.Tensor, dict]:
+    """The logits of tokens that are no padding, and all gradients of a function of them."""
+    ids, direction = random_ids(rows, 12), torch.randn(rows, 12, 199, generator=torch.Generator().manual_seed(1))
+    model.zero_grad()
+    logits = model(ids, **batch, use_cache=False).logits
+    mask = batch.get("attention_mask")
+    if mask is not None and mask.ndim == 2:
+        logits = logits * mask[..., None]
+    (logits * direction.to(model.dtype)).sum().backward()
+    return logits.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+# ---------------------------------------------------------------------- equal to eager
+
+
+@pytest.mark.parametrize("case", BATCHES)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_equals_eager(flash_attn, make_model, implementation, case):
+    model = make_model().train()
+    expected, expected_grads = run(model, *BATCHES[case])
+    model.set_attn_implementation(implementation)
+    logits, grads = run(model, *BATCHES[case])
+    assert relative_error(logits, expected) <= 1e-12
+    for name, gradient in expected_grads.items():
+        assert torch.allclose(grads[name], gradient, rtol=1e-9, atol=1e-9), name
+
+
+@pytest.mark.parametrize("case", ["full", "left padding", "odd rows"])
+@pytest.mark.parametrize("precision", ["half", "autocast"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_half_precision(flash_attn, make_model, implementation, precision, case):
+    """flash-attn takes no other: a model in bfloat16, or one in float32 under autocast, where the rotated queries and
+    keys are in float32."""
+    model = make_model(initializer_range=0.1).bfloat16()
+    exact, exact_grads = run(model.double(), *BATCHES[case])
+    model.to(torch.bfloat16 if precision == "half" else torch.float32)
+    results = []
+    for name in ("eager", implementation):
+        model.set_attn_implementation(name)
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
+            results.append(run(model, *BATCHES[case]))
+    (reference, reference_grads), (logits, grads) = results
+    # autocast returns float32 that was computed in bfloat16
+    assert_same_computation(logits.bfloat16(), reference.bfloat16(), exact)
+    for name in (name for name in grads if name.endswith("proj.weight")):
+        expected = grads[name].bfloat16(), reference_grads[name].bfloat16()
+        assert_same_computation(*expected, exact_grads[name])
+
+
+# ---------------------------------------------------------------------- one rule for documents
+
+
+@pytest.mark.parametrize("case", [case for case in BATCHES if "position_ids" in BATCHES[case][1]])
+def test_documents_are_the_same_on_every_backend(make_model, case):
+    """Against the 4-D mask of the documents, written out."""
+    rows, batch = BATCHES[case]
+    positions = batch["position_ids"].expand(rows, -1)
+    visible = torch.ones(rows, 12, 12, dtype=torch.bool).tril()
+    for row in range(rows):
+        for start in range(1, 12):
+            if positions[row, start] <= positions[row, start - 1]:
+                visible[row, start:, :start] = False
+    model = make_model(head_dim=32, max_position_embeddings=128)
+    expected, expected_grads = run(model, rows, {**batch, "attention_mask": visible[:, None]})
+    for implementation in ("eager", "sdpa", "flash_diff"):
+        model.set_attn_implementation(implementation)
+        logits, grads = run(model, rows, batch)
+        assert relative_error(logits, expected) <= 1e-12, implementation
+        for name, gradient in expected_grads.items():
+            assert torch.allclose(grads[name], gradient, rtol=1e-9, atol=1e-9), (implementation, name)
+
+
+# As in test_attention_diff.py
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@torch.no_grad()
+def test_documents_are_the_same_on_flex_attention(tiny_config):
+    """Forward only, and a whole block of 128 tokens: what torch's flex_attention supports on a CPU."""
+    model = DiffTransformerForCausalLM(tiny_config(head_dim=32))
+    positions = torch.cat((torch.arange(50), torch.arange(100, 130), torch.arange(20, 48), torch.arange(20)))
+    logits = []
+    for implementation in ("eager", "flex_attention"):
+        model.set_attn_implementation(implementation)
+        with torch.compiler.set_stance("force_eager"):
+            logits.append(model(random_ids(2, 128), position_ids=positions[None]).logits)
+    assert relative_error(*logits) <= 1e-5
+
+
+def test_document_starts():
+    assert document_starts(torch.tensor(ODD)).int().tolist() == [
+        [1, 0, 0, 1, 0, 0, 1, 0, 1, 0, 1, 1],
+        [1, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0],
+    ]
+    lengths, longest = cu_seq_lens_from_position_ids(torch.tensor(ODD))
+    assert lengths.tolist() == [0, 3, 6, 8, 10, 11, 12, 15, 18, 24]
+    assert longest == 6
+    assert cu_seq_lens_from_position_ids(torch.tensor(GAP)) == (None, None)
+
+
+def test_cached_tokens_and_packed_documents_exclude_each_other(make_model):
+    model = make_model()
+    cache = model(random_ids(1, 4)).past_key_values
+    with pytest.raises(ValueError, match="(?s)cu_seq_lens_q with .* cached tokens.*Omit"):
+        model(random_ids(1, 5), past_key_values=cache, cu_seq_lens_q=offsets(0, 2, 5))
+
+
+def test_a_document_that_crosses_rows(make_model):
+    with pytest.raises(ValueError, match=r"\[0, 7, 10\] continues from one row of 5 tokens"):
+        make_model()(random_ids(2, 5), cu_seq_lens_q=offsets(0, 7, 10))
+
+
+# ---------------------------------------------------------------------- torch.compile
+
+
+@pytest.mark.compile
+# torch's own look at the inputs of the graph behind a break
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("implementation", ["flash_attention_2", "flash_diff"])
+def test_compiled_packing(flash_attn, make_model, implementation):
+    """One graph if the lengths are given. Otherwise, flash-attn needs values that are unknown while tracing."""
+    model = make_model(num_hidden_layers=1).train()
+    rows, given = BATCHES["all lengths"]
+    _, announced = BATCHES["packed rows"]
+    expected, expected_grads = run(model, rows, announced)
+    model.set_attn_implementation(implementation)
+    for batch, fullgraph in ((given, True), (announced, implementation == "flash_diff")):
+        torch.compiler.reset()
+        compiled = torch.compile(model, backend="eager", fullgraph=fullgraph)
+        logits, grads = run(compiled, rows, batch)
+        assert relative_error(logits, expected) <= 1e-12
+        for name, gradient in expected_grads.items():
+            assert torch.allclose(grads[f"_orig_mod.{name}"], gradient, rtol=1e-9, atol=1e-9), name
+    if implementation != "flash_diff":
+        torch.compiler.reset()
+        with pytest.raises(Unsupported, match="pass them to the model as cu_seq_lens_q"):
+            run(torch.compile(model, backend="eager", fullgraph=True), rows, announced)
+
+
+# ---------------------------------------------------------------------- generation
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_generate(flash_attn, make_model, implementation):
+    """Left-padded rows, and a second turn of several tokens on the cache of the first."""
+    model, reference = make_model(implementation), make_model()
+    batch = left_padded([random_ids(11), random_ids(5, seed=1)])
+    assert greedy(model, **batch).tolist() == greedy(reference, **batch).tolist()
+    first, second = random_ids(1, 9), random_ids(1, 4, seed=2)
+    results = []
+    for each in (model, reference):
+        cache = DynamicCache(config=each.config)
+        ids = each.generate(first, past_key_values=cache, max_new_tokens=5, do_sample=False)
+        results.append(greedy(each, torch.cat((ids, second), dim=1), past_key_values=cache).tolist())
+    assert results[0] == results[1]
+
+
+def test_static_cache(flash_attn, make_model):
+    model, reference = make_model("flash_attention_2"), make_model()
+    batch = left_padded([random_ids(11), random_ids(5, seed=1)])
+    tokens = greedy(model, cache_implementation="static", disable_compile=True, **batch)
+    assert tokens.tolist() == greedy(reference, **batch).tolist()
+    cache = StaticCache(config=model.config, max_cache_len=20)
+    with pytest.raises(ValueError, match="(?s)flash_attention_2.* static cache .*Pass one"):
+        model(random_ids(1, 5), past_key_values=cache)
+
+
+def test_4d_mask_is_an_error(flash_attn, make_model):
+    mask = torch.ones(1, 1, 5, 5, dtype=torch.bool).tril()
+    with pytest.raises(ValueError, match=r'(?s)\(1, 1, 5, 5\), but .*flash_attention_2.*"sdpa"'):
+        make_model("flash_attention_2")(random_ids(1, 5), attention_mask=mask)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_positions_with_a_gap_behind_cached_tokens(flash_attn, make_model, implementation):
+    """transformers' wrapper would take them for packed documents that see no cached token."""
+    logits = []
+    for model in (make_model(implementation), make_model()):
+        cache = model(random_ids(1, 6)).past_key_values
+        positions = torch.tensor([[6, 9, 10]])
+        logits.append(model(random_ids(1, 3, seed=1), past_key_values=cache, position_ids=positions).logits)
+    assert relative_error(*logits) <= 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_generate_batch(flash_attn, make_model, implementation):
+    model, reference = make_model(implementation).eval(), make_model().eval()
+    prompts = [random_ids(length, seed=length).tolist() for length in (5, 17, 1, 40)]
+    expected = [greedy(reference, torch.tensor([prompt]))[0].tolist() for prompt in prompts]
+    assert batch_tokens(model, prompts) == expected
+    assert model.config._attn_implementation == implementation
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS[:2])
+def test_generate_batch_with_pages_read_in_place(flash_attn, make_model, implementation, monkeypatch):
+    """Decoding through `flash_attn_with_kvcache`, which transformers chooses on CUDA only."""
+    module = importlib.import_module("flash_attn" if implementation == "flash_attention_2" else "flash_attn_interface")
+    calls, function = [], module.kvcache_attention
+    monkeypatch.setattr(module, "kvcache_attention", lambda *args: calls.append(1) or function(*args))
+    cuda = types.SimpleNamespace(is_available=lambda: True)
+    monkeypatch.setattr(initialization, "torch", types.SimpleNamespace(**vars(torch) | {"cuda": cuda}))
+    model, reference = make_model(implementation).eval(), make_model().eval()
+    prompts = [random_ids(length, seed=length).tolist() for length in (5, 17, 1)]
+    expected = [greedy(reference, torch.tensor([prompt]))[0].tolist() for prompt in prompts]
+    outputs = model.generate_batch(
+        prompts,
+        generation_config=generation_config(),
+        continuous_batching_config=batching_config(page_size=256, max_blocks_per_request=2),
+    )
+    assert [list(output.generated_tokens) for output in outputs.values()] == expected
+    assert calls, "the paged function was not called"
+
+
+def test_default_model_is_served_by_flash_attn(flash_attn, make_model):
+    """Continuous batching of a flash_diff model steps over to flash-attn where it is installed, and back."""
+    model, reference = make_model("flash_diff").eval(), make_model().eval()
+    prompts = [random_ids(length, seed=length).tolist() for length in (5, 17)]
+    expected = [greedy(reference, torch.tensor([prompt]))[0].tolist() for prompt in prompts]
+    with model.continuous_batching_context_manager(
+        generation_config(), continuous_batching_config=batching_config()
+    ) as manager:
+        assert model.config._attn_implementation == "flash_attention_3"
+        manager.add_requests(prompts)
+        results = [manager.get_result(timeout=60).generated_tokens for _ in prompts]
+    assert sorted(map(list, results)) == sorted(expected)
+    assert model.config._attn_implementation == "flash_diff"
+
+
+@pytest.mark.parametrize("implementation", ["flash_diff", "sdpa", "flash_attention_2"])
+def test_generate_batch_in_float32(flash_attn, make_model, implementation):
+    """transformers would switch to flash-attn and return no tokens."""
+    model = make_model(implementation).float().eval()
+    with pytest.raises(ValueError, match="(?s)bfloat16.*float32.*auto_switch_to_flash=False"):
+        batch_tokens(model, [[1, 2, 3]])
+    assert model.config._attn_implementation == implementation, "the implementation was not restored"
