@@ -25,7 +25,7 @@ test-fast: $(VENV)/.installed
 # Ahead-of-time compilation of the Triton kernels, and the digest of what was compiled (`make test` compares it)
 test-compile: $(VENV)/.installed
 	COMPILE_KERNELS=1 $(VENV)/bin/python -m pytest -n $(WORKERS) tests/test_flash_diff_compile.py
-	$(VENV)/bin/python tests/test_flash_diff_compile.py
+	$(VENV)/bin/python -m tests.test_flash_diff_compile
 
 # The Triton kernels: in Triton's interpreter on a CPU, and on a GPU
 test-kernels: $(VENV)/.installed

@@ -1,5 +1,6 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""The Triton kernels compile for GPUs that this machine lacks, without register spills and within their shared memory.
+"""The launches of the Triton kernels compile for GPUs that this machine lacks, within their shared memory, and compute
+nothing twice.
 
 Compilation takes minutes and depends on nothing but the kernels, this file and triton. `make test-compile` compiles
 everything and records the digest of these; the other test runs compile only where the recorded digest differs.
@@ -7,8 +8,6 @@ everything and records the digest of these; the other test runs compile only whe
 
 import hashlib
 import os
-import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,16 +15,19 @@ import pytest
 triton = pytest.importorskip("triton", reason="the kernels are written in Triton")
 
 import torch  # noqa: E402
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
 
+from benchmarks.kernel_compiler import Compiled, compiled_for, inputs  # noqa: E402
+from benchmarks.kernel_model import TENSOR_MEMORY, main_loop  # noqa: E402
 from diff_transformer import (  # noqa: E402
+    flash_diff_attention,
+    flash_diff_attention_varlen,
+    flash_diff_attention_with_kvcache,
     flash_diff_backward,
     flash_diff_blocks,
     flash_diff_decode,
     flash_diff_forward,
 )
-from diff_transformer.flash_diff_blocks import SHARED_MEMORY, blocks  # noqa: E402
+from diff_transformer.flash_diff_blocks import SHARED_MEMORY  # noqa: E402
 
 RECORD = Path(__file__).parent / "fixtures/flash_diff_compiled.txt"
 
@@ -40,20 +42,6 @@ def digest() -> str:
 
 ON_REQUEST = os.environ.get("COMPILE_KERNELS") == "1"
 COMPILED_BEFORE = RECORD.read_text() == digest()
-KERNELS = {
-    "forward": flash_diff_forward.forward_kernel,
-    "dq": flash_diff_backward.dq_kernel,
-    "dkdv": flash_diff_backward.dkdv_kernel,
-    "split16": flash_diff_decode.split_kernel,
-    "split32": flash_diff_decode.split_kernel,
-}
-WITHOUT_BLOCKS = {"prepare": flash_diff_backward.prepare_kernel, "combine": flash_diff_decode.combine_kernel}
-CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-NUMBERS = dict.fromkeys(("scale", "eps", "out_scale"), "fp32") | dict.fromkeys(
-    ("T", "S", "num_stats", "splits"), "i32"
-)
-FLOAT32 = ("lambda_full", "lse", "deltas", "parts", "stats")
-ABSENT = ("q_starts", "q_ends", "k_starts", "k_ends", "key_length", "mask", "MASK")
 
 needs_compilation = pytest.mark.skipif(
     COMPILED_BEFORE and not ON_REQUEST, reason="compiled before: `make test-compile` compiles again"
@@ -61,52 +49,30 @@ needs_compilation = pytest.mark.skipif(
 pytestmark = [
     pytest.mark.compile,
     pytest.mark.skipif(
-        not isinstance(KERNELS["forward"], triton.JITFunction), reason="the interpreter does not compile"
+        not isinstance(flash_diff_forward.forward_kernel, triton.JITFunction),
+        reason="the interpreter does not compile",
     ),
     pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
 ]
 
 
-def compile_for(
-    architecture: int,
-    kernel: str,
-    d: int,
-    cubin: Path,
-    dtype: torch.dtype = torch.bfloat16,
-    pointers: dict[str, str] | None = None,
-    **constants,
-) -> dict[str, int]:
-    """Registers, spilled bytes and shared memory of a causal kernel with two query heads per key head.
+def train(tensors: dict, attend=flash_diff_attention, **options) -> None:
+    out = attend(**tensors, **{"causal": True} | options)
+    torch.autograd.grad(out, [x for x in tensors.values() if x is not None and x.requires_grad], torch.zeros_like(out))
 
-    pointers: types of the arguments that a dense batch without masks leaves out. constants: replace the defaults.
-    """
-    function, element = (KERNELS | WITHOUT_BLOCKS)[kernel], {torch.bfloat16: "*bf16", torch.float32: "*fp32"}[dtype]
-    if kernel in KERNELS:
-        options = blocks(kernel, divmod(architecture, 10), dtype, d)._asdict()
-    else:
-        options = {"BLOCK_M": 16, "BLOCK_N": 16, "num_warps": 4}
-    precision = "ieee" if dtype == torch.float32 else "tf32"
-    constants = {"GROUPS": 2, "D": d, "CAUSAL": True, "SAVE": True, "PRECISION": precision} | constants
-    constants |= {"BLOCK_D": triton.next_power_of_2(d)} | {name: options.pop(name) for name in ("BLOCK_M", "BLOCK_N")}
-    constants = dict.fromkeys(ABSENT) | constants
-    signature, values, attributes = {}, {}, {}
-    for i, name in enumerate(function.arg_names):
-        if name in (pointers or {}):
-            signature[name] = pointers[name]
-        elif name in constants:
-            signature[name], values[(i,)] = "constexpr", constants[name]
-        elif name in NUMBERS:
-            signature[name] = NUMBERS[name]
-        else:
-            is_stride = re.fullmatch(r".*_(batch|token|head|row|key)", name) is not None
-            signature[name] = "i32" if is_stride else "*fp32" if name in FLOAT32 else element
-            attributes[(i,)] = [["tt.divisibility", 16]]
-    source = ASTSource(function, signature, values, attributes)
-    compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
-    cubin.write_bytes(compiled.asm["cubin"])
-    text = subprocess.run([CUOBJDUMP, "-res-usage", cubin], check=True, capture_output=True, text=True).stdout
-    registers, stack, local = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", text).groups()
-    return {"registers": int(registers), "spilled": int(stack) + int(local), "shared": compiled.metadata.shared}
+
+@torch.no_grad()
+def decode(tensors: dict, q_len: int = 1, **options) -> None:
+    tensors = {name: x[:, :q_len] if name == "q" else x for name, x in tensors.items()}
+    tensors["k_cache"], tensors["v_cache"] = tensors.pop("k"), tensors.pop("v")
+    flash_diff_attention_with_kvcache(**tensors, **{"causal": True} | options)
+
+
+def units(one: Compiled) -> int:
+    """What a kernel needs to compute, in multiply-adds per query, key and d (docs/how_it_works.md)."""
+    if one.name == "dkdv_kernel":
+        return 2 + (one.constants["DK"] and 4) + (one.constants["DV"] and 2)
+    return {"forward_kernel": 3, "dq_kernel": 6}[one.name]
 
 
 @pytest.mark.skipif(ON_REQUEST, reason="the digest is recorded after this compilation")
@@ -115,47 +81,77 @@ def test_the_last_change_was_compiled():
 
 
 @needs_compilation
-@pytest.mark.parametrize("d", [64, 128])
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("d", [64, 96, 128])
 @pytest.mark.parametrize("architecture", [80, 86, 90, 100])
-def test_no_spills_and_enough_shared_memory(architecture, kernel, d, tmp_path):
-    used = compile_for(architecture, kernel, d, tmp_path / "kernel.cubin")
-    print(f"sm_{architecture} {kernel} d={d}: {used}")
-    assert used["spilled"] == 0
-    assert used["shared"] <= SHARED_MEMORY[architecture]
+def test_nothing_is_computed_twice(architecture, d):
+    """Nor on anything but the fastest instructions of sm_90 and sm_100."""
+    kernels = flash_diff_forward.forward_kernel, flash_diff_backward.dq_kernel, flash_diff_backward.dkdv_kernel
+    with compiled_for(architecture, *kernels) as compiled:
+        train(inputs(d))
+    assert len(compiled) >= 4
+    for one in compiled:
+        blocks = {name: one.constants[name] for name in ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")}
+        loop = main_loop(one, architecture, blocks["num_warps"])
+        print(f"sm_{architecture} d={d} {one.name} {blocks}: {loop.instructions}, {one.registers} registers")
+        assert loop.executed == units(one) * blocks["BLOCK_M"] * blocks["BLOCK_N"] * d, one.name
+        assert one.shared <= SHARED_MEMORY[architecture] and one.tensor_memory <= TENSOR_MEMORY
+        fastest = {90: "wgmma", 100: "tcgen05"}.get(architecture, "mma.sync")
+        assert all(name.startswith(fastest) for name in loop.instructions.split(" + "))
 
 
 @needs_compilation
-@pytest.mark.parametrize("d", [64, 128])
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_float32_has_enough_shared_memory(kernel, d, tmp_path):
-    """On the architecture with the least. At d = 128 the backward spills registers, whatever its blocks."""
-    used = compile_for(86, kernel, d, tmp_path / "kernel.cubin", torch.float32)
-    print(f"sm_86 {kernel} d={d} float32: {used}")
-    assert used["shared"] <= SHARED_MEMORY[86]
+@pytest.mark.parametrize("q_len", [1, 16])
+@pytest.mark.parametrize("d", [64, 96, 128])
+@pytest.mark.parametrize("architecture", [80, 86, 90, 100])
+def test_decoding_neither_spills_nor_passes_the_shared_memory(architecture, d, q_len):
+    with compiled_for(architecture, flash_diff_decode.split_kernel) as compiled:
+        decode(inputs(d), q_len)
+    assert compiled[0].spilled == 0
+    assert compiled[0].shared <= SHARED_MEMORY[architecture]
 
 
-MASK_OF_KEYS = {"pointers": {"mask": "*i1"}, "MASK": "keys"}
-FULL_MASK = {"pointers": {"mask": "*i1"}, "MASK": "full", "CAUSAL": False}
-SPANS = {"pointers": dict.fromkeys(("q_starts", "q_ends", "k_starts", "k_ends"), "*i64")}
-LENGTHS = {"pointers": {"key_length": "*i32"}}
-ONE_TOKEN = {"T": 1}  # triton compiles an integer that is 1 into the kernel
+@needs_compilation
+@pytest.mark.parametrize("d", [64, 96, 128])
+def test_float32_has_enough_shared_memory(d):
+    """On the architecture with the least."""
+    with compiled_for(86) as compiled:
+        train(inputs(d, torch.float32))
+        decode(inputs(d, torch.float32))
+        decode(inputs(d, torch.float32), 16)
+    assert max(one.shared for one in compiled) <= SHARED_MEMORY[86]
+
+
+ROWS, KEYS = torch.ones(1, 256, 256, dtype=torch.bool), torch.ones(1, 256, dtype=torch.bool)
+ONE = torch.ones(1, dtype=torch.int32)
 VARIANTS = {
-    "forward": [MASK_OF_KEYS, FULL_MASK, SPANS, ONE_TOKEN, {"norm_weight": None, "SAVE": False, "lse": None}],
-    "dq": [MASK_OF_KEYS, FULL_MASK, SPANS, ONE_TOKEN],
-    "dkdv": [MASK_OF_KEYS, FULL_MASK, SPANS, ONE_TOKEN],
-    "split16": [MASK_OF_KEYS, FULL_MASK, LENGTHS, ONE_TOKEN],
-    "prepare": [{}, SPANS, ONE_TOKEN, {"norm_weight": None, "grad_weight": None}],
-    "combine": [{}, ONE_TOKEN, {"splits": 1}, {"norm_weight": None}],
-}
+    "mask of keys": lambda: train(inputs(96), mask=KEYS),
+    "mask of rows and keys": lambda: train(inputs(96), mask=ROWS, causal=False),
+    "padding": lambda: train(inputs(96), spans=(ONE, 9 * ONE)),
+    "one token": lambda: train(inputs(96, tokens=1)),
+    "no norm": lambda: train(inputs(96) | {"norm_weight": None}),
+    "padded width": lambda: train(inputs(72)),
+    "narrow": lambda: train(inputs(8)),
+    "packed": lambda: train(
+        {name: x[0].detach().requires_grad_() if x.ndim == 4 else x for name, x in inputs(96).items()},
+        lambda **options: flash_diff_attention_varlen(
+            **options, cu_seqlens_q=torch.tensor([0, 256]), cu_seqlens_k=torch.tensor([0, 256]),
+            max_seqlen_q=256, max_seqlen_k=256,
+        ),
+    ),
+    "no gradients": lambda: flash_diff_attention(**{name: x.detach() for name, x in inputs(96).items()}),
+    "cache, mask of keys": lambda: decode(inputs(96), mask=KEYS),
+    "cache, mask of rows and keys": lambda: decode(inputs(96), 2, mask=ROWS[:, :2]),
+    "cache, lengths": lambda: decode(inputs(96), cache_seqlens=ONE),
+    "cache, no norm": lambda: decode(inputs(96) | {"norm_weight": None}),
+}  # fmt: skip
 
 
 @needs_compilation
-@pytest.mark.parametrize(("kernel", "variant"), [(kernel, one) for kernel in VARIANTS for one in VARIANTS[kernel]])
-def test_every_kind_of_input_compiles(kernel, variant, tmp_path):
-    """With d = 96, which the blocks round up."""
-    used = compile_for(90, kernel, 96, tmp_path / "kernel.cubin", **variant)
-    assert used["shared"] <= SHARED_MEMORY[90]
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_kind_of_input_compiles(variant):
+    with compiled_for(90) as compiled:
+        VARIANTS[variant]()
+    assert max(one.shared for one in compiled) <= SHARED_MEMORY[90]
 
 
 if __name__ == "__main__":

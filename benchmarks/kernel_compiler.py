@@ -1,0 +1,93 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Compiles the Triton kernels as launches do, for a GPU that this machine need not have; nothing is launched."""
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from diff_transformer import flash_diff
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+class Compiled(NamedTuple):
+    """A kernel as the compilers left it."""
+
+    name: str
+    constants: dict  # among them the blocks
+    registers: int  # per thread
+    spilled: int  # bytes per thread
+    shared: int  # bytes of shared memory per program
+    tensor_memory: int  # columns per program (sm_100)
+    ttgir: str
+    sass: str
+
+
+class _Driver:
+    """What triton asks of the driver of a GPU before a launch."""
+
+    def __init__(self, architecture: int) -> None:
+        self.target = GPUTarget("cuda", architecture, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return self.target.arch  # triton keeps what it compiled by the device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def _inspect(name: str, compiled, constants: dict) -> Compiled:
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(compiled.asm["cubin"])
+        usage, sass = (
+            subprocess.run([CUOBJDUMP, option, cubin], check=True, capture_output=True, text=True).stdout
+            for option in ("-res-usage", "-sass")
+        )
+    registers, stack, local = map(int, re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage).groups())
+    memory = compiled.metadata.shared, getattr(compiled.metadata, "tmem_size", 0) or 0
+    return Compiled(name, constants, registers, stack + local, *memory, compiled.asm["ttgir"], sass)
+
+
+@contextmanager
+def compiled_for(architecture: int, *kernels: JITFunction) -> Iterator[list[Compiled]]:
+    """Within it, a launch of a kernel with CPU tensors compiles it for sm_`architecture`, and appends what came out to
+    the list. Launches of other kernels than `kernels`, if there are any, do nothing."""
+    found: list[Compiled] = []
+    run = JITFunction.run
+
+    def compile_only(self, *args, grid, warmup, **constants):
+        if not kernels or self in kernels:
+            compiled = run(self, *args, grid=grid, warmup=True, **constants)
+            found.append(_inspect(self.fn.__name__, compiled, constants))
+
+    with (
+        mock.patch.object(driver, "_active", _Driver(architecture)),
+        mock.patch.object(JITFunction, "run", compile_only),
+        mock.patch.object(flash_diff, "_capability", lambda device: divmod(architecture, 10)),
+        mock.patch.object(flash_diff, "is_available", lambda device: True),
+    ):
+        yield found
+
+
+def inputs(d: int, dtype: torch.dtype = torch.bfloat16, tokens: int = 256, groups: int = 2) -> dict:
+    """q, k, v, lambda and the norm's weight of one sequence, for the functions of `flash_diff`; 2 key heads that
+    `groups` query heads share."""
+    q = torch.zeros(1, tokens, 2 * groups, 2 * d, dtype=dtype, requires_grad=True)
+    k, v = (torch.zeros(1, tokens, 2, 2 * d, dtype=dtype, requires_grad=True) for _ in range(2))
+    weight = torch.ones(2 * d, dtype=dtype, requires_grad=True)
+    return {"q": q, "k": k, "v": v, "lambda_full": torch.tensor(0.5), "norm_weight": weight}

@@ -1,0 +1,520 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""A static cost model of the compiled Triton kernels, ours and standard FlashAttention-2 of equal parameters; no GPU.
+
+    python -m benchmarks.kernel_model --out benchmarks/results/kernel_model_<date>
+    python -m benchmarks.kernel_model --sweep --kernels dkdv --architectures 90 --head-dims 128 --blocks 64/128/8/2 ...
+
+Each kernel is compiled ahead of time (causal, bfloat16). The model looks at its main loop, the unmasked one, and
+counts the cycles that one pair of a row block and a key block costs on each unit of a streaming multiprocessor: the
+tensor cores, the vector units (the slowest of instruction issue, FP32, integer and special functions) and shared
+memory. It assumes that nothing overlaps (*serial*) and that everything does (*overlapped*): a kernel runs in between.
+A sweep chooses the blocks with the largest fraction of peak at the mean of both times (*middle*), of ours as of the
+standard kernels. The fraction compares the *useful* multiply-adds with the cycles. Useful is what the fused
+computation needs, in units of rows * keys * d per differential head (benchmarks.attention). `executed / useful` above
+1 means padding, or warps that all compute the same.
+
+Registers that are spilled cost what their loads and stores cost. The totals compare the sum over forward and backward
+of units / fraction with standard attention's, two heads of d per differential head.
+
+How far to trust it: the figures rank blocks and kernels, and they promise no speed. Memory latency, cache misses, bank
+conflicts, clocks, prologues, masked blocks, waves of programs and the small kernels (prepare, combine) are not
+modelled, nor are the bytes that TMA writes. The constants below are published ones, except for those marked as
+assumed; on sm_100, where the cost of waiting for tensor memory is unknown, the model is weakest.
+"""
+
+import math
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from itertools import product
+from typing import NamedTuple
+from unittest import mock
+
+import torch
+import triton
+from tqdm import tqdm
+
+from benchmarks import kernels_standard
+from benchmarks.kernel_compiler import Compiled, compiled_for, inputs
+from benchmarks.report import argument_parser, first_line, versions, write
+from diff_transformer import flash_diff, flash_diff_attention, flash_diff_backward, flash_diff_forward
+from diff_transformer.flash_diff_blocks import SHARED_MEMORY, Blocks, blocks, key_kernels
+
+
+class Architecture(NamedTuple):
+    """What a streaming multiprocessor (SM) does in a clock cycle.
+
+    Tensor cores: NVIDIA's white papers of A100, GA102 (GeForce cards of it accumulate in float32 at half this rate),
+    H100 and B200 (2.25 PFLOP/s). mma.sync reaches 62 % of the peak on Hopper (arXiv:2402.13499); that sm_100 is as
+    fast as sm_80 with it is assumed. FP32 and the warps: the CUDA programming guide, "Arithmetic Instructions" and
+    "Compute Capabilities".
+    """
+
+    tensor: int  # multiply-adds in bfloat16
+    mma_sync: int  # the same with mma.sync
+    fp32: int  # multiply-adds in float32
+    warps: int  # that may be resident
+
+
+ARCHITECTURES = {
+    80: Architecture(1024, 1024, 64, 64),
+    86: Architecture(512, 512, 128, 48),
+    90: Architecture(2048, 1270, 128, 64),
+    100: Architecture(4096, 1024, 128, 64),
+}
+# Of all architectures: the CUDA programming guide, and for shared memory and exponentials also FlashAttention-4's
+# analysis (https://www.together.ai/blog/flashattention-4)
+REGISTERS = 65536
+TENSOR_MEMORY = 512  # columns
+SHARED = 128  # bytes of shared memory per cycle
+ISSUE, INTEGER, SPECIAL = 128, 64, 16  # operations per cycle
+# Cycles per pair of blocks that nothing hides, by whether another program shares the SM. Assumed
+LATENCY = {False: 250, True: 100}
+
+
+class Kernel(NamedTuple):
+    function: triton.JITFunction
+    units: int  # useful multiply-adds of a program per pair of blocks, in rows * keys * d
+    programs: int = 1  # how many such programs a differential head needs
+    constants: dict = {}
+
+
+OURS = {
+    "forward": Kernel(flash_diff_forward.forward_kernel, 3, programs=2, constants={"MAP": 1}),
+    "dq": Kernel(flash_diff_backward.dq_kernel, 6),
+    "dkdv": Kernel(flash_diff_backward.dkdv_kernel, 8, constants={"DK": True, "DV": True}),
+    "dk": Kernel(flash_diff_backward.dkdv_kernel, 6, constants={"DK": True, "DV": False}),
+    "dv": Kernel(flash_diff_backward.dkdv_kernel, 4, constants={"DK": False, "DV": True}),
+}
+STANDARD = {
+    "standard_forward": Kernel(kernels_standard.forward_kernel, 2, programs=2),
+    "standard_dq": Kernel(kernels_standard.dq_kernel, 3, programs=2),
+    "standard_dkdv": Kernel(kernels_standard.dkdv_kernel, 4, programs=2),
+}
+KERNELS = OURS | STANDARD
+WAYS = ("forward", "dq", "dkdv"), ("forward", "dq", "dk", "dv")
+HEAD_DIMS = (64, 96, 128)
+# What a sweep tries unless told otherwise. The model does not see what more than two stages hide
+CANDIDATES = "64/64/4/2 64/128/4/2 128/32/4/2 128/64/4/2 64/128/8/2 128/64/8/2 128/128/8/2"
+# (architecture, kernel): rows/keys/warps/stages for each of HEAD_DIMS, found with
+# `python -m benchmarks.kernel_model --sweep --kernels standard_forward standard_dq standard_dkdv`
+STANDARD_BLOCKS = {
+    (80, "standard_forward"): "128/64/4/2  128/64/4/2  128/32/4/2",
+    (80, "standard_dq"): "128/64/4/2  128/64/4/2  128/32/4/2",
+    (80, "standard_dkdv"): "64/128/4/2  64/128/8/2  64/64/4/2",
+    (86, "standard_forward"): "128/64/4/2  128/64/4/2  128/32/4/2",
+    (86, "standard_dq"): "128/64/4/2  128/64/4/2  128/32/4/2",
+    (86, "standard_dkdv"): "64/128/4/2  64/128/8/2  64/128/8/2",
+    (90, "standard_forward"): "128/128/8/2  128/128/8/2  128/128/8/2",
+    (90, "standard_dq"): "128/128/8/2  128/128/8/2  128/128/8/2",
+    (90, "standard_dkdv"): "128/128/8/2  128/128/8/2  64/128/8/2",
+    (100, "standard_forward"): "128/128/8/2  128/128/8/2  128/128/8/2",
+    (100, "standard_dq"): "128/128/8/2  128/64/4/2  128/128/8/2",
+    (100, "standard_dkdv"): "128/128/8/2  64/128/4/2  64/128/4/2",
+}
+
+
+# ------------------------------------------------------------------------------------------------- loops of the SASS
+
+
+class Instruction(NamedTuple):
+    address: int
+    predicate: str
+    opcode: str  # with its modifiers: "LDSM.16.M88.4"
+    operands: str
+
+    @property
+    def name(self) -> str:
+        return self.opcode.split(".")[0]
+
+
+def parse(sass: str) -> list[Instruction]:
+    """The instructions that `cuobjdump -sass` prints for a cubin with one kernel."""
+    pattern = r"/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)\s*([^;]*?)\s*;"
+    return [Instruction(int(address, 16), *rest) for address, *rest in re.findall(pattern, sass)]
+
+
+def control_flow(code: list[Instruction]) -> tuple[list[list[Instruction]], list[set[int]]]:
+    """The basic blocks and the successors of each."""
+    targets = {}
+    for one in code:
+        if one.name == "BRA":
+            targets[one.address] = int(re.search(r"0x([0-9a-f]+)$", one.operands)[1], 16)
+    leaders, block_of, basic = set(targets.values()), {}, []
+    for i, one in enumerate(code):
+        if i == 0 or one.address in leaders or code[i - 1].name in ("BRA", "EXIT", "RET"):
+            basic.append([])
+        basic[-1].append(one)
+        block_of[one.address] = len(basic) - 1
+    successors: list[set[int]] = []
+    for i, block in enumerate(basic):
+        last = block[-1]
+        conditional = last.predicate or (last.name == "BRA" and "," in last.operands)
+        falls = last.name not in ("BRA", "EXIT", "RET") or conditional
+        jumps = {block_of[targets[last.address]]} if last.address in targets else set()
+        successors.append(jumps | ({i + 1} if falls and i + 1 < len(basic) else set()))
+    return basic, successors
+
+
+def reachable(edges: list[set[int]], start: int, without: int | None = None) -> set[int]:
+    found, stack = set(), [start]
+    while stack:
+        one = stack.pop()
+        if one != without and one not in found:
+            found.add(one)
+            stack.extend(edges[one])
+    return found
+
+
+def natural_loops(successors: list[set[int]]) -> dict[int, set[int]]:
+    """The blocks of each loop by its header: the target of an edge whose source cannot be reached without it."""
+    predecessors: list[set[int]] = [set() for _ in successors]
+    for block, following in enumerate(successors):
+        for other in following:
+            predecessors[other].add(block)
+    loops: dict[int, set[int]] = {}
+    for header, sources in enumerate(predecessors):
+        for source in sources - reachable(successors, 0, without=header):
+            loops.setdefault(header, {header}).update(reachable(predecessors, source, without=header))
+    return loops
+
+
+TENSOR_INSTRUCTIONS = ("HMMA", "HGMMA", "UTCHMMA")
+
+
+def tensor_loops(sass: str) -> list[list[list[Instruction]]]:
+    """The innermost loops with tensor-core instructions, as lists of basic blocks. Loops inside them, which wait for a
+    barrier, are left out."""
+    basic, successors = control_flow(parse(sass))
+    loops = natural_loops(successors)
+    uses = {i for i, block in enumerate(basic) if any(one.name in TENSOR_INSTRUCTIONS for one in block)}
+    found = []
+    for body in loops.values():
+        inner = [other for other in loops.values() if other < body]
+        if body & uses and not any(other & uses for other in inner):
+            found.append([basic[i] for i in sorted(body.difference(*inner))])
+    return found
+
+
+# --------------------------------------------------------------------------------------------- products of the TTGIR
+
+
+class Dot(NamedTuple):
+    """A tl.dot of (rows, inner) x (inner, columns), as laid out over the warps."""
+
+    rows: int
+    columns: int
+    inner: int
+    executed: int  # multiply-adds of all warps
+    a_in_shared: bool  # for sm_100; otherwise the SASS tells
+
+
+def dots(ttgir: str) -> list[Dot]:
+    """The products in one iteration of the kernel's innermost loop; a loop with masks does the same as one without."""
+    layouts = {}
+    for name, layout in re.findall(r"^(#\w+) = #ttg\.nvidia_mma<\{(.*)\}>", ttgir, re.M):
+        numbers = re.search(r"warpsPerCTA = \[(\d+), (\d+)\], instrShape = \[(\d+), (\d+)", layout).groups()
+        warps_m, warps_n, m, n = map(int, numbers)
+        layouts[name] = (warps_m * m, warps_n * n)
+    loops: list[list[Dot]] = []
+    stack: list[tuple[int, list[Dot]]] = []  # the loops around a line
+    for line in ttgir.splitlines():
+        indent = len(line) - len(line.lstrip())
+        if "scf.for" in line:
+            stack.append((indent, []))
+        elif stack and indent == stack[-1][0] and line.lstrip().startswith("}"):
+            if found := stack.pop()[1]:
+                loops.append(found)
+                stack.clear()  # what is around it is not innermost
+        elif stack and re.search(r"tt\.dot |ttng\.(warp_group_dot|tc_gen5_mma) ", line):
+            types = line[line.index(" : ") :]
+            (rows, inner), (_, columns) = [map(int, one) for one in re.findall(r"<(\d+)x(\d+)x\w+, ", types)[:2]]
+            if "tc_gen5_mma" in line:
+                tile = (64, 1)
+            else:
+                layout = re.search(r"-> tensor<\w+, (#\w+)>", types)[1]
+                if layout not in layouts:
+                    raise ValueError(f"{line.split('=')[0].strip()} is not computed on tensor cores: {line.strip()}")
+                tile = layouts[layout]
+            covered = (-(-size // part) * part for size, part in zip((rows, columns), tile, strict=True))
+            executed = math.prod(covered) * inner
+            a_in_shared = "#tmem" not in types.split(">,")[0]
+            stack[-1][1].append(Dot(rows, columns, inner, executed, a_in_shared))
+    if not (loops := [one for one in loops if one]):
+        raise ValueError("the kernel has no loop with a tl.dot in it")
+    return max(loops, key=len)
+
+
+# ------------------------------------------------------------------------------------------------------------- cycles
+
+
+class Cost(NamedTuple):
+    """Cycles of an SM per pair of blocks, and the multiply-adds executed."""
+
+    tensor: float
+    vector: float
+    shared: float  # loads and stores
+    operands: float  # what the tensor cores read of shared memory
+    executed: float
+    instructions: str  # of the tensor cores
+
+    @property
+    def overlapped(self) -> float:
+        return max(self.tensor, self.vector, self.shared + self.operands)
+
+    def serial(self, latency: float) -> float:
+        return self.tensor + self.vector + self.shared + latency
+
+
+# What costs more than its issue. IMAD runs in the FP32 units, at the rate of integers
+_PIPES = {
+    "integer": "IADD3 VIADD VIADDMNMX VIMNMX IMNMX ISETP LOP3 SHF LEA SEL PRMT SGXT BMSK PLOP3 P2R R2P MOV IABS "
+    "FSEL FSETP FMNMX FMNMX3 F2FP",
+    "multiply": "IMAD",
+    "fp32": "FFMA FADD FMUL FFMA2 FADD2 FMUL2",  # the last three: two operations
+    "special": "MUFU F2F F2I I2F I2FP",
+    "shared": "LDS STS LDSM STSM LDGSTS LDG LDL STL SHFL",
+    "tensor memory": "LDTM STTM",
+}
+PIPES = {name: pipe for pipe, names in _PIPES.items() for name in names.split()}
+
+
+def transactions(opcode: str) -> int:
+    """Cycles of a warp's access: 32 lanes of 4, 8 or 16 bytes, or 1, 2 or 4 matrices of 128 bytes."""
+    matrices = re.search(r"LDSM|STSM", opcode) and re.search(r"\.(\d)$", opcode)
+    if matrices:
+        return int(matrices[1])
+    width = re.search(r"\.(64|128)\b", opcode)
+    return int(width[1]) // 32 if width else 1
+
+
+def cost(loop: list[list[Instruction]], products: list[Dot], architecture: int, warps: int) -> Cost:
+    """Counts a loop of the SASS, and divides by the number of pairs of blocks in one iteration of it."""
+    has = ARCHITECTURES[architecture]
+    rates = {"integer": INTEGER, "multiply": INTEGER, "fp32": has.fp32, "special": SPECIAL}
+    vector, names = Counter(), Counter()
+    tensor = shared = operands = executed = 0.0
+    for block in loop:
+        # One elected warp issues the tensor instructions of sm_100; the others branch around them
+        active = 1 if any(one.name == "UTCHMMA" for one in block) else warps
+        for one in block:
+            vector["issue"] += active * 32 / ISSUE
+            pipe = PIPES.get(one.name)
+            if pipe == "shared":
+                shared += active * transactions(one.opcode)
+            elif pipe == "tensor memory":  # a register per lane and cycle, assumed
+                vector[pipe] += active * 32 / ISSUE * int(re.search(r"\.x(\d+)", one.opcode)[1])
+            elif pipe:
+                vector[pipe] += active * 32 / rates[pipe] * (2 if one.name.endswith("2") else 1)
+            elif one.name == "HMMA":
+                work = math.prod(map(int, re.match(r"HMMA\.(16)(8)(\d+)", one.opcode).groups()))
+                executed += warps * work
+                tensor += warps * work / has.mma_sync
+                names["mma.sync"] += 1
+            elif one.name == "HGMMA":  # of four warps
+                n = int(re.match(r"HGMMA\.64x(\d+)x16", one.opcode)[1])
+                read = (64 * one.operands.split(",")[1].strip().startswith("gdesc") + n) * 16 * 2 / SHARED
+                executed += warps / 4 * 64 * n * 16
+                tensor += warps / 4 * max(64 * n * 16 / has.tensor, read)
+                operands += warps / 4 * read
+                names[f"wgmma m64n{n}"] += 1
+            elif one.name == "UTCHMMA":  # its shape is in a register
+                names["tcgen05"] += 1
+    expected = sum(one.executed for one in products)
+    if count := names.pop("tcgen05", 0):
+        if executed:
+            raise ValueError("a loop mixes tcgen05 with other tensor instructions")
+        per_pair = 0
+        for one in products:
+            m, n = min(one.rows, 128), min(one.columns, 256)
+            instructions = -(-one.rows // m) * -(-one.columns // n) * one.inner // 16
+            read = (m * one.a_in_shared + n) * 16 * 2 / SHARED
+            tensor += instructions * max(128 * n * 16 / has.tensor, read)  # 64 rows take as long as 128
+            operands += instructions * read
+            per_pair += instructions
+            names[f"tcgen05 m{m}n{n}"] += instructions
+        tensor, operands, executed = (x * count / per_pair for x in (tensor, operands, expected))
+    pairs = executed / expected
+    if pairs != round(pairs) or pairs < 1:
+        raise ValueError(f"a loop of the SASS executes {executed:.0f} multiply-adds, the TTGIR's {expected}")
+    amounts = (tensor, max(vector.values()), shared, operands, executed)
+    return Cost(*(amount / pairs for amount in amounts), " + ".join(sorted(names)))
+
+
+def main_loop(compiled: Compiled, architecture: int, warps: int) -> Cost:
+    """What the cheapest loop costs: the one without masks, where there are two."""
+    products = dots(compiled.ttgir)
+    costs = [cost(loop, products, architecture, warps) for loop in tensor_loops(compiled.sass)]
+    return min(costs, key=lambda one: (one.serial(0), one.overlapped))
+
+
+def occupancy(compiled: Compiled, architecture: int, warps: int) -> int:
+    """How many programs fit on an SM; 0: none."""
+    total = SHARED_MEMORY[architecture] + 1024
+    limits = [ARCHITECTURES[architecture].warps // warps, total // (compiled.shared + 1024)]
+    limits.append(REGISTERS // (-(-compiled.registers // 8) * 8 * 32 * warps))
+    if compiled.tensor_memory:
+        limits.append(TENSOR_MEMORY // compiled.tensor_memory)
+    return min(limits)
+
+
+# ------------------------------------------------------------------------------------------------------------- report
+
+
+def default_blocks(name: str, architecture: int, d: int) -> Blocks:
+    if name in OURS:
+        return blocks(name, divmod(architecture, 10), torch.bfloat16, d)
+    cells = STANDARD_BLOCKS[architecture, name].split()
+    return to_blocks(cells[next(i for i, width in enumerate(HEAD_DIMS) if d <= width)])
+
+
+def to_blocks(cell: str) -> Blocks:
+    return Blocks(*map(int, cell.split("/")))
+
+
+def compile_kernel(name: str, architecture: int, d: int, used: Blocks) -> Compiled:
+    kernel, tensors = KERNELS[name], inputs(d, groups=1)
+    with compiled_for(architecture, kernel.function) as compiled:
+        if name in STANDARD:
+            q, k, v = (tensors[one].detach()[..., :d] for one in ("q", "k", "v"))
+            kernels_standard.attention(q, k, v, torch.zeros_like(v), used)
+        else:
+            with (
+                mock.patch.object(flash_diff, "blocks", lambda *_: used),
+                mock.patch.object(flash_diff, "key_kernels", lambda *_: [name]),
+            ):
+                out = flash_diff_attention(**tensors, causal=True)
+                torch.autograd.grad(out, tensors["q"], torch.zeros_like(out))
+    return next(one for one in compiled if kernel.constants.items() <= one.constants.items())
+
+
+def model(name: str, architecture: int, d: int, used: Blocks) -> dict:
+    """A row of the result: what the compilers report, cycles per pair of blocks and fractions of peak."""
+    kernel = KERNELS[name]
+    row = {"architecture": architecture, "d": d, "kernel": name, "blocks": "/".join(map(str, used)), "status": "ok"}
+    columns = "executed_over_useful instructions registers spilled_bytes shared_bytes occupancy tensor vector shared"
+    row |= dict.fromkeys((*columns.split(), "operands", *FRACTIONS))
+    try:
+        compiled = compile_kernel(name, architecture, d, used)
+    except (triton.TritonError, RuntimeError) as error:
+        return row | {"status": f"does not compile: {first_line(error)}"}
+    programs = occupancy(compiled, architecture, used.num_warps)
+    row |= {"registers": compiled.registers, "spilled_bytes": compiled.spilled, "shared_bytes": compiled.shared}
+    row["occupancy"] = programs
+    if programs == 0:
+        return row | {"status": "does not fit on a multiprocessor"}
+    try:
+        cycles = main_loop(compiled, architecture, used.num_warps)
+    except ValueError as error:
+        return row | {"status": f"not modelled: {error}"}
+    useful = kernel.units * used.BLOCK_M * used.BLOCK_N * d
+    row["executed_over_useful"] = round(cycles.executed / useful, 3)
+    row["instructions"] = cycles.instructions
+    row |= {name: round(getattr(cycles, name)) for name in ("tensor", "vector", "shared", "operands")}
+    return row | fractions(cycles, useful / ARCHITECTURES[architecture].tensor, LATENCY[programs > 1])
+
+
+FRACTIONS = ("serial", "overlapped", "middle")
+
+
+def fractions(cycles: Cost, ideal: float, latency: float) -> dict[str, float]:
+    """Fractions of peak if nothing overlaps, if everything does, and at the mean of both times."""
+    slow, fast = cycles.serial(latency), cycles.overlapped
+    times = (slow, fast, (slow + fast) / 2)
+    return {name: round(ideal / time, 3) for name, time in zip(FRACTIONS, times, strict=True)}
+
+
+def totals(rows: list[dict]) -> dict[tuple[int, int], dict[str, float]]:
+    """For each architecture and d: our modelled time, forward and backward, over that of standard attention. Of
+    several blocks of a kernel, the best count, and of the ways to the gradients of keys and values likewise."""
+    ranked = sorted((row for row in rows if row["status"] == "ok"), key=lambda row: row["middle"])
+    found = {(row["architecture"], row["d"], row["kernel"]): row for row in ranked}
+    result = {}
+    for at in sorted({key[:2] for key in found}):
+        complete = [names for names in (*WAYS, STANDARD) if all((*at, name) in found for name in names)]
+        if len(complete) > 1 and complete[-1] is STANDARD:
+            times = {column: [modelled_time(found, at, names, column) for names in complete] for column in FRACTIONS}
+            result[at] = {column: round(min(ours) / standard, 2) for column, (*ours, standard) in times.items()}
+    return result
+
+
+def modelled_time(found: dict, at: tuple[int, int], names: Iterable[str], column: str) -> float:
+    """In units of rows * keys * d multiply-adds at the peak, per differential head."""
+    return sum(KERNELS[name].units * KERNELS[name].programs / found[(*at, name)][column] for name in names)
+
+
+def as_markdown(rows: list[dict], command: str) -> str:
+    lines = ["# Modelled cost of the compiled kernels", "", f"`{command}`, triton {rows[0]['triton']}; no GPU.", ""]
+    lines += ["Fractions of the peak of the tensor cores if nothing overlaps (serial), at the mean of both times"]
+    lines += ["(middle), and if everything does (overlapped). They rank kernels and promise no speed.", ""]
+    if compared := totals(rows):
+        lines += ["## Forward + backward, our modelled time over that of standard attention of equal parameters", ""]
+        lines += ["| architecture | d | serial | middle | overlapped |", "| --- | --- | --- | --- | --- |"]
+        for (architecture, d), one in compared.items():
+            lines.append(f"| sm_{architecture} | {d} | {one['serial']} | {one['middle']} | {one['overlapped']} |")
+        lines.append("")
+    titles = ["d", "kernel", "rows/keys/warps/stages", "executed / useful", "instructions", "registers", "spilled, B"]
+    titles += ["shared, KiB", "programs per SM", "serial", "middle", "overlapped"]
+    for architecture in dict.fromkeys(row["architecture"] for row in rows):
+        lines += [f"## sm_{architecture}", "", line(*titles), line(*["---"] * len(titles))]
+        for row in rows:
+            if row["architecture"] == architecture:
+                cells = [row[key] for key in ("d", "kernel", "blocks")]
+                if row["status"] == "ok":
+                    keys = ("executed_over_useful", "instructions", "registers", "spilled_bytes")
+                    cells += [*(row[key] for key in keys), round(row["shared_bytes"] / 1024), row["occupancy"]]
+                    cells += [row["serial"], row["middle"], row["overlapped"]]
+                else:
+                    cells += [row["status"], *[""] * 8]
+                lines.append(line(*cells))
+        lines.append("")
+    return "\n".join(lines)
+
+
+def best_of(rows: list[dict], architecture: int, name: str, d: int) -> dict:
+    """The row of a sweep with the largest fraction of peak, at the mean of both times."""
+    tried = [row for row in rows if (row["architecture"], row["kernel"], row["d"]) == (architecture, name, d)]
+    return max(tried, key=lambda row: row["middle"] or 0)
+
+
+def line(*cells) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argument_parser(__doc__, "files")
+    parser.add_argument("--architectures", type=int, nargs="+", default=list(ARCHITECTURES), choices=ARCHITECTURES)
+    parser.add_argument("--head-dims", type=int, nargs="+", default=HEAD_DIMS, choices=HEAD_DIMS, help="d")
+    parser.add_argument("--kernels", nargs="+", default=list(KERNELS), choices=KERNELS)
+    parser.add_argument("--blocks", nargs="+", help="rows/keys/warps/stages, in place of the tables' own")
+    parser.add_argument("--sweep", action="store_true", help="try --blocks, or a list, and print the best for each d")
+    options = parser.parse_args(arguments)
+    tried = options.blocks or (CANDIDATES.split() if options.sweep else None)
+    cells = []
+    for architecture, d, name in product(options.architectures, options.head_dims, options.kernels):
+        if tried:
+            cells += [(name, architecture, d, to_blocks(one)) for one in tried]
+        elif name in (*STANDARD, "forward", "dq", *key_kernels(divmod(architecture, 10), torch.bfloat16, d)):
+            cells.append((name, architecture, d, default_blocks(name, architecture, d)))
+    print(f"Budget  {math.ceil(len(cells) * 3 / 60)} minutes on one core for {len(cells)} kernels", flush=True)
+    command = " ".join(["python -m benchmarks.kernel_model", *(sys.argv[1:] if arguments is None else arguments)])
+    rows: list[dict] = []
+    for cell in tqdm(cells):
+        rows.append(model(*cell) | versions("triton"))
+        shown = {key: value for key, value in rows[-1].items() if value is not None and key != "triton"}
+        tqdm.write(", ".join(f"{key} {value}" for key, value in shown.items()))
+        write(options.out, rows, as_markdown(rows, command))
+    if options.sweep:
+        for architecture, name in product(options.architectures, options.kernels):
+            best = [best_of(rows, architecture, name, d) for d in options.head_dims]
+            cell = "  ".join(row["blocks"] for row in best)
+            spread = ", ".join(f"{row['serial']} to {row['overlapped']}" for row in best)
+            print(f'    ({architecture}, "{name}"): "{cell}",  # {spread}')
+    for (architecture, d), one in totals(rows).items():
+        print(f"sm_{architecture} d={d}: time of ours / standard", one)
+    return int(any(row["status"] != "ok" for row in rows) and not options.sweep)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
