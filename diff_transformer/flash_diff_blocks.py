@@ -89,4 +89,6 @@ def candidates(kernel: str) -> list[Blocks]:
     return [Blocks(*map(int, cell.split("/"))) for cell in dict.fromkeys(cells)]
 
 
-__all__ = ["HEAD_DIMS", "SHARED_MEMORY", "Blocks", "architecture", "blocks", "candidates"]
+PROVEN: dict[int, str] = {}  # architecture -> the result of `make gpu` that shows flash_diff correct and the fastest
+
+__all__ = ["HEAD_DIMS", "PROVEN", "SHARED_MEMORY", "Blocks", "architecture", "blocks", "candidates"]
