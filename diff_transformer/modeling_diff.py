@@ -87,6 +87,9 @@ class DiffTransformerRMSNorm(nn.Module):
         return f"{tuple(self.weight.shape)}, eps={self.variance_epsilon}"
 
 
+_RMS_NORM_FORWARD = DiffTransformerRMSNorm.forward
+
+
 class DiffTransformerRotaryEmbedding(nn.Module):
     """identical to Llama's, except: the rotary dimension is d, half of `head_dim` (`partial_rotary_factor`)."""
 
@@ -242,9 +245,10 @@ class DiffTransformerAttention(nn.Module):
     def _fused_head_norm(self, attention_interface, query_states, attention_mask) -> dict | None:
         """The head norm and its factor as arguments of the kernel that also computes them, `None` if it does not.
 
-        A norm with hooks (tensor parallelism, probes) or of another class (PEFT) must be called as a module.
+        A norm with hooks (tensor parallelism, probes), with another forward (offloaded weights, kernels of the Hub) or
+        of another class (PEFT) must be called as a module.
         """
-        is_plain = type(self.subln) is DiffTransformerRMSNorm and not (
+        is_plain = getattr(self.subln.forward, "__func__", None) is _RMS_NORM_FORWARD and not (
             self.subln._forward_hooks or self.subln._forward_pre_hooks
         )
         if (
