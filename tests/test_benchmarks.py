@@ -245,3 +245,19 @@ def test_conversion_memory_end_to_end(monkeypatch, tmp_path):
     for row in rows:
         assert 10 < int(row["checkpoint_mib"]) < 40 and int(row["peak_mib"]) > int(row["imports_alone_mib"]) > 100
     assert [path.name for path in tmp_path.iterdir()] == ["memory.csv"], "the checkpoints are still there"
+
+
+# ----------------------------------------------------------------------------------------------------- decode_host.py
+
+
+def test_decode_host_end_to_end(monkeypatch, tmp_path):
+    """Two of the four steps reach the place of the two kernels."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    decode_host = importlib.import_module("benchmarks.decode_host")
+    launched = []
+    monkeypatch.setattr(decode_host.NoKernel, "__getitem__", lambda self, grid: lambda *x, **y: launched.append(grid))
+    decode_host.main(["--device", "cpu", "--calls", "3", "--out", str(tmp_path / "host")])
+    rows = read(tmp_path / "host.csv")
+    assert [row["step"] for row in rows] == ["call", "operator", "dispatch", "custom_op"]
+    assert all(float(row["microseconds"]) > 0 for row in rows)
+    assert len(launched) == 2 * 2 * 3 * decode_host.REPEATS
