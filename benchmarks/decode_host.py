@@ -18,7 +18,6 @@ import torch
 
 from benchmarks.report import argument_parser, hardware, processor, rounded, versions, write
 from diff_transformer import flash_diff
-from diff_transformer.flash_diff import flash_diff_attention_with_kvcache
 
 REPEATS = 7
 
@@ -48,11 +47,10 @@ def measure(device: torch.device, calls: int) -> dict[str, float]:
     result = torch.empty_like(q)
     schema = str(flash_diff._decode_op._schema).partition("(")[2]
     custom = torch.library.custom_op("decode_host::custom", lambda *x: result, mutates_args=(), schema=f"({schema}")
-    flash_diff._operator("decode_host", f"({schema}", lambda *x: result, lambda *x: result)
-    direct = getattr(torch.ops, flash_diff._NAMESPACE).decode_host.default
+    direct = flash_diff._operator("decode_host", f"({schema}", lambda *x: result, lambda *x: result)
     options = {"causal": True, "norm_weight": weight, "out_scale": 0.4}
     steps = {
-        "call": lambda: flash_diff_attention_with_kvcache(q, k, k, lambda_full, **options),
+        "call": lambda: flash_diff.flash_diff_attention_with_kvcache(q, k, k, lambda_full, **options),
         "operator": lambda: flash_diff._decode_op(*inputs),
         "dispatch": lambda: direct(*inputs),
         "custom_op": lambda: custom(*inputs),

@@ -396,16 +396,19 @@ def test_default_under_autocast_takes_the_type_of_autocast(gpu, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("capability", "head_dim", "reason"),
+    ("capability", "options", "head_dim", "reason"),
     [
-        ((7, 5), 32, "need an NVIDIA GPU of compute capability 8.0 or later"),
-        ((8, 0), 272, "take d up to 128, and this model has 136"),
-        ((8, 0), 32, None),
+        ((7, 5), {}, 32, "need an NVIDIA GPU of compute capability 8.0 or later"),
+        ((7, 5), {"triton": None}, 32, "need an NVIDIA GPU of compute capability 8.0 or later"),
+        ((9, 4), {"hip": "6.4"}, 32, "need an NVIDIA GPU of compute capability 8.0 or later"),
+        ((8, 0), {}, 272, "take d up to 128, and this model has 136"),
+        ((8, 0), {}, 32, None),
+        ((8, 0), {"triton": None}, 32, "an error"),
     ],
 )
-def test_flash_diff_runs_on_sdpa_where_the_kernels_do_not(gpu, monkeypatch, capability, head_dim, reason):
-    """Said once, with the reason; on tensors of no memory that claim to be on a GPU."""
-    gpu(*capability)
+def test_flash_diff_runs_on_sdpa_where_the_kernels_cannot(gpu, monkeypatch, capability, options, head_dim, reason):
+    """Said once, with the reason, unless triton would help; on tensors without memory that claim to be on a GPU."""
+    gpu(*capability, **options)
     said, ran = [], []
     monkeypatch.setattr(attention_diff.logger, "warning_once", said.append)
     monkeypatch.setattr(attention_diff, "is_tracing", lambda tensor: False)
@@ -415,7 +418,12 @@ def test_flash_diff_runs_on_sdpa_where_the_kernels_do_not(gpu, monkeypatch, capa
         q, k = (torch.empty(1, heads, 4, head_dim, device=GPU) for heads in (4, 2))
         module = nn.Module()
         module.is_causal = True
-        flash_diff_attention_forward(module, q, k, k, None, torch.empty((), device=GPU), 0.25)
+        arguments = (module, q, k, k, None, torch.empty((), device=GPU), 0.25)
+        if reason == "an error":
+            with pytest.raises(ValueError, match="pip install triton.* there is no such triton"):
+                flash_diff_attention_forward(*arguments)
+            return
+        flash_diff_attention_forward(*arguments)
     assert ran == (["kernel"] if reason is None else ["sdpa"])
     assert (not said) if reason is None else (len(said) == 1 and reason in said[0] and "same result" in said[0])
 
