@@ -81,7 +81,9 @@ def compiled_for(architecture: int, *kernels: JITFunction) -> Iterator[list[Comp
         mock.patch.object(flash_diff, "_capability", lambda device: divmod(architecture, 10)),
         mock.patch.object(flash_diff, "is_available", lambda device: True),
     ):
+        flash_diff._decode_plan.cache_clear()  # it holds the blocks of a device
         yield found
+    flash_diff._decode_plan.cache_clear()
 
 
 def inputs(d: int, dtype: torch.dtype = torch.bfloat16, tokens: int = 256, groups: int = 2) -> dict:

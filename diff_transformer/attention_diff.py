@@ -27,10 +27,11 @@ from transformers.masking_utils import (
     create_causal_mask,
     sdpa_mask,
 )
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as TRANSFORMERS_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import AttentionInterface
 from transformers.utils import logging
 from transformers.utils.generic import is_flash_attention_requested
-from transformers.utils.import_utils import is_tracing
+from transformers.utils.import_utils import is_flash_attn_2_available, is_tracing
 
 from .flash_diff import (
     can_decode,
@@ -38,6 +39,9 @@ from .flash_diff import (
     flash_diff_attention_varlen,
     flash_diff_attention_with_kvcache,
     is_available,
+    is_head_dim,
+    is_proven,
+    is_supported,
 )
 from .flash_diff_cpu import flash_diff_attention_cpu
 
@@ -155,9 +159,9 @@ def flash_diff_attention_forward(
     """`attn_implementation="flash_diff"`: fused differential attention (shapes as in the oracle).
 
     On CUDA the Triton kernels of `flash_diff`, on the CPU the row-blocked kernel of `flash_diff_cpu`. What the Triton
-    kernels do not support (`runs_fused`) goes through the packed call of torch's SDPA. `head_norm`, the arguments
-    `norm_weight`, `norm_eps` and `out_scale`, and `padding_spans` (`flash_diff_padding_spans`) are for the Triton
-    kernels only.
+    kernels do not support (`runs_fused`), and GPUs that they do not support, go through the packed call of torch's
+    SDPA, with the same result. `head_norm`, the arguments `norm_weight`, `norm_eps` and `out_scale`, and
+    `padding_spans` (`flash_diff_padding_spans`) are for the Triton kernels only.
     """
     _reject_dropout(module, dropout)
     _reject_split_sequences(module)
@@ -182,23 +186,75 @@ def flash_diff_attention_forward(
             query, key, value, lambda_full, attention_mask, cu_seq_lens_q, scale=scaling, is_causal=is_causal
         )
         return attn_output, None
-    if not is_available(query.device):
+    if query.device.type != "cuda" or (is_supported(query.device) and not is_available(query.device)):
         raise ValueError(
             'attn_implementation="flash_diff" runs on the CPU, and on CUDA with triton 3.6 or later (`pip install '
             f"triton`), but the model is on {query.device}"
             f"{' and there is no such triton' if query.device.type == 'cuda' else ''}. "
             'model.set_attn_implementation("sdpa") computes the same.'
         )
-    if attention_mask is not None and attention_mask.ndim == 2:
-        attention_mask = _full_mask(attention_mask, query.shape[2], is_causal)
-    return packed_attention(
-        sdpa_attention_forward, module, query, key, value, attention_mask, lambda_full, scaling, is_causal=is_causal
+    if not is_tracing(query):
+        if not is_supported(query.device):
+            _warn_of_sdpa("the kernels need an NVIDIA GPU of compute capability 8.0 or later")
+        elif not is_head_dim(query.shape[-1]):
+            _warn_of_sdpa(f"the kernels take d up to 128, and this model has {query.shape[-1] // 2}")
+    attn_output = packed_sdpa_attention(
+        module, query, key, value, attention_mask, lambda_full, scaling, is_causal, cu_seq_lens_q
+    )
+    return attn_output, None
+
+
+def _warn_of_sdpa(reason: str) -> None:
+    logger.warning_once(
+        f'attn_implementation="flash_diff" runs on the packed call of SDPA, with the same result: {reason}.'
     )
 
 
-def default_attention(device: torch.device) -> str:
-    """The implementation of a model for which none was requested: "flash_diff" wherever it can run."""
-    return FLASH_DIFF if device.type == "cpu" or is_available(device) else "sdpa"
+def packed_sdpa_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    lambda_full: torch.Tensor,
+    scaling: float,
+    is_causal: bool,
+    cu_seq_lens: torch.Tensor | None,
+) -> torch.Tensor:
+    """What "flash_diff" computes, by the packed call of torch's SDPA: the mask of `flash_diff_mask` and the documents
+    become one boolean mask. The output is (B, T, H, D)."""
+    q_len, kv_len = query.shape[2], key.shape[2]
+    # Causal attention ends at the last key, that of SDPA begins at the first
+    is_shifted = is_causal and 1 < q_len != kv_len
+    if cu_seq_lens is not None or (is_shifted if attention_mask is None else attention_mask.ndim == 2):
+        seen = torch.ones(q_len, kv_len, dtype=torch.bool, device=query.device)
+        seen = seen.tril(kv_len - q_len) if is_causal else seen
+        if attention_mask is not None:
+            seen = seen & attention_mask[:, None, None, :]
+        if cu_seq_lens is not None:
+            tokens = torch.arange(query.shape[0] * q_len, device=query.device)
+            document = torch.searchsorted(cu_seq_lens, tokens, right=True).view(-1, 1, q_len)
+            seen = seen & (document[..., :, None] == document[..., None, :])
+        attention_mask = seen.expand(query.shape[0], 1, -1, -1)
+    return packed_attention(
+        sdpa_attention_forward, module, query, key, value, attention_mask, lambda_full, scaling, is_causal=is_causal
+    )[0]
+
+
+def default_attention(device: torch.device, dtype: torch.dtype, head_dim: int, takes_flash_attn: bool = True) -> str:
+    """The implementation of a model for which none was requested.
+
+    "flash_diff" on the CPU, on CUDA where a result of benchmarks/ has shown it correct and the fastest
+    (`flash_diff.is_proven`), and for Ulysses, which needs it. Elsewhere on CUDA "flash_attention_2", where flash-attn
+    is installed and can compute the input (`takes_flash_attn`: no 4-D mask, no static cache, no tracing); else "sdpa".
+    """
+    if device.type == "cpu" or is_proven(device) or sequence_parallel_group() is not None:
+        return FLASH_DIFF
+    if takes_flash_attn and device.type == "cuda" and is_supported(device) and is_flash_attn_2_available():
+        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else dtype
+        if dtype in (torch.float16, torch.bfloat16) and head_dim <= 256:
+            return "flash_attention_2"
+    return "sdpa"
 
 
 def runs_fused(query: torch.Tensor, attention_mask: torch.Tensor | None) -> bool:
@@ -212,7 +268,7 @@ def runs_fused(query: torch.Tensor, attention_mask: torch.Tensor | None) -> bool
 
 
 def _has_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    return is_available(device) and dtype != torch.float64 and head_dim <= 256
+    return is_available(device) and dtype != torch.float64 and is_head_dim(head_dim)
 
 
 def _fused_layout(query, key, value) -> tuple[torch.Tensor, ...]:
@@ -238,15 +294,6 @@ def _fused_attention(query, key, value, lambda_full, causal, mask, spans, **opti
     return flash_diff_attention(q, k, v, lambda_full, spans=spans, **options)
 
 
-def _full_mask(padding: torch.Tensor, q_len: int, is_causal: bool) -> torch.Tensor:
-    """The boolean (B, 1, T, S) mask of a (B, S) padding mask."""
-    kv_len = padding.shape[1]
-    seen = torch.ones(q_len, kv_len, dtype=torch.bool, device=padding.device)
-    if is_causal:
-        seen = seen.tril(kv_len - q_len)
-    return seen & padding[:, None, None, :]
-
-
 def _reject_dropout(module: nn.Module, dropout: float) -> None:
     if dropout > 0.0:
         implementation = module.config._attn_implementation  # type: ignore[union-attr]
@@ -265,8 +312,8 @@ def sequence_parallel_group() -> "torch.distributed.ProcessGroup | None":
 
 
 def _reject_split_sequences(module: nn.Module) -> None:
-    # DeepSpeed replaces transformers' attention functions, but not those of `ALL_ATTENTION_FUNCTIONS` below: every
-    # process would attend to its own part only, and the loss would still fall
+    # DeepSpeed replaces transformers' attention functions by its own, which know neither "flash_diff" nor pairs of
+    # queries: every process would attend to its own part only, and the loss would still fall
     if (
         sequence_parallel_group() is not None
         and module.training
@@ -283,9 +330,23 @@ def _reject_split_sequences(module: nn.Module) -> None:
 # The functions that take lambda. Add to it whatever of that kind is added to `ALL_ATTENTION_FUNCTIONS`.
 DIFFERENTIAL_ATTENTION_FUNCTIONS = {eager_attention_forward, flash_diff_attention_forward}
 
+
+class _AttentionFunctions(AttentionInterface):
+    """transformers' table, with whatever is set in it, under the functions of this file."""
+
+    def __getitem__(self, key):
+        return self._local_mapping[key] if key in self._local_mapping else TRANSFORMERS_ATTENTION_FUNCTIONS[key]
+
+    def __iter__(self):
+        return iter({**TRANSFORMERS_ATTENTION_FUNCTIONS, **self._local_mapping})
+
+    def __len__(self):
+        return len(TRANSFORMERS_ATTENTION_FUNCTIONS.keys() | self._local_mapping.keys())
+
+
 # Local to this copy of the file: no other model can request "flash_diff", and an installed package and a model's
 # remote code in one process each use their own function.
-ALL_ATTENTION_FUNCTIONS = AttentionInterface()
+ALL_ATTENTION_FUNCTIONS = _AttentionFunctions()
 ALL_ATTENTION_FUNCTIONS[FLASH_DIFF] = flash_diff_attention_forward
 
 
@@ -303,20 +364,19 @@ def flash_diff_mask(
     """The mask for "flash_diff", as small as possible.
 
     `None` for causal attention, the (B, S) padding mask if there is padding, and transformers' boolean (B, 1, T, S)
-    mask for every other pattern and for a static cache. Where no kernel of ours runs, the mask for SDPA.
+    mask for every other pattern and for a static cache. The same on every device: whether a kernel of ours runs there
+    is decided once, in `flash_diff_attention_forward`.
     """
     device = torch.device(device)
-    ours = device.type == "cpu" or is_available(device)
     ends_at_last_key = isinstance(q_offset, int) and kv_offset == 0 and q_offset + q_length == kv_length
-    if ours and ends_at_last_key and mask_function is causal_mask_function:
+    if ends_at_last_key and mask_function is causal_mask_function:
         if attention_mask is None:
             return None
         if attention_mask.shape[-1] == kv_length:
             # On an accelerator, reading the values would wait for the device
             is_visible = device.type == "cpu" and not is_tracing(attention_mask)
             return None if is_visible and attention_mask.all() else attention_mask
-    if ours:
-        kwargs["allow_is_causal_skip"] = False  # no mask would mean causal attention that ends at the last key
+    kwargs["allow_is_causal_skip"] = False  # no mask would mean causal attention that ends at the last key
     return sdpa_mask(
         batch_size=batch_size,
         q_length=q_length,
@@ -495,6 +555,7 @@ __all__ = [
     "flash_diff_mask",
     "flash_diff_padding_spans",
     "packed_attention",
+    "packed_sdpa_attention",
     "position_ids_from_cu_seq_lens",
     "prepare_attention",
     "runs_fused",

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 from .flash_diff_backward import dkdv_kernel, dq_kernel, prepare_kernel
-from .flash_diff_blocks import blocks, candidates, key_kernels
+from .flash_diff_blocks import PROVEN, architecture, blocks, candidates, key_kernels
 from .flash_diff_decode import combine_kernel, split_kernel
 from .flash_diff_forward import forward_kernel, triton
 
@@ -26,11 +26,50 @@ DECODE_TOKENS = 16  # up to this many query tokens, a cache is read in splits
 _DECODE_ROWS = 32  # a split holds at most this many (query tokens x heads of a group)
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _PREPARE_ROWS = 16
+_INTERPRETED = triton is not None and not isinstance(forward_kernel, triton.JITFunction)  # TRITON_INTERPRET=1
 
 
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    """Compute capability, (0, 0) for everything but an NVIDIA GPU; looked up once per device. The interpreter takes
+    any device."""
+    if _INTERPRETED:
+        return 8, 6
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" and torch.version.hip is None else (0, 0)
+
+
+# torch.compile takes the answers of the following three as they are, since it cannot trace the look-ups
+
+
+@torch.compiler.assume_constant_result
+def is_supported(device: torch.device) -> bool:
+    """Whether this is an NVIDIA GPU of compute capability 8.0 or later, or any device under TRITON_INTERPRET=1."""
+    return _capability(device) >= (8, 0)
+
+
+@torch.compiler.assume_constant_result
 def is_available(device: torch.device) -> bool:
-    """Whether the kernels run on tensors of this device: CUDA with triton, or any device under TRITON_INTERPRET=1."""
-    return triton is not None and (device.type == "cuda" or not isinstance(forward_kernel, triton.JITFunction))
+    """Whether the kernels run on tensors of this device: where they are supported, with triton 3.6 or later."""
+    return triton is not None and _capability(device) >= (8, 0)
+
+
+@torch.compiler.assume_constant_result
+def is_proven(device: torch.device) -> bool:
+    """Whether a result of benchmarks/ shows the kernels correct and faster than their rivals on such a GPU."""
+    return device.type == "cuda" and is_available(device) and architecture(_capability(device)) in PROVEN
+
+
+def is_head_dim(width: int) -> bool:
+    """Whether the kernels take heads of this width, 2d."""
+    return width % 2 == 0 and 4 <= width <= 256
+
+
+def dot_precision(dtype: torch.dtype) -> str:
+    """How tl.dot multiplies numbers of this type: float32 as torch multiplies matrices, in TF32 only if it is allowed
+    (`torch.set_float32_matmul_precision`, which torch 2.9 and later let us read)."""
+    if dtype != torch.float32:
+        return "tf32"  # has no effect
+    return "tf32" if getattr(torch.backends.cuda.matmul, "fp32_precision", None) == "tf32" else "ieee"
 
 
 class _Call(NamedTuple):
@@ -85,12 +124,8 @@ class _Call(NamedTuple):
             "D": d,
             "CAUSAL": self.causal,
             "MASK": None if self.mask is None else "keys" if self.mask.ndim == 2 else "full",
-            "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
+            "PRECISION": dot_precision(q.dtype),
         }
-
-
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (8, 6)
 
 
 def _options(kernel: str, q: torch.Tensor) -> dict[str, int]:
@@ -176,93 +211,106 @@ def _backward(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, call
     return grad_q, grad_k, grad_v, -deltas[1].sum().reshape(lambda_full.shape), grad_weight
 
 
-def _decode(q, k, v, lambda_full, norm_weight, key_length, call: _Call) -> torch.Tensor:
-    batch, q_len, _, width = q.shape
-    num_kv_heads, device = k.shape[2], q.device
-    constants = call.constants(q, k)
-    num_rows = constants["GROUPS"] * q_len
-    options = _options("split16" if num_rows <= 16 else "split32", q)
-    # Two programs per processor, from the shapes only, so that a CUDA graph stays valid while the cache fills
-    wanted = 2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-    splits = max(1, min(wanted // (batch * num_kv_heads), triton.cdiv(k.shape[1], options["BLOCK_N"])))
+@cache
+def _decode_plan(device, dtype, width, groups, q_len, causal, mask_ndim, precision) -> tuple[dict, dict, int]:
+    """Constants of both kernels, those of split_kernel alone, and how many programs fill the device."""
+    d, kernel = width // 2, "split16" if groups * q_len <= 16 else "split32"
+    shape = {"GROUPS": groups, "D": d}
+    mask = {0: None, 2: "keys", 3: "full"}[mask_ndim]
+    options = blocks(kernel, _capability(device), dtype, d)._asdict()
+    # From the shapes only, so that a CUDA graph stays valid while the cache fills
+    programs = 2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+    return shape, {"CAUSAL": causal, "MASK": mask, "PRECISION": precision, **options}, programs
+
+
+def _decode(q, k, v, lambda_full, norm_weight, key_length, mask, scale, causal, eps, out_scale) -> torch.Tensor:
+    (batch, q_len, num_heads, width), (_, kv_len, num_kv_heads, _), device = q.shape, k.shape, q.device
+    groups = num_heads // num_kv_heads
+    mask_ndim = 0 if mask is None else mask.ndim
+    shape, constants, programs = _decode_plan(
+        device, q.dtype, width, groups, q_len, causal, mask_ndim, dot_precision(q.dtype)
+    )
+    num_rows = groups * q_len
+    splits = max(1, min(programs // (batch * num_kv_heads), -(-kv_len // constants["BLOCK_N"])))
     parts = torch.empty(batch, num_kv_heads, splits, 2, num_rows, width, dtype=torch.float32, device=device)
     stats = torch.empty(batch, num_kv_heads, splits, 2, 2, num_rows, dtype=torch.float32, device=device)
-    split_kernel[(splits, num_kv_heads, batch)](
-        q, k, v, parts, stats, key_length, call.mask,
-        *call.strides(q), *call.strides(k), *call.strides(v), *call.mask_strides(), q_len, k.shape[1], call.scale,
-        **constants, **options,
-    )  # fmt: skip
     out = _empty_like(q)
+    mask_strides = (
+        (0, 0, 0) if mask is None else (mask.stride(0), mask.stride(1) if mask_ndim == 3 else 0, mask.stride(-1))
+    )
+    split_kernel[(splits, num_kv_heads, batch)](
+        q, k, v, parts, stats, key_length, mask,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *mask_strides, q_len, kv_len, scale,
+        **shape, **constants,
+    )  # fmt: skip
     combine_kernel[(num_rows, num_kv_heads, batch)](
-        parts, stats, lambda_full, norm_weight, out, *call.strides(out), q_len, splits, call.eps, call.out_scale,
-        GROUPS=constants["GROUPS"], D=constants["D"], num_warps=4,
+        parts, stats, lambda_full, norm_weight, out, *out.stride()[:3], q_len, splits, eps, out_scale,
+        **shape, num_warps=4,
     )  # fmt: skip
     return out
 
 
 # Operators, opaque to torch.compile and safe in CUDA graphs. Their namespace is this module's own package: one process
-# may hold several copies of this file (the installed package and a model's remote code).
+# may hold several copies of this file (the installed package and a model's remote code), or import it again.
 _NAMESPACE = re.sub(r"\W", "_", __name__.rpartition(".")[0] or __name__)
+while hasattr(getattr(torch.ops, _NAMESPACE), "flash_diff"):
+    _NAMESPACE += "_"
+_LIBRARY = torch.library.Library(_NAMESPACE, "FRAGMENT")
+_INPUTS = "Tensor q, Tensor k, Tensor v, Tensor lambda_full, Tensor? norm_weight"
 _CALL = (
     "Tensor? q_starts, Tensor? q_ends, Tensor? k_starts, Tensor? k_ends, Tensor? mask, SymInt max_q, SymInt max_k, "
     "float scale, bool causal, float eps, float out_scale"
 )
-_INPUTS = "Tensor q, Tensor k, Tensor v, Tensor lambda_full, Tensor? norm_weight"
 
 
-# triton launches on the current device, which need not be the tensors' (device_map="auto")
-def _forward_op(q, k, v, lambda_full, norm_weight, save, *call):
-    with torch.cuda.device_of(q):
-        return _forward(q, k, v, lambda_full, norm_weight, save, _Call(*call))
+def _operator(name: str, schema: str, function: Callable, fake: Callable):
+    """As torch.library.custom_op, at a third of its cost per call."""
+
+    def launch(q, *args):
+        with torch.cuda.device_of(q):  # triton launches on the current device (device_map="auto" uses several)
+            return function(q, *args)
+
+    _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.impl(name, launch, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{_NAMESPACE}::{name}", fake, lib=_LIBRARY)
+    return getattr(getattr(torch.ops, _NAMESPACE), name).default
 
 
-def _backward_op(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, *call):
-    with torch.cuda.device_of(q):
-        return _backward(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, _Call(*call))
-
-
-def _decode_op(q, k, v, lambda_full, norm_weight, key_length, *call):
-    with torch.cuda.device_of(q):
-        return _decode(q, k, v, lambda_full, norm_weight, key_length, _Call(*call))
-
-
-_forward_op = torch.library.custom_op(
-    f"{_NAMESPACE}::flash_diff",
-    _forward_op,
-    mutates_args=(),
-    schema=f"({_INPUTS}, bool save, {_CALL}) -> (Tensor, Tensor, Tensor, Tensor)",
-)
-_backward_op = torch.library.custom_op(
-    f"{_NAMESPACE}::flash_diff_backward",
-    _backward_op,
-    mutates_args=(),
-    schema=f"(Tensor grad_out, {_INPUTS}, Tensor diff, Tensor out2, Tensor lse, {_CALL}) -> "
-    "(Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
-_decode_op = torch.library.custom_op(
-    f"{_NAMESPACE}::flash_diff_decode",
-    _decode_op,
-    mutates_args=(),
-    schema=f"({_INPUTS}, Tensor? key_length, {_CALL}) -> Tensor",
-)
-
-
-@_forward_op.register_fake
-def _(q, k, v, lambda_full, norm_weight, save, *call):
+def _fake_forward(q, k, v, lambda_full, norm_weight, save, *call):
     lse = q.new_empty(2 if save else 0, q.shape[2], q.shape[0] * q.shape[1], dtype=torch.float32)
     diff = _empty_like(q) if save and norm_weight is not None else q.new_empty(0)
     return _empty_like(q), diff, _empty_like(q) if save else q.new_empty(0), lse
 
 
-@_backward_op.register_fake
-def _(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, *call):
+def _fake_backward(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, *call):
     grad_weight = q.new_empty(0) if norm_weight is None else torch.empty_like(norm_weight)
     return _empty_like(q), _empty_like(k), _empty_like(v), torch.empty_like(lambda_full), grad_weight
 
 
-@_decode_op.register_fake
-def _(q, *args):
-    return _empty_like(q)
+_forward_op = _operator(
+    "flash_diff",
+    f"({_INPUTS}, bool save, {_CALL}) -> (Tensor, Tensor, Tensor, Tensor)",
+    lambda q, k, v, lambda_full, norm_weight, save, *call: _forward(
+        q, k, v, lambda_full, norm_weight, save, _Call(*call)
+    ),
+    _fake_forward,
+)
+_backward_op = _operator(
+    "flash_diff_backward",
+    f"(Tensor grad_out, {_INPUTS}, Tensor diff, Tensor out2, Tensor lse, {_CALL}) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor)",
+    lambda grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, *call: _backward(
+        grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, _Call(*call)
+    ),
+    _fake_backward,
+)
+_decode_op = _operator(
+    "flash_diff_decode",
+    f"({_INPUTS}, Tensor? key_length, Tensor? mask, float scale, bool causal, float eps, float out_scale) -> Tensor",
+    _decode,
+    lambda q, *args: _empty_like(q),
+)
+_LIBRARY.impl("flash_diff_decode", torch.library.fallthrough_kernel, "Autograd")
 
 
 def _setup_context(ctx, inputs, output):
@@ -281,50 +329,60 @@ def _op_backward(ctx, grad_out, *_):
     return (*grads, grad_weight if ctx.saved_tensors[4] is not None else None, *[None] * 12)
 
 
-_forward_op.register_autograd(_op_backward, setup_context=_setup_context)
+torch.library.register_autograd(f"{_NAMESPACE}::flash_diff", _op_backward, setup_context=_setup_context, lib=_LIBRARY)
 
 
 def _check(q, k, v, lambda_full, norm_weight, ndim: int) -> None:
+    # Called with every token: messages are made only when needed
+    device, dtype, q_shape, k_shape, v_shape = q.device, q.dtype, q.shape, k.shape, v.shape
     if triton is None:
         raise ImportError(
             "Flash differential attention needs triton 3.6 or later, which is not installed: `pip install triton` (it "
             'comes with torch 2.10 and later), or load the model with attn_implementation="sdpa".'
         )
-    if not is_available(q.device):
+    if not is_available(device):
         raise ValueError(
-            f"Flash differential attention runs on CUDA, but the tensors are on {q.device}. Move them there, or set "
-            "TRITON_INTERPRET=1 before Python starts to run the kernels slowly in Triton's interpreter."
+            "Flash differential attention runs on NVIDIA GPUs of compute capability 8.0 or later, but the tensors are "
+            f"on {device}. Move them there, or set TRITON_INTERPRET=1 before Python starts to run the kernels slowly "
+            "in Triton's interpreter."
         )
-    devices = {x.device for x in (q, k, v, lambda_full, norm_weight) if x is not None}
-    if len(devices) > 1:
+    if any(x is not None and x.device != device for x in (k, v, lambda_full, norm_weight)):
+        devices = {x.device for x in (q, k, v, lambda_full, norm_weight) if x is not None}
         raise ValueError(f"q, k, v, lambda_full and norm_weight are on {devices}; move them to one device.")
-    if not q.dtype == k.dtype == v.dtype or q.dtype not in _DTYPES:
+    if not dtype == k.dtype == v.dtype or dtype not in _DTYPES:
         raise ValueError(
-            f"q, k and v have the types {q.dtype}, {k.dtype} and {v.dtype}; they must be of one type: bfloat16, "
+            f"q, k and v have the types {dtype}, {k.dtype} and {v.dtype}; they must be of one type: bfloat16, "
             "float16 or float32."
         )
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-    if not q.ndim == k.ndim == v.ndim == ndim or k.shape != v.shape or q.shape[-1] != k.shape[-1]:
+    if not len(q_shape) == len(k_shape) == ndim or k_shape != v_shape or q_shape[-1] != k_shape[-1]:
         wanted = "(B, T, H, 2d), (B, S, K, 2d), (B, S, K, 2d)" if ndim == 4 else "(tokens, heads, 2d)"
-        raise ValueError(f"The shapes are {shapes}; they must be {wanted}, with k and v of one shape.")
-    if q.shape[-2] % k.shape[-2] != 0 or (ndim == 4 and q.shape[0] != k.shape[0]):
-        raise ValueError(f"The shapes are {shapes}: the batches must be equal, and key heads must divide query heads.")
-    if q.shape[-1] % 2 != 0 or not 4 <= q.shape[-1] <= 256:
+        raise ValueError(f"The shapes are {_shapes(q, k, v)}; they must be {wanted}, with k and v of one shape.")
+    if q_shape[-2] % k_shape[-2] != 0 or (ndim == 4 and q_shape[0] != k_shape[0]):
         raise ValueError(
-            f"The last dimension of q is {q.shape[-1]}; it holds [q1 | q2], so it must be even and at most 256."
+            f"The shapes are {_shapes(q, k, v)}: the batches must be equal, and key heads must divide query heads."
+        )
+    if not is_head_dim(q_shape[-1]):
+        raise ValueError(
+            f"The last dimension of q is {q_shape[-1]}; it holds [q1 | q2], so it must be even and at most 256."
         )
     if lambda_full.numel() != 1 or lambda_full.dtype != torch.float32:
         raise ValueError(
             f"lambda_full is {lambda_full.dtype} of shape {tuple(lambda_full.shape)}; it must be one number in "
             "float32."
         )
-    if norm_weight is not None and norm_weight.shape != q.shape[-1:]:
-        raise ValueError(f"norm_weight has the shape {tuple(norm_weight.shape)}; it must be ({q.shape[-1]},).")
+    if norm_weight is not None and norm_weight.shape != q_shape[-1:]:
+        raise ValueError(f"norm_weight has the shape {tuple(norm_weight.shape)}; it must be ({q_shape[-1]},).")
+
+
+def _shapes(q, k, v) -> str:
+    return f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
 
 
 def _check_mask(q, k, mask: torch.Tensor | None) -> None:
+    if mask is None:
+        return
     shapes = (q.shape[0], k.shape[1]), (q.shape[0], q.shape[1], k.shape[1])
-    if mask is not None and (mask.dtype != torch.bool or mask.device != q.device or mask.shape not in shapes):
+    if mask.dtype != torch.bool or mask.device != q.device or mask.shape not in shapes:
         raise ValueError(
             f"mask is {mask.dtype} of shape {tuple(mask.shape)} on {mask.device}; it must be boolean, (B, S) = "
             f"{shapes[0]} or (B, T, S) = {shapes[1]}, and on {q.device}."
@@ -490,11 +548,19 @@ def flash_diff_attention_with_kvcache(
         (B, T, H, 2d), in the type of q.
     """
     _check(q, k_cache, v_cache, lambda_full, norm_weight, 4)
-    rows = q.shape[1] * q.shape[2] // k_cache.shape[2]
+    _, q_len, num_heads, width = q.shape
+    rows = q_len * num_heads // k_cache.shape[2]
     if rows > _DECODE_ROWS:
         raise ValueError(
-            f"{q.shape[1]} tokens of {q.shape[2] // k_cache.shape[2]} heads that share a key head make {rows} rows; "
-            f"at most {_DECODE_ROWS} fit. Use flash_diff_attention for more."
+            f"{q_len} tokens of {num_heads // k_cache.shape[2]} heads that share a key head make {rows} rows; at most "
+            f"{_DECODE_ROWS} fit. Use flash_diff_attention for more."
+        )
+    if torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in (q, k_cache, v_cache, lambda_full, norm_weight)
+    ):
+        raise ValueError(
+            "flash_diff_attention_with_kvcache has no gradients, but an input requires them. Call it under "
+            "torch.no_grad(), or use flash_diff_attention."
         )
     _check_mask(q, k_cache, mask)
     if cache_seqlens is not None and (
@@ -504,10 +570,9 @@ def flash_diff_attention_with_kvcache(
             f"cache_seqlens is {cache_seqlens.dtype} of shape {tuple(cache_seqlens.shape)} on {cache_seqlens.device}; "
             f"it must be integers of shape ({q.shape[0]},) on {q.device}."
         )
-    scale = (q.shape[-1] // 2) ** -0.5 if softmax_scale is None else softmax_scale
-    call = (None, None, None, None, mask, q.shape[1], k_cache.shape[1], scale, causal, norm_eps, out_scale)
+    scale = (width // 2) ** -0.5 if softmax_scale is None else softmax_scale
     tensors = (_unit_stride(q), _unit_stride(k_cache), _unit_stride(v_cache))
-    return _decode_op(*tensors, lambda_full, norm_weight, cache_seqlens, *call)
+    return _decode_op(*tensors, lambda_full, norm_weight, cache_seqlens, mask, scale, causal, norm_eps, out_scale)
 
 
 def can_decode(q_len: int, groups: int) -> bool:

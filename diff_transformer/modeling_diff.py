@@ -87,6 +87,9 @@ class DiffTransformerRMSNorm(nn.Module):
         return f"{tuple(self.weight.shape)}, eps={self.variance_epsilon}"
 
 
+_RMS_NORM_FORWARD = DiffTransformerRMSNorm.forward
+
+
 class DiffTransformerRotaryEmbedding(nn.Module):
     """identical to Llama's, except: the rotary dimension is d, half of `head_dim` (`partial_rotary_factor`)."""
 
@@ -242,9 +245,10 @@ class DiffTransformerAttention(nn.Module):
     def _fused_head_norm(self, attention_interface, query_states, attention_mask) -> dict | None:
         """The head norm and its factor as arguments of the kernel that also computes them, `None` if it does not.
 
-        A norm with hooks (tensor parallelism, probes) or of another class (PEFT) must be called as a module.
+        A norm with hooks (tensor parallelism, probes), with another forward (offloaded weights, kernels of the Hub) or
+        of another class (PEFT) must be called as a module.
         """
-        is_plain = type(self.subln) is DiffTransformerRMSNorm and not (
+        is_plain = getattr(self.subln.forward, "__func__", None) is _RMS_NORM_FORWARD and not (
             self.subln._forward_hooks or self.subln._forward_pre_hooks
         )
         if (
@@ -303,12 +307,13 @@ class DiffTransformerDecoderLayer(GradientCheckpointingLayer):
 
 
 class _Default(str):
-    """The attention implementation of a model for which none was requested. It equals "sdpa", as transformers expects,
-    until the device is known (`_resolve_attn_implementation`). It is a type, because "sdpa" can also be requested, and
-    because the configuration, which does not save it, is all that a model and its base model share."""
+    """The attention implementation of a model for which none was requested: "sdpa", as transformers expects, and from
+    the first forward on what every forward chooses (`_resolve_attn_implementation`). It is a type, because the same
+    name can also be requested, and because the configuration, which does not save it, is all that a model and its base
+    model share."""
 
     def __repr__(self) -> str:
-        return f"{super().__repr__()} (default: {FLASH_DIFF} from the first forward on)"
+        return f"{super().__repr__()} (default, chosen at every forward)"
 
 
 @auto_docstring
@@ -356,10 +361,14 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         checked = super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
         return _Default(checked) if attn_implementation is None else checked
 
-    def _resolve_attn_implementation(self, device: torch.device) -> str:
-        """The attention implementation; where none was requested, the default of the device from now on."""
-        if isinstance(self.config._attn_implementation, _Default):
-            self.config._attn_implementation = default_attention(device)
+    def _resolve_attn_implementation(self, device: torch.device, dtype: torch.dtype, takes_flash_attn: bool) -> str:
+        """The attention implementation, in the configuration too: where none was requested, the default for an input
+        of this kind."""
+        current = self.config._attn_implementation
+        if isinstance(current, _Default):
+            default = default_attention(device, dtype, self.config.head_dim, takes_flash_attn)
+            if default != current:
+                self.config._attn_implementation = _Default(default)
         return self.config._attn_implementation
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
@@ -375,8 +384,10 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         return super().get_correct_attn_implementation(requested_attention, is_init_check)
 
     def set_attn_implementation(self, attn_implementation: str | dict, *args, **kwargs):
-        self._resolve_attn_implementation(self.device)  # "sdpa" differs from the default, which equals it until now
         super().set_attn_implementation(attn_implementation, *args, **kwargs)
+        requested = attn_implementation.get("") if isinstance(attn_implementation, dict) else attn_implementation
+        if requested == self.config._attn_implementation:  # it may have equalled a default, which nobody requested
+            self.config._attn_implementation = requested
 
 
 @auto_docstring
@@ -421,7 +432,10 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         self._check_lengths(inputs_embeds, attention_mask, past_seen_tokens)
 
         if kwargs.get("cache") is None:  # not in continuous batching, which flash_diff cannot run
-            self._resolve_attn_implementation(inputs_embeds.device)
+            has_full_mask = attention_mask is not None and attention_mask.ndim == 4
+            is_static = past_key_values is not None and past_key_values.is_compileable
+            takes_flash_attn = not (has_full_mask or is_static or is_tracing(inputs_embeds))
+            self._resolve_attn_implementation(inputs_embeds.device, inputs_embeds.dtype, takes_flash_attn)
 
         packed_position_ids = self._packed_position_ids(
             inputs_embeds, attention_mask, position_ids, past_key_values, **kwargs
@@ -612,7 +626,7 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
     def init_continuous_batching(self, *args, **kwargs):
         """As in transformers, but a model on flash_diff runs on sdpa (or on flash-attn if transformers finds it) until
         the manager stops: only those can read a paged cache. The tokens are the same."""
-        implementation = self._resolve_attn_implementation(self.device)
+        implementation = self._resolve_attn_implementation(self.device, self.dtype, takes_flash_attn=True)
         if implementation == FLASH_DIFF:
             logger.warning_once(
                 "Continuous batching: attention runs on sdpa instead of flash_diff, with the same result."
@@ -636,7 +650,7 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
     @contextmanager
     def continuous_batching_context_manager(self, *args, **kwargs):
         """As in transformers, but the attention implementation is restored also if warming up fails."""
-        implementation = self._resolve_attn_implementation(self.device)
+        implementation = self.config._attn_implementation
         try:
             with super().continuous_batching_context_manager(*args, **kwargs) as manager:
                 yield manager

@@ -9,9 +9,17 @@ import torch
 from golden import GOLDEN_NAMES, Golden, relative_error, run_attention
 from tolerances import assert_same_computation
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import modeling_utils
 
-from diff_transformer import DiffTransformerForCausalLM, DiffTransformerModel, flash_diff
-from diff_transformer.attention_diff import differential_lambda
+from diff_transformer import DiffTransformerForCausalLM, DiffTransformerModel, attention_diff, flash_diff
+from diff_transformer.attention_diff import (
+    default_attention,
+    differential_lambda,
+    eager_attention_forward,
+    flash_diff_attention_forward,
+    packed_sdpa_attention,
+)
 from diff_transformer.modeling_diff import DiffTransformerAttention
 
 CPU_TRAINING_BACKENDS = ["flash_diff", "eager", "sdpa"]
@@ -313,7 +321,160 @@ def test_flash_diff_returns_no_maps(tiny_config):
     assert not outputs.attentions or all(a is None for a in outputs.attentions)
 
 
-# ---------------------------------------------------------------------- dropout
+# ---------------------------------------------------------------------- where it runs
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A function that gives `GPU` a compute capability; what is asked of the driver is counted in its `calls`."""
+
+    def set_capability(*capability, hip=None, triton="a module"):
+        flash_diff._capability.cache_clear()
+        set_capability.calls = 0
+
+        def count(device):
+            set_capability.calls += 1
+            return capability
+
+        monkeypatch.setattr(flash_diff, "_INTERPRETED", False)
+        monkeypatch.setattr(flash_diff, "triton", triton)
+        monkeypatch.setattr(torch.version, "hip", hip)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", count)
+
+    yield set_capability
+    flash_diff._capability.cache_clear()
+
+
+def test_kernels_need_an_nvidia_gpu_from_sm_80(gpu):
+    for capability, options, expected in (
+        ((8, 0), {}, True),
+        ((12, 0), {}, True),
+        ((7, 5), {}, False),
+        ((9, 4), {"hip": "6.4"}, False),
+        ((9, 0), {"triton": None}, False),
+    ):
+        gpu(*capability, **options)
+        assert [flash_diff.is_available(GPU) for _ in range(3)] == [expected] * 3, (capability, options)
+        assert gpu.calls <= 1, "asked again"
+        assert not flash_diff.is_available(torch.device("cpu"))
+
+
+def test_default_on_a_gpu_has_to_be_earned(gpu, monkeypatch):
+    installed = []
+    monkeypatch.setattr(attention_diff, "is_flash_attn_2_available", lambda: bool(installed))
+    monkeypatch.setattr(flash_diff, "PROVEN", {})
+    bf16, fp32 = torch.bfloat16, torch.float32
+    gpu(9, 0)
+    assert default_attention(GPU, bf16, 128) == "sdpa"
+    installed.append("flash-attn")
+    assert default_attention(GPU, bf16, 128) == default_attention(GPU, torch.float16, 256) == "flash_attention_2"
+    assert default_attention(GPU, fp32, 128) == default_attention(GPU, bf16, 272) == "sdpa"
+    assert default_attention(GPU, bf16, 128, takes_flash_attn=False) == "sdpa"
+    for device in ("meta", "mps", "xpu"):
+        assert default_attention(torch.device(device), bf16, 128) == "sdpa"
+    assert default_attention(torch.device("cpu"), bf16, 128) == "flash_diff"
+    flash_diff.PROVEN[90] = "a result file"
+    assert default_attention(GPU, bf16, 128) == default_attention(GPU, fp32, 128) == "flash_diff"
+    gpu(8, 0)
+    assert default_attention(GPU, bf16, 128) == "flash_attention_2", "proven on another architecture"
+    gpu(9, 0, triton=None)
+    assert default_attention(GPU, bf16, 128) == "flash_attention_2", "proven, but without triton"
+    gpu(7, 5)
+    assert default_attention(GPU, bf16, 128) == "sdpa", "flash-attn needs sm_80"
+    monkeypatch.setattr(attention_diff, "sequence_parallel_group", lambda: "a group")
+    assert default_attention(GPU, bf16, 128) == "flash_diff", "only it can split sequences"
+
+
+def test_default_under_autocast_takes_the_type_of_autocast(gpu, monkeypatch):
+    gpu(8, 0)
+    monkeypatch.setattr(attention_diff, "is_flash_attn_2_available", lambda: True)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device_type: device_type == "cuda")
+    monkeypatch.setattr(torch, "get_autocast_dtype", {"cuda": torch.bfloat16}.get)
+    assert default_attention(GPU, torch.float32, 128) == "flash_attention_2"
+
+
+@pytest.mark.parametrize(
+    ("capability", "options", "head_dim", "reason"),
+    [
+        ((7, 5), {}, 32, "need an NVIDIA GPU of compute capability 8.0 or later"),
+        ((7, 5), {"triton": None}, 32, "need an NVIDIA GPU of compute capability 8.0 or later"),
+        ((9, 4), {"hip": "6.4"}, 32, "need an NVIDIA GPU of compute capability 8.0 or later"),
+        ((8, 0), {}, 272, "take d up to 128, and this model has 136"),
+        ((8, 0), {}, 32, None),
+        ((8, 0), {"triton": None}, 32, "an error"),
+    ],
+)
+def test_flash_diff_runs_on_sdpa_where_the_kernels_cannot(gpu, monkeypatch, capability, options, head_dim, reason):
+    """Said once, with the reason, unless triton would help; on tensors without memory that claim to be on a GPU."""
+    gpu(*capability, **options)
+    said, ran = [], []
+    monkeypatch.setattr(attention_diff.logger, "warning_once", said.append)
+    monkeypatch.setattr(attention_diff, "is_tracing", lambda tensor: False)
+    monkeypatch.setattr(attention_diff, "packed_sdpa_attention", lambda *args: ran.append("sdpa"))
+    monkeypatch.setattr(attention_diff, "_fused_attention", lambda *args, **kwargs: ran.append("kernel"))
+    with FakeTensorMode():
+        q, k = (torch.empty(1, heads, 4, head_dim, device=GPU) for heads in (4, 2))
+        module = nn.Module()
+        module.is_causal = True
+        arguments = (module, q, k, k, None, torch.empty((), device=GPU), 0.25)
+        if reason == "an error":
+            with pytest.raises(ValueError, match="pip install triton.* there is no such triton"):
+                flash_diff_attention_forward(*arguments)
+            return
+        flash_diff_attention_forward(*arguments)
+    assert ran == (["kernel"] if reason is None else ["sdpa"])
+    assert (not said) if reason is None else (len(said) == 1 and reason in said[0] and "same result" in said[0])
+
+
+@pytest.mark.parametrize(
+    ("mask", "kv_len"), [*itertools.product(["none", "padding", "full"], [9, 14]), ("documents", 9)]
+)
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_packed_sdpa_takes_what_flash_diff_takes(is_causal, mask, kv_len):
+    q, k, v = torch.randn(2, 4, 9, 32), torch.randn(2, 2, kv_len, 32), torch.randn(2, 2, kv_len, 32)
+    module = nn.Module().eval()
+    module.num_key_value_groups = 4
+    seen = torch.ones(2, 1, 9, kv_len, dtype=torch.bool)
+    seen = seen.tril(kv_len - 9) if is_causal else seen
+    given, offsets = None, None
+    if mask == "padding":
+        given = torch.ones(2, kv_len, dtype=torch.bool)
+        given[0, 6] = False
+        seen = seen & given[:, None, None]
+    elif mask == "full":
+        given = seen = seen & (torch.rand(seen.shape) > 0.2).logical_or(torch.eye(9, kv_len).bool())
+    elif mask == "documents":
+        offsets = torch.tensor([0, 4, 9, 10, 18])
+        document = torch.tensor([[0] * 4 + [1] * 5, [2] + [3] * 8])[:, None]
+        seen = seen & (document[..., None] == document[..., None, :])
+    got = packed_sdpa_attention(module, q, k, v, given, torch.tensor(0.5), 0.25, is_causal, offsets)
+    expected, _ = eager_attention_forward(module, q, k, v, seen, torch.tensor(0.5), 0.25)
+    torch.testing.assert_close(got, expected)
+
+
+def test_functions_set_in_the_table_of_transformers_are_used(tiny_config, monkeypatch):
+    """As with Llama: in place of a function and under a new name."""
+    calls = []
+    sdpa = modeling_utils.ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def mine(*args, **kwargs):
+        calls.append(args[1].shape[1])
+        return sdpa(*args, **kwargs)
+
+    for name in ("sdpa", "mine"):
+        monkeypatch.setitem(modeling_utils.ALL_ATTENTION_FUNCTIONS._local_mapping, name, mine)
+        model = DiffTransformerForCausalLM._from_config(tiny_config(), attn_implementation=name)
+        model(torch.tensor([[1, 2, 3]]))
+        assert calls == [8, 8], "two layers, two queries per head"
+        calls.clear()
+    assert "flash_diff" not in modeling_utils.ALL_ATTENTION_FUNCTIONS
+    assert set(modeling_utils.ALL_ATTENTION_FUNCTIONS) < set(attention_diff.ALL_ATTENTION_FUNCTIONS)
+    assert len(attention_diff.ALL_ATTENTION_FUNCTIONS) == len(list(attention_diff.ALL_ATTENTION_FUNCTIONS))
+
+
+# ---------------------------------------------------------------------- errors and dropout
 
 
 def test_flash_diff_error_names_its_devices(tiny_config, monkeypatch):
@@ -321,9 +482,6 @@ def test_flash_diff_error_names_its_devices(tiny_config, monkeypatch):
     model = DiffTransformerForCausalLM._from_config(tiny_config(), attn_implementation="flash_diff").to("meta")
     with pytest.raises(ValueError, match="on CUDA with triton 3.6"):
         model(input_ids=ids)
-    model = DiffTransformerForCausalLM(tiny_config()).to("meta")  # the default is whatever runs there
-    assert model(input_ids=ids).logits.shape == (1, 4, model.config.vocab_size)
-
     qkv = [torch.zeros(1, 4, 2, 32, device="meta")] * 3
     monkeypatch.setattr(flash_diff, "triton", None)
     with pytest.raises(ImportError, match="pip install triton"):

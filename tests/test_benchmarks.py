@@ -461,3 +461,19 @@ def test_kernel_model_compares_with_kernels_that_are_right():
     command = [sys.executable, "-c", STANDARD_KERNELS]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8", timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
+
+
+# ----------------------------------------------------------------------------------------------------- decode_host.py
+
+
+def test_decode_host_end_to_end(monkeypatch, tmp_path):
+    """Two of the four steps reach the place of the two kernels."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    decode_host = importlib.import_module("benchmarks.decode_host")
+    launched = []
+    monkeypatch.setattr(decode_host.NoKernel, "__getitem__", lambda self, grid: lambda *x, **y: launched.append(grid))
+    decode_host.main(["--device", "cpu", "--calls", "3", "--out", str(tmp_path / "host")])
+    rows = read(tmp_path / "host.csv")
+    assert [row["step"] for row in rows] == ["call", "operator", "dispatch", "custom_op"]
+    assert all(float(row["microseconds"]) > 0 for row in rows)
+    assert len(launched) == 2 * 2 * 3 * decode_host.REPEATS

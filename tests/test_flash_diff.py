@@ -2,6 +2,8 @@
 """The Triton kernels against formulas in float64, on a GPU or in Triton's interpreter (`make test-kernels`)."""
 
 import copy
+import importlib.util
+from functools import partial
 
 import pytest
 import torch
@@ -298,10 +300,11 @@ def test_deltas_follow_from_the_norm(monkeypatch):
     assert relative_error(delta1 - lambda_full.double() * delta2, expected) < 1e-5
 
 
-def test_autotuning_takes_the_fastest_blocks(monkeypatch):
+def test_autotuning_takes_the_fastest_blocks(monkeypatch, tmp_path):
     """The times are made up on purpose: the last candidates of the table win."""
     from triton.runtime.autotuner import Autotuner
 
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # else these times would decide what later runs use
     monkeypatch.setenv("DIFF_TRANSFORMER_AUTOTUNE", "1")
     tried = []
 
@@ -328,6 +331,11 @@ def test_autotuning_takes_the_fastest_blocks(monkeypatch):
         assert (best.kwargs["BLOCK_M"], best.kwargs["BLOCK_N"], best.num_warps, best.num_stages) == sizes[-1]
 
 
+# inductor, on a GPU: float32 is multiplied in float32 here on purpose
+no_tf32 = pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores for float32 matrix multiplication available")
+
+
+@no_tf32
 def test_compiled_model_is_one_graph(models, launches):
     model, oracle = models
     ids = torch.randint(0, 199, (2, 20), device=DEVICE)
@@ -343,6 +351,7 @@ def test_compiled_model_is_one_graph(models, launches):
     assert launches == {"flash_diff_attention": 2}  # while it was traced
 
 
+@no_tf32
 @torch.no_grad()
 def test_compiled_decoding_from_a_static_cache(models, launches):
     model, oracle = models
@@ -528,6 +537,99 @@ def test_generation(models, launches, cache):
     assert launches == {"flash_diff_attention": 2, "flash_diff_attention_with_kvcache": 10}
 
 
+@torch.no_grad()
+def test_norm_with_another_forward_is_called(models, monkeypatch):
+    """One module's (offloaded weights, kernels of the Hub), and that of the class (a profiler, Liger)."""
+    ids = torch.randint(0, 199, (2, 20), device=DEVICE)
+    norms = [each.model.layers[1].self_attn.subln for each in models]
+    real = type(norms[0]).forward
+    seen = [models[1](input_ids=ids).logits]
+
+    def double(norm, x):
+        return 2 * real(norm, x)
+
+    for replaced in ([(norm, partial(double, norm)) for norm in norms], [(type(norms[0]), double)]):
+        for owner, forward in replaced:
+            monkeypatch.setattr(owner, "forward", forward)
+        seen.append(models[1](input_ids=ids).logits)
+        assert relative_error(models[0](input_ids=ids).logits, seen[-1]) < 1e-5
+        assert relative_error(seen[-2], seen[-1]) > 1e-2, "another forward, another result"
+        monkeypatch.undo()
+
+
+@torch.no_grad()
+def test_offloaded_model(models):
+    """The weights, that of the head norm too, are on "meta" except while their module runs."""
+    accelerate = pytest.importorskip("accelerate")
+    ids = torch.randint(0, 199, (2, 20), device=DEVICE)
+    expected = models[0](input_ids=ids).logits
+    offloaded = accelerate.cpu_offload(copy.deepcopy(models[0]), execution_device=DEVICE)
+    assert offloaded.model.layers[0].self_attn.subln.weight.is_meta
+    assert relative_error(offloaded(input_ids=ids).logits, expected) < 1e-5
+
+
+@pytest.fixture
+def allow_tf32():
+    """A function that sets how torch multiplies float32."""
+    before = torch.get_float32_matmul_precision()
+    yield torch.set_float32_matmul_precision
+    torch.set_float32_matmul_precision(before)
+
+
+def test_float32_is_multiplied_as_torch_does(monkeypatch, allow_tf32):
+    """In TF32 only where it is allowed."""
+    seen, launch = [], flash_diff.forward_kernel
+
+    class Spy:
+        def __getitem__(self, grid):
+            return lambda *args, **kwargs: seen.append(kwargs["PRECISION"]) or launch[grid](*args, **kwargs)
+
+    monkeypatch.setattr(flash_diff, "forward_kernel", Spy())
+    q = torch.zeros(1, 2, 1, 32, device=DEVICE)
+    for setting, expected in (("high", "tf32"), ("highest", "ieee")):
+        allow_tf32(setting)
+        flash_diff_attention(q, q, q, torch.tensor(0.5, device=DEVICE))
+        assert set(seen) == {flash_diff.dot_precision(torch.float32)} == {expected}
+        seen.clear()
+
+
+@torch.no_grad()
+def test_decoding_looks_the_device_up_once(monkeypatch):
+    """In every layer of every token, the look-ups would cost as much as the kernels."""
+    torch.manual_seed(0)
+    q, k = torch.randn(1, 1, 2, 32, device=DEVICE), torch.randn(1, 90, 2, 32, device=DEVICE)
+    lambda_full = torch.tensor(0.5, device=DEVICE)
+    flash_diff_attention_with_kvcache(q, k[:, :40], k[:, :40], lambda_full, causal=True)
+
+    def fail(*args):
+        raise AssertionError("looked up again")
+
+    monkeypatch.setattr(flash_diff, "blocks", fail)
+    for name in ("get_device_capability", "get_device_properties"):
+        monkeypatch.setattr(torch.cuda, name, fail)
+    got = flash_diff_attention_with_kvcache(q, k, k, lambda_full, causal=True)
+    expected = reference(q.double(), k.double(), k.double(), lambda_full.double(), causal_mask(1, 90))
+    assert relative_error(got.double(), expected) < 3e-6
+
+
+def test_decoding_says_that_it_has_no_gradients():
+    q = torch.zeros(1, 1, 2, 32, device=DEVICE, requires_grad=True)
+    with pytest.raises(ValueError, match="has no gradients.*torch.no_grad"):
+        flash_diff_attention_with_kvcache(q, q, q, torch.tensor(0.5, device=DEVICE))
+    assert not flash_diff_attention_with_kvcache(*[q.detach()] * 3, torch.tensor(0.5, device=DEVICE)).requires_grad
+
+
+def test_module_that_is_imported_again_has_its_own_operators():
+    spec = importlib.util.spec_from_file_location(flash_diff.__name__, flash_diff.__file__)
+    again = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(again)
+    q = torch.randn(1, 3, 2, 32, device=DEVICE)
+    lambda_full = torch.tensor(0.5, device=DEVICE)
+    first, second = (each.flash_diff_attention(q, q, q, lambda_full) for each in (flash_diff, again))
+    assert torch.equal(first, second)
+    assert again._forward_op is not flash_diff._forward_op
+
+
 def test_operators_pass_the_checks_of_torch():
     q, k, v, lambda_full, weight = random_inputs((1, 9, 2, 32), (1, 9, 2, 32))
     for x in (q, k, v, lambda_full, weight):
@@ -538,4 +640,4 @@ def test_operators_pass_the_checks_of_torch():
         flash_diff._forward_op, (q, k, v, lambda_full.detach()[None].requires_grad_(), None, True, *call)
     )
     detached = [x.detach() for x in (q, k, v, lambda_full, weight)]
-    torch.library.opcheck(flash_diff._decode_op, (*detached, None, *call))
+    torch.library.opcheck(flash_diff._decode_op, (*detached, None, None, 0.25, True, EPS, OUT_SCALE))

@@ -1,6 +1,7 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """The whole model: against DiffLlama, its heads and losses, rope types, compilation, and the errors for bad input."""
 
+import copy
 import json
 import logging
 
@@ -27,6 +28,7 @@ from diff_transformer import (
     DiffTransformerForSequenceClassification,
     DiffTransformerForTokenClassification,
     DiffTransformerModel,
+    modeling_diff,
 )
 
 # ---------------------------------------------------------------------- DiffLlama
@@ -222,16 +224,16 @@ def test_auto_classes_save_and_load(tiny_config, tmp_path, auto_class, model_cla
 
 @pytest.mark.oldest
 @torch.no_grad()
-@pytest.mark.oldest
 def test_flash_diff_is_the_default(tiny_config, tmp_path):
-    """A default is resolved by the first forward; a requested implementation stays."""
+    """A default is chosen by every forward; a requested implementation stays."""
     ids = torch.tensor([[1, 2, 3]])
     model = DiffTransformerForCausalLM(tiny_config())
     assert model.config._attn_implementation == "sdpa", "what transformers expects of a model that has not run"
-    assert "default: flash_diff" in repr(model.config._attn_implementation)
+    assert "default" in repr(model.config._attn_implementation)
     model(ids)
     assert model.config._attn_implementation == "flash_diff"
     model.save_pretrained(tmp_path)
+    assert "attn_implementation" not in (tmp_path / "config.json").read_text()
     loaded = DiffTransformerForCausalLM.from_pretrained(tmp_path)
     loaded(ids)
     assert loaded.config._attn_implementation == "flash_diff"
@@ -239,10 +241,62 @@ def test_flash_diff_is_the_default(tiny_config, tmp_path):
         requested = DiffTransformerForCausalLM.from_pretrained(tmp_path, attn_implementation=implementation)
         requested(ids)
         assert requested.config._attn_implementation == implementation
+
+
+@pytest.mark.oldest
+@torch.no_grad()
+def test_default_follows_the_device(tiny_config):
+    """Not stuck to the first: "meta" has no kernel of ours, like every device but the CPU and proven GPUs."""
+    ids = torch.tensor([[1, 2, 3]])
     model = DiffTransformerForCausalLM(tiny_config())
-    model.set_attn_implementation("sdpa")
     model(ids)
-    assert model.config._attn_implementation == "sdpa", "requested by name, though it equals the default"
+    for each in (model, copy.deepcopy(model), DiffTransformerForCausalLM(copy.deepcopy(model.config))):
+        assert each.config._attn_implementation == "flash_diff"
+        each.to("meta")(ids.to("meta"))
+        assert each.config._attn_implementation == "sdpa"
+    model = DiffTransformerForCausalLM._from_config(tiny_config(), attn_implementation="flash_diff")
+    model(ids)
+    with pytest.raises(ValueError, match="but the model is on meta"):
+        model.to("meta")(ids.to("meta"))
+
+
+@pytest.mark.oldest
+@torch.no_grad()
+def test_set_attn_implementation_is_a_request(tiny_config):
+    """Also of a name that equals the default until then; the default itself can be put back."""
+    ids = torch.tensor([[1, 2, 3]])
+    for implementation in ("sdpa", {"": "sdpa"}):
+        model = DiffTransformerForCausalLM(tiny_config())
+        model.set_attn_implementation(implementation)
+        model(ids)
+        assert model.config._attn_implementation == "sdpa", "requested by name, though it equals the default"
+    model = DiffTransformerForCausalLM(tiny_config())
+    model(ids)
+    default = model.config._attn_implementation
+    model.set_attn_implementation("flash_diff")
+    with pytest.raises(ValueError, match="but the model is on meta"):
+        model.to("meta")(ids.to("meta"))
+    model.set_attn_implementation(default)
+    model(ids.to("meta"))
+    assert model.config._attn_implementation == "sdpa", "the default again"
+
+
+@torch.no_grad()
+def test_default_knows_what_flash_attn_cannot_compute(tiny_config, monkeypatch):
+    seen = []
+
+    def spy(device, dtype, head_dim, takes_flash_attn):
+        seen.append((dtype, head_dim, takes_flash_attn))
+        return "sdpa"
+
+    monkeypatch.setattr(modeling_diff, "default_attention", spy)
+    model = DiffTransformerForCausalLM(tiny_config()).eval().bfloat16()
+    ids = torch.tensor([[1, 2, 3]])
+    model(ids, attention_mask=torch.ones(1, 3))
+    model(ids, attention_mask=torch.ones(1, 1, 3, 3, dtype=torch.bool))
+    model(ids, past_key_values=StaticCache(config=model.config, max_cache_len=8))
+    torch.compile(model, backend="eager", fullgraph=True)(ids, use_cache=False)
+    assert seen == [(torch.bfloat16, 16, takes) for takes in (True, False, False, False)]
 
 
 @pytest.mark.oldest
