@@ -12,7 +12,13 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import modeling_utils
 
-from diff_transformer import DiffTransformerForCausalLM, DiffTransformerModel, attention_diff, flash_diff
+from diff_transformer import (
+    DiffTransformerConfig,
+    DiffTransformerForCausalLM,
+    DiffTransformerModel,
+    attention_diff,
+    flash_diff,
+)
 from diff_transformer.attention_diff import (
     default_attention,
     differential_lambda,
@@ -436,6 +442,7 @@ def test_packed_sdpa_takes_what_flash_diff_takes(is_causal, mask, kv_len):
     q, k, v = torch.randn(2, 4, 9, 32), torch.randn(2, 2, kv_len, 32), torch.randn(2, 2, kv_len, 32)
     module = nn.Module().eval()
     module.num_key_value_groups = 4
+    module.config = DiffTransformerConfig(attn_implementation="flash_diff")
     seen = torch.ones(2, 1, 9, kv_len, dtype=torch.bool)
     seen = seen.tril(kv_len - 9) if is_causal else seen
     given, offsets = None, None
