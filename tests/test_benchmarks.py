@@ -391,7 +391,8 @@ def test_kernel_model_totals(kernel_model, monkeypatch):
 
     def row(name, fraction, **different):
         fractions = {"serial": fraction / 2, "middle": fraction, "overlapped": fraction}
-        return {"architecture": 90, "d": 64, "kernel": name, "status": "ok", **fractions, **different}
+        shared = {"architecture": 90, "d": 64, "kernel": name, "status": "ok", "blocks": "64/64/4/2", "occupancy": 2}
+        return {**shared, **fractions, **different}
 
     rows = [row("map", 0.5), row("gradients", 0.8), row("gradients", 0.4), row("standard", 0.25, serial=0.2)]
     # (6 / 0.5 + 8 / 0.8) / (4 / 0.25) = 22 / 16, with the better blocks of the second; serial 44 / 20
@@ -399,6 +400,9 @@ def test_kernel_model_totals(kernel_model, monkeypatch):
     assert kernel_model.totals([*rows, row("apart", 0.5)]) == kernel_model.totals(rows), "(6 / 0.5 + 10 / 0.5) is more"
     assert kernel_model.totals([*rows, row("apart", 2.5)])[90, 64]["middle"] == 1.0, "(6 / 0.5 + 10 / 2.5) is less"
     assert kernel_model.best_of(rows, 90, "gradients", 64) is rows[1]
+    alone = row("gradients", 0.9, occupancy=1)
+    assert kernel_model.best_of([*rows, alone], 90, "gradients", 64) is rows[1], "one warp for each scheduler"
+    assert kernel_model.best_of([alone, row("gradients", 0.9, status="not modelled")], 90, "gradients", 64) is alone
     assert kernel_model.totals([*rows[:3], row("standard", 0.25, status="does not compile")]) == {}
 
 
