@@ -378,6 +378,14 @@ def _shapes(q, k, v) -> str:
     return f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
 
 
+def _scale(q: torch.Tensor, softmax_scale: float | None) -> float:
+    if softmax_scale is None:
+        return (q.shape[-1] // 2) ** -0.5
+    if softmax_scale <= 0:  # the maximum of the scores is scaled in place of the scores
+        raise ValueError(f"softmax_scale is {softmax_scale}; it must be positive. Negate q to change the sign.")
+    return softmax_scale
+
+
 def _check_mask(q, k, mask: torch.Tensor | None) -> None:
     if mask is None:
         return
@@ -429,7 +437,7 @@ def flash_diff_attention(
         k (`torch.Tensor`): (B, S, K, 2d), packed as [k1 | k2]; K divides H (grouped-query attention).
         v (`torch.Tensor`): (B, S, K, 2d).
         lambda_full (`torch.Tensor`): lambda (Eq. 2), one number in float32.
-        softmax_scale (`float`, *optional*): Factor on the scores, d^-0.5 unless given.
+        softmax_scale (`float`, *optional*): Positive factor on the scores, d^-0.5 unless given.
         causal (`bool`): Query i sees keys up to i + S - T.
         mask (`torch.Tensor`, *optional*): Boolean, `True` where attention is allowed, on top of `causal`: (B, S) for
             keys, or (B, T, S).
@@ -461,7 +469,7 @@ def flash_diff_attention(
             raise ValueError(
                 f"spans have the shape {tuple(rows.shape)}; starts and ends must be ({q.shape[0]},) each."
             )
-    scale = (q.shape[-1] // 2) ** -0.5 if softmax_scale is None else softmax_scale
+    scale = _scale(q, softmax_scale)
     lengths = (*(spans or (None, None)), *(spans or (None, None)), mask, q.shape[1], k.shape[1])
     return _attend(q, k, v, lambda_full, norm_weight, *lengths, scale, causal, norm_eps, out_scale)
 
@@ -507,7 +515,7 @@ def flash_diff_attention_varlen(
         )
     for offsets in (cu_seqlens_q, cu_seqlens_k):
         _check_offsets("cu_seqlens", offsets, q)
-    scale = (q.shape[-1] // 2) ** -0.5 if softmax_scale is None else softmax_scale
+    scale = _scale(q, softmax_scale)
     spans = (cu_seqlens_q[:-1], cu_seqlens_q[1:], cu_seqlens_k[:-1], cu_seqlens_k[1:])
     lengths = (*spans, None, max_seqlen_q, max_seqlen_k)
     out = _attend(q[None], k[None], v[None], lambda_full, norm_weight, *lengths, scale, causal, norm_eps, out_scale)

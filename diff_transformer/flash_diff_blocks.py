@@ -1,9 +1,9 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Blocks of the Triton kernels: what each program holds, for every architecture, kernel and d.
 
-Chosen by compiling for each architecture and modelling what was compiled (benchmarks/kernel_model.py): of the blocks
-for which no warp computes what another one does, those with the shortest modelled time. Registers that spill count as
-the time of their loads and stores. Not yet tuned by timing: `python -m benchmarks.gpu_suite` does that on a GPU.
+Chosen by compiling for each architecture and modelling what was compiled (`python -m benchmarks.kernel_model`): of the
+blocks for which no warp computes what another one does, those with the shortest modelled time. Registers that spill
+count as the time of their loads and stores. Not yet tuned by timing: `make gpu` does that on a GPU.
 """
 
 import json
@@ -34,36 +34,36 @@ PROVEN: dict[int, str] = {}
 # keys and values in one kernel; "-" where they do not fit without computing something twice, "dk" and "dv" do there
 _TABLE = {
     80: {
-        "forward": "64/64/4/2   64/64/4/2   64/64/4/2",
-        "dq": "64/64/4/2   64/32/4/2   128/32/8/2",
-        "dkdv": "32/64/4/2   -           -",
-        "dk": "-           32/64/4/2   32/64/4/2",
-        "dv": "-           64/64/4/2   64/64/4/2",
+        "forward": "128/64/4/2  128/128/8/2 128/128/8/2",
+        "dq": "128/32/4/2  128/64/8/2  128/32/8/2",
+        "dkdv": "64/64/4/2   -           -",
+        "dk": "-           64/128/8/2  32/128/8/2",
+        "dv": "-           64/128/8/2  64/128/8/2",
         "split16": "16/64/4/3   16/64/4/3   16/32/4/3",
         "split32": "32/64/8/3   32/64/8/3   32/64/8/3",
     },
     86: {
-        "forward": "64/64/4/2   64/32/4/2   64/32/4/2",
-        "dq": "64/64/4/2   64/32/4/2   32/32/4/2",
-        "dkdv": "32/64/4/2   -           -",
-        "dk": "-           32/64/4/1   32/64/4/1",
-        "dv": "-           64/64/4/1   32/64/4/2",
+        "forward": "128/64/4/2  128/128/8/2 128/64/8/2",
+        "dq": "128/64/8/2  64/64/4/2   64/64/4/1",
+        "dkdv": "32/128/8/2  -           -",
+        "dk": "-           64/64/4/2   64/64/4/1",
+        "dv": "-           64/128/8/2  32/64/4/2",
         "split16": "16/64/4/3   16/64/4/3   16/32/4/2",
         "split32": "32/64/8/3   32/64/8/3   32/64/8/2",
     },
     90: {
-        "forward": "128/128/8/2 128/128/8/2 128/64/8/2",
-        "dq": "128/64/8/2  128/32/8/2  128/32/8/2",
+        "forward": "128/128/8/2 128/128/8/2 128/128/8/2",
+        "dq": "128/128/8/2 128/64/8/2  128/32/8/2",
         "dkdv": "64/128/8/2  -           -",
-        "dk": "-           32/128/8/2  32/128/8/2",
+        "dk": "-           64/128/8/2  32/128/8/2",
         "dv": "-           64/128/8/2  64/128/8/2",
         "split16": "16/64/4/3   16/64/4/3   16/32/4/2",
         "split32": "32/64/8/3   32/64/8/3   32/64/8/3",
     },
     100: {
-        "forward": "128/128/8/2 128/128/8/2 128/64/8/2",
+        "forward": "128/128/8/2 128/128/8/2 128/128/8/2",
         "dq": "128/64/8/2  128/32/8/2  128/32/8/2",
-        "dkdv": "64/128/8/2  -           -",
+        "dkdv": "32/128/8/2  -           -",
         "dk": "-           32/128/8/2  32/128/8/2",
         "dv": "-           64/128/8/2  64/128/8/2",
         "split16": "16/64/4/3   16/64/4/3   16/32/4/2",
@@ -83,7 +83,7 @@ _FLOAT32 = {
 # What autotuning tries beside the table's blocks
 _CANDIDATES = {
     "forward": "128/128/8/2 128/64/8/2 128/64/8/3 128/32/8/3 128/64/4/2 64/64/4/2 64/64/4/3 64/32/4/3",
-    "dq": "128/64/8/1 128/64/8/2 128/32/8/2 128/32/8/3 64/64/4/1 64/64/4/2 64/32/4/2 64/32/4/3",
+    "dq": "128/128/8/2 128/64/8/1 128/64/8/2 128/32/8/2 128/32/8/3 64/64/4/1 64/64/4/2 64/32/4/2 64/32/4/3",
     "dkdv": "64/128/8/1 64/128/8/2 32/128/8/2 32/128/8/3 64/64/4/1 64/64/4/2 32/64/4/2 32/64/4/3",
     "dk": "64/128/8/1 64/128/8/2 32/128/8/2 32/128/8/3 64/64/4/1 64/64/4/2 32/64/4/2 32/64/4/3",
     "dv": "64/128/8/1 64/128/8/2 32/128/8/2 32/128/8/3 128/128/8/1 64/64/4/2 32/64/4/2 32/64/4/3",

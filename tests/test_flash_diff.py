@@ -409,6 +409,9 @@ def test_errors_of_the_other_functions():
         flash_diff_attention(q[:1], k[:1], k[:1], lambda_full, spans=(offsets[:1], offsets[:1]))
     with pytest.raises(ValueError, match="make 34 rows; at most 32 fit"):
         flash_diff_attention_with_kvcache(q.expand(-1, 17, -1, -1).repeat(1, 1, 2, 1), k, k, lambda_full)
+    for scale in (0.0, -0.1):
+        with pytest.raises(ValueError, match="must be positive"):
+            flash_diff_attention_with_kvcache(q, k, k, lambda_full, softmax_scale=scale)
     for wrong, message in ((offsets[:1], "sequences \\+ 1"), (offsets.float(), "must be integers")):
         with pytest.raises(ValueError, match=message):
             flash_diff_attention_varlen(k[0], k[0], k[0], lambda_full, wrong, wrong, 8, 8)
