@@ -76,6 +76,7 @@ class Problem:
     documents: list[int]
     cu_seqlens: torch.Tensor | None = None
     cache_seqlens: torch.Tensor | None = None
+    sdpa_backend: str = ""  # the one that torch chose, once a way has asked for its choice
 
     @property
     def d(self) -> int:
@@ -165,7 +166,9 @@ def sdpa(backend: SDPBackend | None, p: Problem, q, k, v) -> torch.Tensor:
     attend = partial(F.scaled_dot_product_attention, is_causal=q.shape[2] > 1, scale=p.scale)
     if q.shape[1] != k.shape[1]:
         attend = partial(attend, enable_gqa=True)
-    if backend is None:  # torch's choice
+    if backend is None:
+        if not p.sdpa_backend:
+            p.sdpa_backend = SDPBackend(torch._fused_sdp_choice(q, k, v, **attend.keywords)).name
         return attend(q, k, v).transpose(1, 2)
     with sdpa_kernel(backend):
         return attend(q, k, v).transpose(1, 2)
