@@ -255,7 +255,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="varlen is both on packed documents")
     add("--lengths", nargs="+", type=int, default=[1024 << i for i in range(7)])
-    add("--head-dims", nargs="+", type=int, default=[128, 64], help="d; the values of a head have 2d")
+    add("--head-dims", nargs="+", type=int, default=[128, 64, 96], help="d; the values of a head have 2d")
     add("--hidden-size", type=int, default=3072, help="sets h = hidden size / 2d (default: 3072, the paper's 3B)")
     add("--tokens", type=int, default=65536, help="batch size times length (default: %(default)s)")
     add("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")

@@ -33,7 +33,7 @@ from diff_transformer.training.architectures import transformer_twin
 from tests.tolerances import allowed_error
 
 TASKS = ("forward", "forward+backward", "decode")
-DECODED = 16  # tokens that decode generates
+DECODED = 16  # tokens that decode generates, at most as many as the context has
 CONTESTANTS = {  # name -> model, attention
     "DIFF flash_diff": ("DIFF", "flash_diff"),
     "DIFF sdpa": ("DIFF", "sdpa"),
@@ -143,7 +143,7 @@ def step(task: str, model: PreTrainedModel, ids: torch.Tensor, options: argparse
     def decode():
         token = ids[:, -1:]
         with torch.no_grad():
-            for _ in range(DECODED):
+            for _ in range(min(DECODED, ids.shape[1])):
                 token = model(token, past_key_values=past, use_cache=True).logits.argmax(-1)
 
     return decode
@@ -230,7 +230,7 @@ def measure(task: str, length: int, stage: Stage, options: argparse.Namespace, p
             run = step(task, stage.enter(name), ids, options)
             times[name].append(seconds(run, options.device))
         progress.update(len(CONTESTANTS))
-    tokens = batch * (DECODED if task == "decode" else length)
+    tokens = batch * (min(DECODED, length) if task == "decode" else length)
     speed = {name: tokens / statistics.median(taken) for name, taken in times.items()}
     best = max((value for name, value in speed.items() if name.startswith("Transformer")), default=None)
     config, rows = stage.models["DIFF"].config, []
