@@ -20,6 +20,7 @@ from functools import cached_property, partial
 import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import PreTrainedConfig
 
 import diff_transformer
 from diff_transformer.attention_diff import eager_attention_forward, packed_attention
@@ -262,12 +263,16 @@ def eager(p: Problem) -> torch.Tensor:
     return head_norm(p, torch.cat(outs, 1))
 
 
+_MODULE = torch.nn.Identity()  # packed_attention reads its configuration
+_MODULE.config = PreTrainedConfig(attn_implementation="sdpa")
+
+
 def packed(attend: Callable, p: Problem) -> torch.Tensor:
     def interface(module, query, key, value, attention_mask, **kwargs):
         return attend(p, query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)), None
 
     q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))
-    out, _ = packed_attention(interface, torch.nn.Identity(), q, k, v, None, p.lambda_full, p.scale)
+    out, _ = packed_attention(interface, _MODULE, q, k, v, None, p.lambda_full, p.scale)
     return head_norm(p, out.to(p.q.dtype))
 
 
@@ -306,7 +311,7 @@ BACKENDS = {
 }
 _FLASH_ATTN = ("flash_attn_2", "flash_attn_3", "flash_attn_4")
 COMPOSITIONS = {
-    packed: ("sdpa", "flex"),
+    packed: ("sdpa", "flex", *_FLASH_ATTN),
     two_calls: ("sdpa_efficient", "sdpa_cudnn", "flex", *_FLASH_ATTN),
     four_calls: ("sdpa_flash", "sdpa_cudnn", *_FLASH_ATTN),
     standard: ("sdpa_flash", "sdpa_cudnn", *_FLASH_ATTN),
