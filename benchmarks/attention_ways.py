@@ -13,6 +13,7 @@ A *way* is a composition over a backend. With q1, q2, k1, k2 of width d and valu
 
 import functools
 import importlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -24,6 +25,9 @@ from transformers import PreTrainedConfig
 
 import diff_transformer
 from diff_transformer.attention_diff import eager_attention_forward, packed_attention
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    import tests.triton_interpreter  # noqa: F401  (for its effect)
 
 TASKS = ("forward", "backward", "both", "decode", "varlen")
 WITH_GRADIENTS = ("backward", "both", "varlen")
