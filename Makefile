@@ -8,7 +8,7 @@ TESTS ?= tests
 # Whole files are distributed, so that their fixtures are built once. tests/conftest.py puts the longest files first.
 PYTEST = -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-fast test-compile test-kernels test-gpu test-oldest style bench clean
+.PHONY: demo test test-fast test-compile test-kernels test-gpu test-oldest gpu style bench clean
 .DEFAULT_GOAL := test
 
 # glibc would return the large buffers to the system after every step: a quarter of the time
@@ -37,6 +37,10 @@ test-gpu: $(VENV)/.installed
 # The smoke set, on the oldest transformers that setup.py admits
 test-oldest: $(OLDEST_VENV)/.installed
 	$(OLDEST_VENV)/bin/python $(PYTEST) -m oldest $(shell grep -rl --include="test_*.py" mark.oldest tests)
+
+# Everything that needs a GPU, with the Python and the packages that are there: `make gpu STAGE=attention OUT=folder`
+gpu:
+	$(PYTHON) -m benchmarks.gpu_suite --out $(or $(OUT),build/gpu) $(if $(STAGE),--stage $(STAGE)) $(if $(RESUME),--resume)
 
 style: $(VENV)/.installed
 	$(VENV)/bin/ruff check .

@@ -171,7 +171,7 @@ def row(case: Case, name: str, status: str, reason: str = "", ms: float | str = 
         tflops = rounded(useful_flops(case, WAYS[name].kind) / ms / 1e9)
     cell = {"task": case.task, "d": case.d, "length": case.length, "way": name, "kind": WAYS[name].kind}
     speed = {"ms": ms if ms == "" else rounded(ms), "tflops": tflops, "gb_per_s": gigabytes}
-    later = dict.fromkeys(("over_best_rival", "over_standard", "peak_mib", "rounds"), "")
+    later = dict.fromkeys(("over_best_rival", "over_standard", "peak_mib", "rounds", "sdpa_backend"), "")
     sizes = {"batch": len(case.documents), "heads": case.heads, "dtype": str(case.dtype).removeprefix("torch.")}
     where = {"norm": case.norm, "reason": reason, "hardware": hardware(case.device)}
     packages = versions("torch", "triton", "transformers")
@@ -234,7 +234,8 @@ def measure(case: Case, names: list[str], options: argparse.Namespace, deadline:
         for name, (set_up, timed, _, _) in ready.items():
             times[name].append(stopwatch(set_up, timed))
     for name, (_, _, _, peak) in ready.items():
-        rows.append(row(case, name, "ok", ms=statistics.median(times[name]), rounds=rounds, peak_mib=peak))
+        found = {"rounds": rounds, "peak_mib": peak, "sdpa_backend": p.sdpa_backend if name.endswith("/sdpa") else ""}
+        rows.append(row(case, name, "ok", ms=statistics.median(times[name]), **found))
     return sorted(rows, key=lambda one: names.index(one["way"]))
 
 
@@ -254,7 +255,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="varlen is both on packed documents")
     add("--lengths", nargs="+", type=int, default=[1024 << i for i in range(7)])
-    add("--head-dims", nargs="+", type=int, default=[128, 64], help="d; the values of a head have 2d")
+    add("--head-dims", nargs="+", type=int, default=[128, 64, 96], help="d; the values of a head have 2d")
     add("--hidden-size", type=int, default=3072, help="sets h = hidden size / 2d (default: 3072, the paper's 3B)")
     add("--tokens", type=int, default=65536, help="batch size times length (default: %(default)s)")
     add("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
@@ -278,8 +279,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Returns 1 if a way was RED, otherwise 0."""
+def main(arguments: list[str] | None = None, on_rows: Callable[[list[dict]], None] = show) -> int:
+    """Returns 1 if a way was RED, otherwise 0. `on_rows` receives the rows of a cell as soon as it is measured."""
     options = parse(arguments)
     command = " ".join(["python -m benchmarks.attention", *(sys.argv[1:] if arguments is None else arguments)])
     shared = {"dtype": getattr(torch, options.dtype), "device": options.device, "norm": options.norm}
@@ -301,7 +302,7 @@ def main(arguments: list[str] | None = None) -> int:
             found = measure(case, options.ways, options, deadline, progress)
             rows += found
             add_ratios(rows)
-            show(found)
+            on_rows(found)
             write(options.out, rows)
     left_out_line = f"Left out, as the budget was spent: {'; '.join(left_out)}\n" if left_out else ""
     print(left_out_line, end="")

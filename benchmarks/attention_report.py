@@ -25,6 +25,12 @@ def as_markdown(rows: list[dict], command: str) -> str:
     packages = ", ".join(f"{name} {rows[0][name]}" for name in ("torch", "triton", "transformers"))
     lines = [f"# Differential attention: {rows[0]['hardware']}", "", f"`{command}`, {packages}.", ""]
     lines += ["Useful TFLOP/s (decode: GB/s of K and V), median over rounds in which the ways take turns.", ""]
+    return "\n".join([*lines, *tables(rows)]) + "\n"
+
+
+def tables(rows: list[dict]) -> list[str]:
+    """The lines of all tables, and those about what did not run."""
+    lines = []
     for (task, d), group in groupby(rows, key=_table):
         cells = {(one["way"], one["length"]): one for one in group}
         lengths = sorted({length for _, length in cells})
@@ -45,7 +51,7 @@ def as_markdown(rows: list[dict], command: str) -> str:
     for (status, way, reason), where in reasons.items():
         at = "; ".join(f"{task} d={d}: {', '.join(map(str, lengths))}" for (task, d), lengths in where.items())
         lines.append(f"- {status}: {way}: {reason} ({at})")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _table(one: dict) -> tuple[str, int]:

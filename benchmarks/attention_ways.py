@@ -13,6 +13,7 @@ A *way* is a composition over a backend. With q1, q2, k1, k2 of width d and valu
 
 import functools
 import importlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -20,9 +21,13 @@ from functools import cached_property, partial
 import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import PreTrainedConfig
 
 import diff_transformer
 from diff_transformer.attention_diff import eager_attention_forward, packed_attention
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    import tests.triton_interpreter  # noqa: F401  (for its effect)
 
 TASKS = ("forward", "backward", "both", "decode", "varlen")
 WITH_GRADIENTS = ("backward", "both", "varlen")
@@ -76,6 +81,7 @@ class Problem:
     documents: list[int]
     cu_seqlens: torch.Tensor | None = None
     cache_seqlens: torch.Tensor | None = None
+    sdpa_backend: str = ""  # the one that torch chose, once a way has asked for its choice
 
     @property
     def d(self) -> int:
@@ -165,7 +171,9 @@ def sdpa(backend: SDPBackend | None, p: Problem, q, k, v) -> torch.Tensor:
     attend = partial(F.scaled_dot_product_attention, is_causal=q.shape[2] > 1, scale=p.scale)
     if q.shape[1] != k.shape[1]:
         attend = partial(attend, enable_gqa=True)
-    if backend is None:  # torch's choice
+    if backend is None:
+        if not p.sdpa_backend:
+            p.sdpa_backend = SDPBackend(torch._fused_sdp_choice(q, k, v, **attend.keywords)).name
         return attend(q, k, v).transpose(1, 2)
     with sdpa_kernel(backend):
         return attend(q, k, v).transpose(1, 2)
@@ -259,12 +267,16 @@ def eager(p: Problem) -> torch.Tensor:
     return head_norm(p, torch.cat(outs, 1))
 
 
+_MODULE = torch.nn.Identity()  # packed_attention reads its configuration
+_MODULE.config = PreTrainedConfig(attn_implementation="sdpa")
+
+
 def packed(attend: Callable, p: Problem) -> torch.Tensor:
     def interface(module, query, key, value, attention_mask, **kwargs):
         return attend(p, query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)), None
 
     q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))
-    out, _ = packed_attention(interface, torch.nn.Identity(), q, k, v, None, p.lambda_full, p.scale)
+    out, _ = packed_attention(interface, _MODULE, q, k, v, None, p.lambda_full, p.scale)
     return head_norm(p, out.to(p.q.dtype))
 
 
@@ -303,7 +315,7 @@ BACKENDS = {
 }
 _FLASH_ATTN = ("flash_attn_2", "flash_attn_3", "flash_attn_4")
 COMPOSITIONS = {
-    packed: ("sdpa", "flex"),
+    packed: ("sdpa", "flex", *_FLASH_ATTN),
     two_calls: ("sdpa_efficient", "sdpa_cudnn", "flex", *_FLASH_ATTN),
     four_calls: ("sdpa_flash", "sdpa_cudnn", *_FLASH_ATTN),
     standard: ("sdpa_flash", "sdpa_cudnn", *_FLASH_ATTN),

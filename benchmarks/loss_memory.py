@@ -81,6 +81,11 @@ def free_memory(device: str) -> int:
     return int(re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())[1]) * 1024
 
 
+def logits_fit(tokens: int, device: str) -> bool:
+    copies = COPIES + (torch.device(device).type == "cuda")
+    return copies * 4 * tokens * VOCAB_SIZE < 0.8 * free_memory(device)
+
+
 def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -105,7 +110,7 @@ def main() -> None:
         for way in ("chunks", "logits"):
             row = {"way": way, "tokens": tokens, **sizes, "status": "did not run: would fill the memory"}
             row |= dict.fromkeys(("peak_mib", "over_chunks", "seconds"))
-            if way == "chunks" or (COPIES + cuda) * logits < 0.8 * free_memory(options.device):
+            if way == "chunks" or logits_fit(tokens, options.device):
                 line = measure_apart("benchmarks.loss_memory", way, tokens, hidden_size, options.device)
                 result = results[way] = json.loads(line)
                 row |= {"status": "measured", "peak_mib": round(result["peak"] / 2**20)}

@@ -8,6 +8,8 @@ have the same widths, layers and vocabulary, and random weights. All configurati
 Every figure is the median wall-clock time over the rounds, including Python.
 
 forward computes the logits of all tokens. forward+backward computes the loss and all gradients, without an optimizer.
+decode generates tokens one by one after a context of the length, with transformers' default cache; its peak memory
+includes the cache and the forward pass of the context.
 Before anything is timed, the logits and the gradients of a DIFF model with two layers are compared with float32.
 """
 
@@ -30,7 +32,8 @@ from diff_transformer import DiffTransformerConfig
 from diff_transformer.training.architectures import transformer_twin
 from tests.tolerances import allowed_error
 
-TASKS = ("forward", "forward+backward")
+TASKS = ("forward", "forward+backward", "decode")
+DECODED = 16  # tokens that decode generates, at most as many as the context has
 CONTESTANTS = {  # name -> model, attention
     "DIFF flash_diff": ("DIFF", "flash_diff"),
     "DIFF sdpa": ("DIFF", "sdpa"),
@@ -97,6 +100,12 @@ def faults(config: DiffTransformerConfig, dtype: torch.dtype, device: str) -> li
     return wrong
 
 
+def enable_checkpointing(model: PreTrainedModel) -> None:
+    name = "activation_checkpointing_enable"  # from transformers 5.23 on
+    enable = getattr(model, name) if hasattr(model, name) else model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+
+
 def loss_in_chunks(model: PreTrainedModel, ids: torch.Tensor, size: int) -> torch.Tensor:
     """The loss that `labels=ids` gives, with the logits of only `size` tokens in memory. The backward recomputes them.
     ids (batch, tokens)."""
@@ -110,21 +119,34 @@ def loss_in_chunks(model: PreTrainedModel, ids: torch.Tensor, size: int) -> torc
     return sum(checkpoint(chunk_loss, h, y, use_reentrant=False) for h, y in pairs) / len(labels)
 
 
-def step(task: str, model: PreTrainedModel, ids: torch.Tensor, loss_chunk: int) -> Callable[[], None]:
+def step(task: str, model: PreTrainedModel, ids: torch.Tensor, options: argparse.Namespace) -> Callable[[], None]:
     """Returns a function that performs the task once and leaves no gradients behind."""
+    # Checkpointing is active in training mode; without dropout nothing else changes
+    model.train(options.gradient_checkpointing and task == "forward+backward")
 
     def forward():
         with torch.no_grad():
             model(ids, use_cache=False)
 
     def forward_backward():
-        if loss_chunk:
-            loss_in_chunks(model, ids, loss_chunk).backward()
+        if options.loss_chunk:
+            loss_in_chunks(model, ids, options.loss_chunk).backward()
         else:
             model(ids, labels=ids, use_cache=False).loss.backward()
         model.zero_grad(set_to_none=True)
 
-    return forward if task == "forward" else forward_backward
+    if task != "decode":
+        return forward if task == "forward" else forward_backward
+    with torch.no_grad():
+        past = model(ids, use_cache=True, logits_to_keep=1).past_key_values
+
+    def decode():
+        token = ids[:, -1:]
+        with torch.no_grad():
+            for _ in range(min(DECODED, ids.shape[1])):
+                token = model(token, past_key_values=past, use_cache=True).logits.argmax(-1)
+
+    return decode
 
 
 class Stage:
@@ -194,9 +216,8 @@ def measure(task: str, length: int, stage: Stage, options: argparse.Namespace, p
 
         def warm_up(name: str = name) -> float | str:
             model = stage.enter(name)
-            run = step(task, model, ids, options.loss_chunk)
-            run()
-            return peak_gib(run, model, options.device)
+            step(task, model, ids, options)()
+            return peak_gib(lambda: step(task, model, ids, options)(), model, options.device)
 
         peaks[name], reasons[name] = attempt(warm_up, options.device)
         for parameter in (p for model in stage.models.values() for p in model.parameters()):
@@ -206,10 +227,11 @@ def measure(task: str, length: int, stage: Stage, options: argparse.Namespace, p
     times: dict[str, list[float]] = {name: [] for name in ready}
     for _ in range(options.rounds):
         for name in ready:
-            run = step(task, stage.enter(name), ids, options.loss_chunk)
+            run = step(task, stage.enter(name), ids, options)
             times[name].append(seconds(run, options.device))
         progress.update(len(CONTESTANTS))
-    speed = {name: batch * length / statistics.median(taken) for name, taken in times.items()}
+    tokens = batch * (min(DECODED, length) if task == "decode" else length)
+    speed = {name: tokens / statistics.median(taken) for name, taken in times.items()}
     best = max((value for name, value in speed.items() if name.startswith("Transformer")), default=None)
     config, rows = stage.models["DIFF"].config, []
     for name in CONTESTANTS:
@@ -284,8 +306,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Returns 1 if flash_diff was wrong, otherwise 0."""
+def main(arguments: list[str] | None = None, on_rows: Callable[[list[dict]], None] = lambda rows: None) -> int:
+    """Returns 1 if flash_diff was wrong, otherwise 0. `on_rows` receives the rows of a cell once it is measured."""
     options = parse(arguments)
     command = " ".join(["python -m benchmarks.model_gpu", *(sys.argv[1:] if arguments is None else arguments)])
     config, dtype = diff_config(options), getattr(torch, options.dtype)
@@ -304,8 +326,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name, one in configs.items():
         models[name] = build(one, dtype, options.device)
         if options.gradient_checkpointing:
-            models[name].gradient_checkpointing_enable({"use_reentrant": False})
-            models[name].train()  # without dropout nothing else changes
+            enable_checkpointing(models[name])
         if options.one_at_a_time:
             models[name].to("cpu")
         print(f"Model   {name}: {models[name].num_parameters() / 1e6:,.1f} million parameters")
@@ -315,7 +336,9 @@ def main(arguments: list[str] | None = None) -> int:
             if time.monotonic() >= deadline:
                 left_out.append(f"{task} {length}")
                 continue
-            rows += measure(task, length, stage, options, progress)
+            found = measure(task, length, stage, options, progress)
+            on_rows(found)
+            rows += found
             write(options.out, rows)
     left_out_line = f"\nLeft out, as the budget was spent: {'; '.join(left_out)}\n" if left_out else ""
     report = (as_markdown(rows, command, what) if rows else "") + left_out_line

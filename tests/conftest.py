@@ -18,16 +18,7 @@ torch.set_num_threads(1)
 
 
 if os.environ.get("TRITON_INTERPRET") == "1":
-    from triton.runtime import interpreter
-
-    patch_tensor = interpreter._patch_lang_tensor
-
-    def patch_tensor_and_index(tensor, scope):
-        """triton 3.6 takes int() of a number that it keeps in an array of one element, which numpy 2.4 forbids."""
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    interpreter._patch_lang_tensor = patch_tensor_and_index
+    import triton_interpreter  # noqa: F401  (for its effect)
 
 
 @pytest.hookimpl(trylast=True)  # after the tests that are not selected have gone
