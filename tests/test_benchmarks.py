@@ -437,6 +437,7 @@ def test_kernel_model_end_to_end(kernel_model, monkeypatch, tmp_path, capsys):
 
 
 STANDARD_KERNELS = """
+import tests.triton_interpreter
 import torch
 from torch.testing import assert_close
 from benchmarks.kernels_standard import attention
