@@ -204,15 +204,15 @@ def online_softmax(scores, scale, maximum, total, HIDDEN: tl.constexpr):
 @jit
 def head_norm(difference, norm_weight, eps, out_scale, WIDTH: tl.constexpr):
     """out_scale * weight * RMSNorm(difference), of a tile; the tile itself without a weight."""
-    if norm_weight is None:
-        return difference
-    r = tl.rsqrt(sum_rows(difference, difference) / WIDTH + eps)[:, None]
-    parts = ()
-    for i in tl.static_range(len(difference)):
-        dims = part_columns(WIDTH, i)
-        weight = tl.load(norm_weight + dims, mask=dims < WIDTH, other=0.0).to(tl.float32)
-        parts += (difference[i] * r * weight[None, :] * out_scale,)
-    return parts
+    normed = difference
+    if norm_weight is not None:
+        r = tl.rsqrt(sum_rows(difference, difference) / WIDTH + eps)[:, None]
+        normed = ()
+        for i in tl.static_range(len(difference)):
+            dims = part_columns(WIDTH, i)
+            weight = tl.load(norm_weight + dims, mask=dims < WIDTH, other=0.0).to(tl.float32)
+            normed += (difference[i] * r * weight[None, :] * out_scale,)
+    return normed
 
 
 @jit

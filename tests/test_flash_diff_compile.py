@@ -9,6 +9,7 @@ everything and records the digest of these; the other test runs compile only whe
 import hashlib
 import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -19,6 +20,7 @@ import torch  # noqa: E402
 from benchmarks.kernel_compiler import Compiled, compiled_for, inputs  # noqa: E402
 from benchmarks.kernel_model import TENSOR_MEMORY, main_loop  # noqa: E402
 from diff_transformer import (  # noqa: E402
+    flash_diff,
     flash_diff_attention,
     flash_diff_attention_varlen,
     flash_diff_attention_with_kvcache,
@@ -59,6 +61,11 @@ pytestmark = [
 def train(tensors: dict, attend=flash_diff_attention, **options) -> None:
     out = attend(**tensors, **{"causal": True} | options)
     torch.autograd.grad(out, [x for x in tensors.values() if x is not None and x.requires_grad], torch.zeros_like(out))
+
+
+def train_in_tf32(tensors: dict) -> None:
+    with mock.patch.object(flash_diff, "dot_precision", lambda dtype: "tf32"):
+        train(tensors)
 
 
 @torch.no_grad()
@@ -138,6 +145,7 @@ VARIANTS = {
             max_seqlen_q=256, max_seqlen_k=256,
         ),
     ),
+    "TF32": lambda: train_in_tf32(inputs(96, torch.float32)),
     "no gradients": lambda: flash_diff_attention(**{name: x.detach() for name, x in inputs(96).items()}),
     "cache, mask of keys": lambda: decode(inputs(96), mask=KEYS),
     "cache, mask of rows and keys": lambda: decode(inputs(96), 2, mask=ROWS[:, :2]),
