@@ -578,7 +578,7 @@ def flash_diff_attention_with_kvcache(
             f"cache_seqlens is {cache_seqlens.dtype} of shape {tuple(cache_seqlens.shape)} on {cache_seqlens.device}; "
             f"it must be integers of shape ({q.shape[0]},) on {q.device}."
         )
-    scale = (width // 2) ** -0.5 if softmax_scale is None else softmax_scale
+    scale = _scale(q, softmax_scale)
     tensors = (_unit_stride(q), _unit_stride(k_cache), _unit_stride(v_cache))
     return _decode_op(*tensors, lambda_full, norm_weight, cache_seqlens, mask, scale, causal, norm_eps, out_scale)
 
