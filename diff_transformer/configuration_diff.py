@@ -92,7 +92,6 @@ class DiffTransformerConfig(PreTrainedConfig):
     # every rank holds a part of their gradient and the parts must be summed
     base_model_tp_plan = {
         "embed_tokens": "embedding_rowwise",
-        "layers.*.self_attn": "replicated_with_grad_allreduce",
         "layers.*.self_attn.q_proj": "colwise",
         "layers.*.self_attn.k_proj": "colwise",
         "layers.*.self_attn.v_proj": "colwise",
@@ -101,6 +100,8 @@ class DiffTransformerConfig(PreTrainedConfig):
         "layers.*.mlp.gate_proj": "colwise",
         "layers.*.mlp.up_proj": "colwise",
         "layers.*.mlp.down_proj": "rowwise",
+        # last: vLLM takes the first entry that a name starts with
+        "layers.*.self_attn": "replicated_with_grad_allreduce",
     }
     base_model_pp_plan = {
         "embed_tokens": (["input_ids"], ["inputs_embeds"]),

@@ -514,7 +514,9 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
                 f"{f' ({past_seen_tokens} of them cached)' if past_seen_tokens else ''}. Give it one entry for every "
                 "token, including the cached tokens, or omit it when nothing is padded."
             )
-        if length > self.config.max_position_embeddings and self.rotary_emb.rope_type == "default":
+        is_too_long = length > self.config.max_position_embeddings and self.rotary_emb.rope_type == "default"
+        # torch.compile cannot trace a warning, and a row of vLLM holds many requests
+        if is_too_long and not is_tracing(inputs_embeds) and self.config._attn_implementation != "vllm":
             logger.warning_once(
                 f"The input is {length} tokens long, more than max_position_embeddings="
                 f"{self.config.max_position_embeddings}: the model was not trained on such positions and its quality "

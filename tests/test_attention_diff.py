@@ -24,6 +24,7 @@ from diff_transformer.attention_diff import (
     differential_lambda,
     eager_attention_forward,
     flash_diff_attention_forward,
+    packed_attention,
     packed_sdpa_attention,
 )
 from diff_transformer.modeling_diff import DiffTransformerAttention
@@ -479,6 +480,35 @@ def test_functions_set_in_the_table_of_transformers_are_used(tiny_config, monkey
     assert "flash_diff" not in modeling_utils.ALL_ATTENTION_FUNCTIONS
     assert set(modeling_utils.ALL_ATTENTION_FUNCTIONS) < set(attention_diff.ALL_ATTENTION_FUNCTIONS)
     assert len(attention_diff.ALL_ATTENTION_FUNCTIONS) == len(list(attention_diff.ALL_ATTENTION_FUNCTIONS))
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("layer_heads", [4, 8])
+def test_layers_built_by_vllm(tiny_config, kv_heads, layer_heads):
+    """vLLM attaches to the module a layer for H query heads, or for 2 H with the plugin, and writes the cache in every
+    call (`tests/test_vllm.py` runs the real one)."""
+    config = tiny_config(num_key_value_heads=kv_heads)
+    attention = DiffTransformerAttention(config, 0)
+    attention.attn = nn.Module()
+    attention.attn.num_heads = layer_heads
+    query, key, value = torch.randn(1, 4, 6, 16), torch.randn(1, kv_heads, 6, 16), torch.randn(1, kv_heads, 6, 16)
+    written = []
+
+    def vllm_attention(module, query, key, value, attention_mask, scaling, **kwargs):
+        assert query.shape[1] == module.attn.num_heads
+        written.append((key, value))
+        options = {"scale": scaling, "is_causal": True, "enable_gqa": True}
+        output = nn.functional.scaled_dot_product_attention(query, key, value, **options)
+        return output[0].transpose(0, 1).flatten(1), None  # (tokens, heads * D)
+
+    inputs = {"lambda_full": torch.tensor(0.4), "scaling": attention.scaling}
+    causal = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
+    expected, _ = eager_attention_forward(attention, query, key, value, causal, **inputs)
+    attention.config._attn_implementation = "vllm"
+    output, _ = packed_attention(vllm_attention, attention, query, key, value, None, **inputs)
+    assert torch.allclose(output, expected, atol=1e-6)
+    assert len(written) == 8 // layer_heads
+    assert all(k is key and v is value for k, v in written)
 
 
 # ---------------------------------------------------------------------- errors and dropout

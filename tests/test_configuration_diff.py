@@ -1,5 +1,6 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 import json
+import re
 
 import pytest
 import torch
@@ -121,3 +122,10 @@ def test_bad_values_say_what_was_given_and_what_is_needed(kwargs, message):
 def test_wrong_types(kwargs):
     with pytest.raises(StrictDataclassFieldValidationError, match=next(iter(kwargs))):
         DiffTransformerConfig(**kwargs)
+
+
+def test_vllm_finds_every_entry_of_the_tensor_parallel_plan():
+    """It takes the first entry that matches the start of a module's name, as a regular expression."""
+    plan = DiffTransformerConfig.base_model_tp_plan
+    for entry in plan:
+        assert next(pattern for pattern in plan if re.match(pattern, entry.replace("*", "0"))) == entry

@@ -417,6 +417,15 @@ def test_input_longer_than_the_rope_was_trained_for(model, caplog):
     assert "rope_theta" in caplog.text
 
 
+@pytest.mark.compile
+def test_such_an_input_compiles(model):
+    """The warning cannot be traced."""
+    ids = torch.ones(1, 40, dtype=torch.long)
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="eager", fullgraph=True)(ids, use_cache=False).logits
+        assert torch.allclose(compiled, model(ids).logits, atol=1e-5)
+
+
 @pytest.mark.oldest
 def test_unknown_attention_implementation(model, tiny_config):
     message = 'Specified `attn_implementation="fused_diff"` is not supported: .* runs on flash_diff, eager, .*sdpa'

@@ -1,0 +1,19 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""The plugin that vLLM loads, in each of its processes, wherever this package is installed."""
+
+
+def register() -> None:
+    """Makes vLLM build attention layers with 2 H query heads, those of the packed call, instead of H.
+
+    The package, imported before, has registered the model with the Auto classes.
+    """
+    from vllm.transformers_utils.model_arch_config_convertor import (
+        MODEL_ARCH_CONFIG_CONVERTORS,
+        ModelArchConfigConvertorBase,
+    )
+
+    class DiffTransformerConvertor(ModelArchConfigConvertorBase):
+        def get_total_num_attention_heads(self) -> int:
+            return 2 * self.hf_text_config.num_attention_heads
+
+    MODEL_ARCH_CONFIG_CONVERTORS["diff_transformer"] = DiffTransformerConvertor

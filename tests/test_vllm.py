@@ -1,0 +1,263 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""`vllm serve` with a saved model, queried by the real `openai` client over loopback: `make test-vllm`.
+
+vLLM serves the model in two ways: from its remote code alone, where this package is not installed, and with the plugin
+of the installed package. The package is not in the environment of `make test-vllm`: the tests import it from the
+repository, and the servers that need it find it in a folder into which pip has installed it.
+"""
+
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from openai import BadRequestError, OpenAI
+
+import diff_transformer
+from diff_transformer import DiffTransformerForCausalLM, cl100k_tokenizer
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None, reason="vLLM has its own environment: make test-vllm"
+    ),
+]
+
+CONTEXT = 256
+NEW_TOKENS = 12
+# In no order, one token and several blocks of the paged cache; the last repeats the start of the fifth
+PROMPTS = [[(7 * i + 11 * length) % 290 + 5 for i in range(length)] for length in (40, 1, 17, 5, 130, 64)]
+PROMPTS.append(PROMPTS[4][:100] + PROMPTS[0])
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}]
+
+EAGER = ("--enforce-eager", "--max-num-batched-tokens", "32")  # chunked prefill of most prompts
+COMPILED = ("--max-num-batched-tokens", "512")  # more than the context
+REMOTE_CODE = ("--trust-remote-code",)
+
+
+class Case(NamedTuple):
+    """The heads of a model, whether the package is installed beside vLLM, and options of `vllm serve`."""
+
+    num_heads: int
+    num_key_value_heads: int
+    is_installed: bool
+    options: tuple[str, ...]
+
+
+CASES = {
+    "remote code": Case(4, 2, False, REMOTE_CODE + EAGER),
+    "remote code, compiled": Case(2, 2, False, REMOTE_CODE + COMPILED),
+    "remote code, tensor parallel": Case(4, 2, False, (*REMOTE_CODE, *EAGER, "--tensor-parallel-size", "2")),
+    "plugin": Case(2, 2, True, EAGER),
+    "plugin, compiled": Case(4, 2, True, COMPILED),
+    "plugin and remote code, tensor parallel": Case(4, 2, True, (*REMOTE_CODE, *EAGER, "--tensor-parallel-size", "2")),
+}
+
+
+class Served(NamedTuple):
+    model: DiffTransformerForCausalLM
+    name: str
+    client: OpenAI
+
+
+@pytest.fixture(scope="module")
+def saved(tiny_config, tmp_path_factory) -> Callable[[int, int], tuple[DiffTransformerForCausalLM, Path]]:
+    """A function of the numbers of heads: a model, and the folder where it is saved with its code and a tokenizer."""
+
+    @cache
+    def save(num_heads: int, num_key_value_heads: int) -> tuple[DiffTransformerForCausalLM, Path]:
+        tokenizer = cl100k_tokenizer(vocab_size=300)
+        torch.manual_seed(0)
+        config = tiny_config(
+            vocab_size=len(tokenizer),
+            hidden_size=32 * num_heads,
+            num_attention_heads=num_heads,
+            num_key_value_heads=num_key_value_heads,
+            max_position_embeddings=CONTEXT,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        model = DiffTransformerForCausalLM(config).eval()
+        folder = tmp_path_factory.mktemp("model")
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return model, folder
+
+    return save
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """A folder into which pip has installed the package."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site-packages")
+    repository = Path(diff_transformer.__file__).parents[1]
+    for name in ("setup.py", "pyproject.toml", "README.md"):  # a build writes beside them
+        shutil.copy(repository / name, source)
+    shutil.copytree(repository / "diff_transformer", source / "diff_transformer")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--target", str(target), str(source)], check=True)
+    return target
+
+
+def environment(folder: Path, site_packages: Path | None, is_compiled: bool = False) -> dict[str, str]:
+    """Of a process with vLLM and without this package, unless it is in `site_packages`; its caches are in `folder`."""
+    variables = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "HF_MODULES_CACHE": str(folder / "modules"),
+        "VLLM_CACHE_ROOT": str(folder / "vllm"),
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+        "VLLM_NO_USAGE_STATS": "1",
+        "PYTHONPATH": str(site_packages or ""),
+    }
+    # vLLM compiles the function that ranks log-probabilities even with --enforce-eager, for half a minute
+    return variables if is_compiled else variables | {"TORCH_COMPILE_DISABLE": "1"}
+
+
+@contextmanager
+def serve(folder: Path, model: Path, case: Case, site_packages: Path | None) -> Iterator[str]:
+    """Runs `vllm serve` until the end of the block; yields its URL."""
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    command = [str(Path(sys.executable).with_name("vllm")), "serve", str(model), "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--dtype", "float32", "--max-num-seqs", "8", "--block-size", "32"]
+    command += ["--enable-prompt-tokens-details", *case.options]
+    variables = environment(folder, site_packages, is_compiled="--enforce-eager" not in case.options)
+    if "--tensor-parallel-size" in case.options:
+        variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # by default a process needs a NUMA node of its own
+    log = folder / "server.log"
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(
+            command,
+            env=variables,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ) as server,
+    ):
+        try:
+            deadline = time.monotonic() + 600
+            while not is_ready(f"http://127.0.0.1:{port}/health"):
+                assert server.poll() is None, f"the server ended before it was ready:\n{log.read_text()[-8000:]}"
+                assert time.monotonic() < deadline, f"the server is not ready:\n{log.read_text()[-8000:]}"
+                time.sleep(0.2)
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)  # with its engine and workers, which take long to stop
+
+
+def is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as reply:
+            return reply.status == 200
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
+
+
+@pytest.fixture(scope="module", params=CASES.values(), ids=CASES)
+def served(request, saved, installed, tmp_path_factory) -> Iterator[Served]:
+    case: Case = request.param
+    model, folder = saved(case.num_heads, case.num_key_value_heads)
+    site_packages = installed if case.is_installed else None
+    with (
+        pytest.MonkeyPatch.context() as monkeypatch,
+        serve(tmp_path_factory.mktemp("server"), folder, case, site_packages) as url,
+    ):
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        with OpenAI(base_url=url, api_key="none", timeout=300, max_retries=0) as client:
+            yield Served(model, str(folder), client)
+
+
+def generated(model: DiffTransformerForCausalLM, prompt: list[int]) -> tuple[list[int], list[float]]:
+    """The greedy continuation by `generate`, and the log-probability of each of its tokens."""
+    output = model.generate(
+        torch.tensor([prompt]),
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    tokens = output.sequences[0, len(prompt) :]
+    log_probabilities = torch.stack(output.logits, dim=1)[0].log_softmax(-1)
+    return tokens.tolist(), log_probabilities.gather(1, tokens[:, None])[:, 0].tolist()
+
+
+def settings(served: Served, **extra: Any) -> dict[str, Any]:
+    extra = {"return_token_ids": True, "ignore_eos": True, **extra}
+    return {"model": served.name, "max_tokens": NEW_TOKENS, "temperature": 0, "extra_body": extra}
+
+
+def test_a_batch_gets_the_tokens_and_log_probabilities_of_generate(served):
+    expected = [generated(served.model, prompt) for prompt in PROMPTS]
+    assert len({tuple(tokens) for tokens, _ in expected}) == len(PROMPTS)
+    for attempt in ("first", "second"):  # the second finds its prompts in the prefix cache
+        reply = served.client.completions.create(prompt=PROMPTS, logprobs=1, **settings(served))
+        for choice, (tokens, log_probabilities) in zip(reply.choices, expected, strict=True):
+            assert choice.token_ids == tokens, f"{attempt} request, prompt {choice.index}"
+            assert choice.logprobs.token_logprobs == pytest.approx(log_probabilities, rel=0, abs=1e-4)
+    assert reply.usage.prompt_tokens_details.cached_tokens, "the second request did not use the prefix cache"
+
+
+def test_streams(served):
+    expected = [generated(served.model, prompt)[0] for prompt in PROMPTS[:2]]
+    for prompt, tokens in zip(PROMPTS, expected, strict=False):
+        chunks = [
+            chunk.choices[0].token_ids
+            for chunk in served.client.completions.create(prompt=prompt, stream=True, **settings(served))
+            if chunk.choices
+        ]
+        assert sum(chunks, []) == tokens
+        assert len(chunks) > 2, "the answer was not streamed"
+
+
+def test_chat(served):
+    tokenizer = cl100k_tokenizer(vocab_size=300)
+    prompt = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True)["input_ids"]
+    reply = served.client.chat.completions.create(messages=CHAT, **settings(served))
+    assert reply.prompt_token_ids == prompt
+    assert reply.choices[0].token_ids == generated(served.model, prompt)[0]
+
+
+def test_a_prompt_longer_than_the_context_is_rejected(served):
+    with pytest.raises(
+        BadRequestError, match=f"(?s)maximum context length is {CONTEXT} tokens.* {CONTEXT + 1} "
+    ) as error:
+        served.client.completions.create(prompt=[5] * (CONTEXT + 1), **settings(served))
+    assert error.value.status_code == 400
+
+
+def test_remote_code_is_served_without_the_package(tmp_path):
+    command = [sys.executable, "-c", "import diff_transformer"]
+    process = subprocess.run(command, env=environment(tmp_path, None), cwd=tmp_path, capture_output=True, text=True)
+    assert "No module named 'diff_transformer'" in process.stderr
+
+
+def test_the_plugin_doubles_the_query_heads(saved, installed, tmp_path):
+    """The answers do not show it: without the plugin the model calls attention twice."""
+    script = (
+        "import sys; from vllm.engine.arg_utils import EngineArgs; "
+        "config = EngineArgs(sys.argv[1]).create_model_config().model_arch_config; "
+        "print('heads:', config.total_num_attention_heads)"
+    )
+    _, folder = saved(4, 2)
+    command = [sys.executable, "-c", script, str(folder)]
+    output = subprocess.run(
+        command, env=environment(tmp_path, installed), cwd=tmp_path, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+    assert output.splitlines()[-1] == "heads: 8"
