@@ -103,6 +103,16 @@ def eager_attention_forward(
     return attn_output, attn_weights
 
 
+def _engine_heads(module: nn.Module, kwargs: dict) -> int | None:
+    """How many query heads the attention layer has that a serving engine built for the module; `None` elsewhere."""
+    implementation = module.config._attn_implementation  # type: ignore[union-attr]
+    if implementation == "vllm":
+        return module.attn.num_heads  # type: ignore[union-attr, return-value]
+    if implementation == "sglang":
+        return kwargs["attention_instances"][module.layer_idx].tp_q_head_num
+    return None
+
+
 def packed_attention(
     attention_interface: Callable,
     module: nn.Module,
@@ -117,8 +127,9 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """Differential attention from one call of an ordinary attention function (shapes as in the oracle).
 
-    `module.num_key_value_groups` must be 2 H / K: the function sees 2 H query heads. vLLM builds its layers for the H
-    heads of the configuration unless our plugin is installed (`vllm_plugin.py`): without it, two calls with H each.
+    `module.num_key_value_groups` must be 2 H / K: the function sees 2 H query heads. vLLM and SGLang build their
+    layers for the H heads of the configuration, except vLLM with our plugin (`vllm_plugin.py`): there, two calls with
+    H each.
     """
     _reject_dropout(module, dropout)
     _reject_split_sequences(module)
@@ -131,7 +142,7 @@ def packed_attention(
         # layer, by a rule of its own and for one row only
         kwargs["position_ids"] = None
     options = {"scaling": scaling, "dropout": 0.0, **kwargs}
-    if module.config._attn_implementation == "vllm" and module.attn.num_heads == num_heads:  # type: ignore[union-attr]
+    if _engine_heads(module, kwargs) == num_heads:
         # The second call writes the same keys and values to the same slots of the paged cache
         outputs = [attention_interface(module, q, key, value, attention_mask, **options)[0] for q in packed.unbind(2)]
         attn_output = torch.stack([output.view(batch, q_len, num_heads, head_dim) for output in outputs], dim=3)

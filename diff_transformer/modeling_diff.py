@@ -515,8 +515,9 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
                 "token, including the cached tokens, or omit it when nothing is padded."
             )
         is_too_long = length > self.config.max_position_embeddings and self.rotary_emb.rope_type == "default"
-        # torch.compile cannot trace a warning, and a row of vLLM holds many requests
-        if is_too_long and not is_tracing(inputs_embeds) and self.config._attn_implementation != "vllm":
+        # torch.compile cannot trace a warning, and a row of a serving engine holds many requests
+        is_served = self.config._attn_implementation in ("vllm", "sglang")
+        if is_too_long and not is_served and not is_tracing(inputs_embeds):
             logger.warning_once(
                 f"The input is {length} tokens long, more than max_position_embeddings="
                 f"{self.config.max_position_embeddings}: the model was not trained on such positions and its quality "

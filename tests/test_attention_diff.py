@@ -483,19 +483,22 @@ def test_functions_set_in_the_table_of_transformers_are_used(tiny_config, monkey
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
-@pytest.mark.parametrize("layer_heads", [4, 8])
-def test_layers_built_by_vllm(tiny_config, kv_heads, layer_heads):
-    """vLLM attaches to the module a layer for H query heads, or for 2 H with the plugin, and writes the cache in every
-    call (`tests/test_vllm.py` runs the real one)."""
+@pytest.mark.parametrize(("engine", "layer_heads"), [("vllm", 4), ("vllm", 8), ("sglang", 4)])
+def test_layers_built_by_a_serving_engine(tiny_config, engine, kv_heads, layer_heads):
+    """For H query heads, or for 2 H in vLLM with the plugin, and the cache is written in every call
+    (`tests/test_vllm.py` runs the real one)."""
     config = tiny_config(num_key_value_heads=kv_heads)
     attention = DiffTransformerAttention(config, 0)
-    attention.attn = nn.Module()
-    attention.attn.num_heads = layer_heads
+    layer, kwargs = nn.Module(), {}
+    if engine == "vllm":
+        attention.attn, layer.num_heads = layer, layer_heads
+    else:
+        kwargs["attention_instances"], layer.tp_q_head_num = {0: layer}, layer_heads
     query, key, value = torch.randn(1, 4, 6, 16), torch.randn(1, kv_heads, 6, 16), torch.randn(1, kv_heads, 6, 16)
     written = []
 
-    def vllm_attention(module, query, key, value, attention_mask, scaling, **kwargs):
-        assert query.shape[1] == module.attn.num_heads
+    def engine_attention(module, query, key, value, attention_mask, scaling, **kwargs):
+        assert query.shape[1] == layer_heads
         written.append((key, value))
         options = {"scale": scaling, "is_causal": True, "enable_gqa": True}
         output = nn.functional.scaled_dot_product_attention(query, key, value, **options)
@@ -504,8 +507,8 @@ def test_layers_built_by_vllm(tiny_config, kv_heads, layer_heads):
     inputs = {"lambda_full": torch.tensor(0.4), "scaling": attention.scaling}
     causal = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
     expected, _ = eager_attention_forward(attention, query, key, value, causal, **inputs)
-    attention.config._attn_implementation = "vllm"
-    output, _ = packed_attention(vllm_attention, attention, query, key, value, None, **inputs)
+    attention.config._attn_implementation = engine
+    output, _ = packed_attention(engine_attention, attention, query, key, value, None, **inputs, **kwargs)
     assert torch.allclose(output, expected, atol=1e-6)
     assert len(written) == 8 // layer_heads
     assert all(k is key and v is value for k, v in written)
