@@ -97,6 +97,7 @@ def check(function, reference_function, inputs, dtype):
         (33, 70, 4, 2, 24, True),
         (70, 33, 2, 2, 16, False),
         (70, 70, 4, 1, 16, True),
+        (70, 100, 2, 1, 16, True),  # 30 keys more: the first row sees a block of 16 but for its last key
         (45, 45, 1, 1, 64, True),
         (40, 40, 1, 1, 80, True),
         (40, 50, 1, 1, 96, False),
