@@ -16,7 +16,7 @@ from transformers.cli.transformers import main as transformers_main
 
 import diff_transformer  # registers the model
 
-from .extras import exit_without
+from .extras import exit_without, skip_unused_deepspeed
 
 # Command: the subpackage whose `__main__` runs it, the extras that it needs, its line of help
 COMMANDS = {
@@ -34,6 +34,7 @@ def run(command: str, arguments: tuple[str, ...]) -> None:
     module, extras, _ = COMMANDS[command]
     # The parsers of these two know both of their commands by name
     prefix = [command] if module in ("conversion", "evaluation") else []
+    skip_unused_deepspeed()
     with exit_without(extras):
         sys.exit(import_module(f"diff_transformer.{module}.__main__").main([*prefix, *arguments]))
 

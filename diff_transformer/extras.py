@@ -27,6 +27,17 @@ def require(*packages: str) -> None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
+def skip_unused_deepspeed() -> None:
+    """Keeps accelerate from importing DeepSpeed, which warns on a CPU, for every model that is saved or trained.
+
+    accelerate compares the model with the class of DeepSpeed's engine; before DeepSpeed is imported no model has it.
+    """
+    if find_spec("accelerate") is not None:
+        import accelerate.utils.other
+
+        accelerate.utils.other.is_deepspeed_available = lambda: "deepspeed" in sys.modules
+
+
 @contextmanager
 def exit_without(extras: str) -> Iterator[None]:
     """Exits with a message where a package of `extras` ("train,eval"), or of another extra, is not installed.

@@ -9,13 +9,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import transformers
+from accelerate.utils import other
 from click.testing import CliRunner
 
 import diff_transformer
 import diff_transformer.__main__ as command_line
 from diff_transformer.evaluation import protocols
 from diff_transformer.extras import EXTRAS
+from diff_transformer.training import runs
 
 ROOT = Path(__file__).parents[1]
 OPTION = {
@@ -164,6 +167,19 @@ def test_the_extras_are_those_of_setup():
         for extra, packages in extras.items()
     }
     assert modules == EXTRAS
+
+
+def test_deepspeed_is_imported_only_where_it_is_used(called, monkeypatch):
+    engine = type("DeepSpeedEngine", (torch.nn.Module,), {})()
+    engine.module = torch.nn.Linear(2, 2)
+    for start in (lambda: CliRunner().invoke(command_line.app, ["convert"]), lambda: runs.parse((), {}, [])):
+        monkeypatch.setattr(other, "is_deepspeed_available", lambda: True)
+        monkeypatch.delitem(sys.modules, "deepspeed", raising=False)
+        start()
+        assert other.extract_model_from_parallel(engine.module) is engine.module
+        assert "deepspeed" not in sys.modules
+        monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(DeepSpeedEngine=type(engine)))
+        assert other.extract_model_from_parallel(engine) is engine.module, "its engine is not recognized"
 
 
 def test_only_commands_of_transformers_look_for_a_newer_transformers(called, monkeypatch):
