@@ -10,10 +10,13 @@ from functools import partial
 from importlib import import_module
 
 import click
+import transformers
 from transformers.cli.transformers import app
 from transformers.cli.transformers import main as transformers_main
 
-import diff_transformer  # noqa: F401  (registers the model)
+import diff_transformer  # registers the model
+
+from .extras import exit_without, skip_unused_deepspeed
 
 # Command: the subpackage whose `__main__` runs it, the extras that it needs, its line of help
 COMMANDS = {
@@ -25,38 +28,19 @@ COMMANDS = {
     "upload": ("hub_upload", "hub", "Upload a model or an adapter to the Hub, with a model card."),
 }
 
-# The modules that the extras of setup.py install
-EXTRAS = {
-    "hub": {"yaml"},
-    "eval": {
-        *("accelerate", "datasets", "lm_eval", "markdown_it", "math_verify", "matplotlib", "openai", "pydantic"),
-        "scipy",
-    },
-    "train": {"accelerate", "datasets", "matplotlib", "peft", "tensorboard", "trl", "zstandard"},
-    "ulysses": {"deepspeed"},
-    "triton": {"triton"},
-    "flash-attn": {"flash_attn"},
-}
-
 
 def run(command: str, arguments: tuple[str, ...]) -> None:
-    """Runs one of our commands and exits with its code.
-
-    A missing optional package becomes a message with the command that installs it; every other ModuleNotFoundError is
-    a mistake in an installation or in the code, and propagates.
-    """
+    """Runs one of our commands and exits with its code, or with a message if a package of its extras is missing."""
     module, extras, _ = COMMANDS[command]
     # The parsers of these two know both of their commands by name
     prefix = [command] if module in ("conversion", "evaluation") else []
-    try:
+    skip_unused_deepspeed()
+    with exit_without(extras):
         sys.exit(import_module(f"diff_transformer.{module}.__main__").main([*prefix, *arguments]))
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if not any(package in packages for packages in EXTRAS.values()):
-            raise
-        if not any(package in EXTRAS[extra] for extra in extras.split(",") if extra):
-            extras = next(extra for extra, packages in EXTRAS.items() if package in packages)
-        sys.exit(f"error: {package} is not installed. Install it with: pip install -e '.[{extras}]'")
+
+
+def print_version() -> None:
+    print(f"diff_transformer {diff_transformer.__version__}\ntransformers {transformers.__version__}")
 
 
 for _command in app.commands.values():
@@ -73,11 +57,12 @@ for _name, (_, _, _help) in COMMANDS.items():
             context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
         )
     )
+app.add_command(click.Command("version", callback=print_version, help="Print our version and that of transformers."))
 app.help = "Convert, evaluate, reproduce and upload Differential Transformers; serve them and chat with them."
 
 
 def main() -> None:
-    if sys.argv[1:2] and sys.argv[1] in COMMANDS:
+    if sys.argv[1:2] and sys.argv[1] in (*COMMANDS, "version"):
         app()
     else:
         transformers_main()  # which also looks for a newer transformers

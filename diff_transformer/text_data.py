@@ -7,10 +7,12 @@ from collections.abc import Collection, Iterable, Iterator
 from importlib.util import find_spec
 from itertools import filterfalse, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fsspec
-from datasets import Dataset, DatasetDict, Features, IterableDataset, Value, load_dataset, load_from_disk
+
+if TYPE_CHECKING:  # imported where it is used: `--help` works without the extras
+    from datasets import Dataset, IterableDataset
 
 STDLIB = "stdlib"
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
@@ -19,13 +21,17 @@ _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 _CACHE_VERSION = 1  # raise it when the same files give other documents: the cache does not see our code
 
 
-def load_table(dataset: str, config: str | None = None, split: str = "train", columns: Iterable[str] = ()) -> Dataset:
+def load_table(
+    dataset: str, config: str | None = None, split: str = "train", columns: Iterable[str] = ()
+) -> "Dataset":
     """The rows of a dataset of the Hub, or of a local file or folder, which must have `columns`.
 
     A local file has one split, whatever `split` says.
 
     Raises ValueError for columns or a split that it does not have; the message lists those that it has.
     """
+    from datasets import load_dataset
+
     path = Path(dataset).expanduser()
     if path.is_file():
         if path.suffix not in _TABLES:
@@ -83,6 +89,8 @@ def _open_dataset(
     dataset: str, config: str | None, split: str, streaming: bool = False, num_proc: int | None = None
 ) -> Any:
     """What save_to_disk wrote, or what `load_dataset` finds on this machine or on the Hub."""
+    from datasets import DatasetDict, load_dataset, load_from_disk
+
     if not dataset:
         raise ValueError("Got no dataset; name one on the Hub, or a file or folder: --dataset PATH.")
     path = Path(dataset).expanduser()
@@ -112,7 +120,7 @@ def load_documents(
     source_column: str | None = None,
     streaming: bool = False,
     num_proc: int | None = None,
-) -> Dataset | IterableDataset:
+) -> "Dataset | IterableDataset":
     """The documents of a corpus: a dataset as in `load_table`, or a folder of files of one kind, also compressed.
 
     Dots in the name of a column lead inside, as in `meta.source`.
@@ -123,6 +131,8 @@ def load_documents(
 
     Raises ValueError for a corpus, configuration, split or column that does not exist; the message lists what does.
     """
+    from datasets import Dataset, Features, IterableDataset, Value, load_dataset
+
     # Their name -> ours, the text first
     names = {text_column: "text"} | ({} if source_column is None else {source_column: "source"})
     path = Path(dataset).expanduser()
@@ -245,8 +255,10 @@ def _check_columns(names: dict[str, str], columns: set[str], dataset: str) -> No
         )
 
 
-def _pick_columns(rows: Any, names: dict[str, str], dataset: str) -> Dataset | IterableDataset:
+def _pick_columns(rows: Any, names: dict[str, str], dataset: str) -> "Dataset | IterableDataset":
     """The columns of `names`, renamed. A map-style dataset is not copied."""
+    from datasets import IterableDataset
+
     columns = rows.features if rows.features is not None else next(iter(rows), {})
     if "input_ids" in columns and next(iter(names)) not in columns:
         return rows

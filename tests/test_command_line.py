@@ -9,9 +9,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+import transformers
+from accelerate.utils import other
 from click.testing import CliRunner
 
+import diff_transformer
 import diff_transformer.__main__ as command_line
+from diff_transformer.evaluation import protocols
+from diff_transformer.extras import EXTRAS
+from diff_transformer.training import runs
 
 ROOT = Path(__file__).parents[1]
 OPTION = {
@@ -99,11 +106,55 @@ def test_missing_packages(called):
         called.outcome = ModuleNotFoundError(f"No module named {missing!r}", name=missing)
         result = CliRunner().invoke(command_line.app, [command])
         package = missing.partition(".")[0]
-        message = f"error: {package} is not installed. Install it with: pip install -e '.[{extras}]'\n"
+        message = f"error: {package} is not installed. Install it with: pip install 'diff_transformer[{extras}]'\n"
         assert (result.exit_code, result.output) == (1, message)
     for name in ("diff_transformer.evaluation.nothing", "numpy", None):
         called.outcome = ModuleNotFoundError("not an optional package", name=name)
         assert CliRunner().invoke(command_line.app, ["evaluate"]).exception is called.outcome
+
+
+WITHOUT_EXTRAS = """
+import runpy, sys
+sys.modules |= dict.fromkeys(sys.argv.pop(1).split(","))  # their import raises ModuleNotFoundError
+"""
+HELP = """
+from click.testing import CliRunner
+from diff_transformer.__main__ import app
+for command in sys.argv[1].split(","):
+    result = CliRunner().invoke(app, [*command.split(), "--help"])
+    print(command, result.exit_code, "usage: diff-transformer" in result.output, repr(result.exception))
+"""
+STAGE = """
+sys.argv[0] = "-m"  # as Python has it while it locates the module
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
+
+
+def without_extras(program: str, *arguments: str) -> subprocess.CompletedProcess:
+    absent = ",".join(set.union(*EXTRAS.values()) - {"yaml", "markdown_it"})  # which transformers needs
+    command = [sys.executable, "-c", WITHOUT_EXTRAS + program, absent, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.process
+def test_help_needs_no_extras():
+    commands = [*command_line.COMMANDS, *(f"evaluate {name}" for name in protocols.names())]
+    done = without_extras(HELP, ",".join(commands))
+    assert done.stdout.splitlines() == [f"{command} 0 True None" for command in commands], done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("stage", ["pretrain", "extend_64k", "math_stage1", "math_stage2"])
+def test_a_stage_without_the_extras_says_what_to_install(stage):
+    done = without_extras(STAGE, f"diff_transformer.training.{stage}", "--help")
+    message = "error: accelerate is not installed. Install it with: pip install 'diff_transformer[train]'\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", message)
+
+
+def test_version_is_ours_and_that_of_transformers():
+    result = CliRunner().invoke(command_line.app, ["version"])
+    expected = f"diff_transformer {diff_transformer.__version__}\ntransformers {transformers.__version__}\n"
+    assert (result.exit_code, result.output) == (0, expected)
 
 
 def test_the_extras_are_those_of_setup():
@@ -115,19 +166,32 @@ def test_the_extras_are_those_of_setup():
         extra: {names.get(x, x.replace("-", "_")) for x in (re.match(r"[\w-]+", package)[0] for package in packages)}
         for extra, packages in extras.items()
     }
-    assert modules == command_line.EXTRAS
+    assert modules == EXTRAS
+
+
+def test_deepspeed_is_imported_only_where_it_is_used(called, monkeypatch):
+    engine = type("DeepSpeedEngine", (torch.nn.Module,), {})()
+    engine.module = torch.nn.Linear(2, 2)
+    for start in (lambda: CliRunner().invoke(command_line.app, ["convert"]), lambda: runs.parse((), {}, [])):
+        monkeypatch.setattr(other, "is_deepspeed_available", lambda: True)
+        monkeypatch.delitem(sys.modules, "deepspeed", raising=False)
+        start()
+        assert other.extract_model_from_parallel(engine.module) is engine.module
+        assert "deepspeed" not in sys.modules
+        monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(DeepSpeedEngine=type(engine)))
+        assert other.extract_model_from_parallel(engine) is engine.module, "its engine is not recognized"
 
 
 def test_only_commands_of_transformers_look_for_a_newer_transformers(called, monkeypatch):
     programs = []
     monkeypatch.setattr(command_line, "transformers_main", lambda: programs.append("transformers"))
-    for arguments in (["serve", "A"], ["--help"], [], ["report", "DIR"]):
+    for arguments in (["serve", "A"], ["--help"], [], ["report", "DIR"], ["version"]):
         monkeypatch.setattr(sys, "argv", ["diff-transformer", *arguments])
         try:
             command_line.main()
         except SystemExit as stop:
             programs.append(stop.code)
-    assert programs == ["transformers"] * 3 + [0]
+    assert programs == ["transformers"] * 3 + [0, 0]
 
 
 @pytest.mark.process

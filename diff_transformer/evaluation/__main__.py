@@ -12,6 +12,7 @@ from transformers import HfArgumentParser, set_seed
 from ..arguments import option
 from . import protocols
 from .models import load_model, split_spec
+from .render import write_report
 from .results import Results
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -81,8 +82,6 @@ def run(protocol: str, models: list[str], settings, options: Options) -> list[Re
 
 
 def report(arguments: list[str]) -> None:
-    from .render import write_report
-
     parser = argparse.ArgumentParser(prog="diff-transformer report", description=write_report.__doc__)
     parser.add_argument("folder", metavar="DIR", help="the --out of the evaluations, also with subfolders seed*")
     parser.add_argument("--title", default="Differential Transformer: results", help="title of the pages")

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from accelerate.utils.memory import should_reduce_batch_size
 from transformers import (
     ContinuousBatchingConfig,
     DynamicCache,
@@ -108,6 +107,8 @@ def in_batches(
 ) -> Iterator[tuple[Item, Outcome]]:
     """Yields each item with its outcome. Without `batch_size` the first batch has `start` items, and the size is
     halved permanently whenever memory runs out."""
+    from accelerate.utils.memory import should_reduce_batch_size
+
     size, done = batch_size or start, 0
     while done < len(items):
         batch = items[done : done + size]

@@ -9,14 +9,17 @@ from dataclasses import dataclass, replace
 from html import escape
 from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from markdown_it import MarkdownIt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Canvas
 
 from ..folders import whole_file
 from . import protocols
 from .results import Measure, Results, ResultSet, load_results, mean
+
+if TYPE_CHECKING:  # imported where they are used: `--help` works without the extras
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
 
 # A model keeps its color in every figure of a report; Okabe and Ito's colors suit the common color blindnesses
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -81,11 +84,13 @@ class Figure:
 
     name: str
     caption: str
-    draw: Callable[[Canvas], None]
+    draw: "Callable[[Canvas], None]"
     size: tuple[float, float] = (7.0, 4.0)  # inches
 
     def png(self) -> bytes:
         """The same results give the same bytes: the file does not name the version of matplotlib."""
+        from matplotlib.figure import Figure as Canvas
+
         canvas, content = Canvas(figsize=self.size, dpi=_DPI, layout="constrained"), BytesIO()
         self.draw(canvas)
         canvas.savefig(content, format="png", metadata={"Software": None})
@@ -130,7 +135,7 @@ def model_columns(results: ResultSet, metric: str, **key) -> list[Measure | None
     return [results.measure(label, metric, **key) for label in results.labels]
 
 
-def draw_models(axes: Axes, results: ResultSet, metric: str, x: str, shift: int = 0, **line) -> None:
+def draw_models(axes: "Axes", results: ResultSet, metric: str, x: str, shift: int = 0, **line) -> None:
     """A line for each model: `metric` over the part `x` of the cells' keys, plus `shift`. The band is that of the
     seeds or, with one seed, the standard error over its samples."""
     for label in results.labels:

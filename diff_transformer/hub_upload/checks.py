@@ -19,7 +19,7 @@ from ..configuration_diff import DiffTransformerConfig
 from ..modeling_diff import DiffTransformerForCausalLM
 from ..safetensors_headers import TensorHeader, read_header, read_weight_map
 from .clean_load import compare_in_clean_process, expected_logits
-from .staging import Staged, stage
+from .staging import HUB_FILES, Staged, stage
 
 # What a training run leaves behind, and formats that can run code when they are loaded
 TRAINING_LEFTOVERS = (
@@ -73,8 +73,7 @@ def check_files(staged: Staged) -> list[Problem]:
         else:
             problems += [] if problems else _check_against_config(tensors, config)
             problems += _check_tokenizer(staged.folder, config)
-        problems += _check_code(staged)
-    return [*_check_names_and_sizes(staged.files()), *problems]
+    return [*_check_names_and_sizes(staged.files()), *_check_links(staged), *problems, *_check_code(staged)]
 
 
 def check_card(metadata: Mapping[str, Any], repo_id: str) -> Iterator[Problem]:
@@ -168,8 +167,9 @@ def read_weights(folder: Path, is_adapter: bool = False) -> tuple[dict[str, Tens
             faults.append(f"{index.name} and {shard} disagree about {_first_five(disagreeing)}. Save them again.")
         tensors |= found
     strays = sorted(path.name for path in folder.glob("*.safetensors") if path.name not in shards)
-    if strays and weight_map:
-        faults.append(f"{', '.join(strays)}: not in {index.name}. Delete the file, or leave it out with --exclude.")
+    if strays:
+        where = index.name if weight_map else f"the model, which is {single.name} alone"
+        faults.append(f"{', '.join(strays)}: not in {where}. Delete the file, or leave it out with --exclude.")
     return tensors, [Problem("weights", fault) for fault in faults]
 
 
@@ -206,6 +206,15 @@ def _check_names_and_sizes(files: Mapping[str, Path]) -> Iterator[Problem]:
             yield Problem("sizes", f"{name} is empty. Write it again, or leave it out with --exclude {name}.")
 
 
+def _check_links(staged: Staged) -> Iterator[Problem]:
+    """A link may not publish what lies outside of FOLDER."""
+    inside = (staged.source.resolve(), staged.folder.resolve())
+    names = [name for name, path in staged.files().items() if not any(map(path.is_relative_to, inside))]
+    if names:
+        what = f"{_first_five(names)}: a link to a file outside of the folder, which would be published"
+        yield Problem("links", f"{what}. Put a copy in its place, or leave it out with --exclude PATTERN.")
+
+
 def _check_tokenizer(folder: Path, config: DiffTransformerConfig) -> Iterator[Problem]:
     if not (folder / "tokenizer_config.json").exists():
         yield Problem("tokenizer", "there is none. Save it next to the model: tokenizer.save_pretrained(FOLDER).")
@@ -235,9 +244,10 @@ def _check_adapter(staged: Staged) -> Iterator[Problem]:
 
 
 def _check_code(staged: Staged) -> Iterator[Problem]:
-    """Every file to which auto_map leads must exist and import only its siblings and what every user has.
+    """Every file to which auto_map leads must exist and import only its siblings and what every user has; and there is
+    no other code.
 
-    transformers checks this when it loads remote code from the Hub, but not from a folder.
+    transformers checks the first when it loads remote code from the Hub, but not from a folder.
     """
     auto_map = staged.json("config.json").get("auto_map", {})
     names = list(dict.fromkeys(f"{str(reference).rpartition('.')[0]}.py" for reference in auto_map.values()))
@@ -258,6 +268,10 @@ def _check_code(staged: Staged) -> Iterator[Problem]:
                 yield Problem("code", f"{name} imports from {module}, but remote code finds only siblings: from .name")
             elif f"{module[1:]}.py" not in names:
                 names.append(f"{module[1:]}.py")
+    strays = [name for name in staged.files() if name.endswith(".py") and name not in {*names, *HUB_FILES}]
+    if strays:
+        what = f"{_first_five(strays)}: Python that the model does not use"
+        yield Problem("code", f"{what}. Delete it, or leave it out with --exclude PATTERN.")
 
 
 def without_folders(value: Any) -> Any:

@@ -21,6 +21,9 @@ from ..configuration_diff import DiffTransformerConfig
 HIDDEN = (".*", "*/.*")
 # Written by every Trainer, a pickle, and of no use to anyone else; the new card is made from README.md
 LEFT_OUT = ("training_args.bin", "trainer_state.json", "__pycache__/*", "README.md")
+# The remote code, by name
+_ENTRY = Path(modeling_diff.__file__)
+HUB_FILES = {path.name: path for path in sorted({_ENTRY, *map(Path, get_relative_import_files(_ENTRY))})}
 
 
 @dataclass
@@ -120,12 +123,10 @@ def _add_code(staged: Staged) -> None:
     auto_map = config.get("auto_map") or {}
     if config and (not auto_map or any("--" in str(reference) for reference in auto_map.values())):
         staged.set_in_json("config.json", auto_map=dict(modeling_diff._AUTO_MAP))
-    entry = Path(modeling_diff.__file__)
-    code = sorted({entry, *map(Path, get_relative_import_files(entry))})
-    if not any((staged.folder / path.name).exists() for path in code):
-        for path in code:
-            staged.write(path.name, path.read_bytes())
-            staged.added.append(path.name)
+    if not any((staged.folder / name).exists() for name in HUB_FILES):
+        for name, path in HUB_FILES.items():
+            staged.write(name, path.read_bytes())
+            staged.added.append(name)
 
 
 def _stat(path: Path) -> tuple[int, int]:

@@ -3,3 +3,5 @@
 
 study -> jobs (data, training, evaluation) -> results in one file (collect) -> findings -> report.
 """
+
+SCALES = ("cpu", "gpu", "ci")  # the files in studies/

@@ -11,10 +11,10 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from pydantic.dataclasses import dataclass
 
 from ..evaluation import protocols
+from . import SCALES
 from .tasks import TASKS
 
 STUDIES = Path(__file__).parent / "studies"
-SCALES = ("cpu", "gpu", "ci")
 TRANSFORMER, DIFF = PAIR = ("transformer", "diff")
 
 

@@ -16,6 +16,7 @@ from transformers.utils import logging
 from trl import TrlParser
 
 from ..arguments import option
+from ..extras import skip_unused_deepspeed
 from .budget import Budget, peak_flops
 from .callbacks import Bar, SpikeWarning, StopOnSignal
 from .plots import plot_run
@@ -60,6 +61,7 @@ def parse(dataclass_types: Iterable[type], smoke: Mapping[str, object], argv: li
 
     `--smoke` stands for the arguments `smoke`, which override the file and are overridden by the command line.
     """
+    skip_unused_deepspeed()
     argv = list(sys.argv[1:] if argv is None else argv)
     if "--smoke" in argv:
         argv = [*(word for name, value in smoke.items() for word in (f"--{name}", str(value))), *argv]

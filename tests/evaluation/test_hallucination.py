@@ -213,6 +213,14 @@ def test_finished_run_asks_and_writes_nothing(finished, twin_folders, data, monk
         assert not server.requests and load(out, "Transformer").cells == load(finished, "Transformer").cells
 
 
+def test_a_judge_without_its_package_is_an_error_before_anything_starts(loaded, tmp_path, monkeypatch):
+    monkeypatch.setattr("diff_transformer.extras.find_spec", lambda name: None)
+    results = Results.open(tmp_path, "hallucination", loaded.identity, {}, 0)
+    arguments = Arguments(["xsum="], judge_base_url="http://localhost/v1", judge_model="m")
+    with pytest.raises(ModuleNotFoundError, match="openai"):
+        hallucination.run(loaded, arguments, Options(), results)
+
+
 @pytest.fixture
 def judged(loaded, data, tmp_path, monkeypatch):
     """A function that returns the results of these outputs, of which the judge gets one and gives this answer."""

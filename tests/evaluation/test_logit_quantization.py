@@ -17,8 +17,10 @@ from diff_transformer.evaluation.results import Results, load_results
 
 pytest.importorskip("lm_eval", reason="HellaSwag is scored by lm-eval")
 
+from lm_eval.models.huggingface import HFLM  # noqa: E402  (after the check)
+
 from diff_transformer.evaluation.protocols import harness, logit_quantization  # noqa: E402  (after the check)
-from diff_transformer.evaluation.protocols.logit_quantization import LogitQuantizer, UnpaddedLM, quantize  # noqa: E402
+from diff_transformer.evaluation.protocols.logit_quantization import LogitQuantizer, quantize, unpadded_lm  # noqa: E402
 
 LENGTHS = (5, 9, 7)
 
@@ -178,12 +180,12 @@ def likelihoods(lm, data_dir):
 
 def test_hellaswag_is_scored_without_padding(loaded, exact, data_dir, monkeypatch):
     double = SimpleNamespace(model=exact, tokenizer=loaded.tokenizer)
-    plain = harness.HFLM(pretrained=exact, tokenizer=loaded.tokenizer, backend="causal", batch_size=5)
-    assert likelihoods(UnpaddedLM(double, 3), data_dir) == pytest.approx(likelihoods(plain, data_dir), rel=1e-6)
+    plain = HFLM(pretrained=exact, tokenizer=loaded.tokenizer, backend="causal", batch_size=5)
+    assert likelihoods(unpadded_lm(double, 3), data_dir) == pytest.approx(likelihoods(plain, data_dir), rel=1e-6)
 
     with attention_probe(exact, LogitQuantizer(4)):
-        alone = likelihoods(UnpaddedLM(double, 1), data_dir)
-        assert likelihoods(UnpaddedLM(double), data_dir) == pytest.approx(alone, rel=1e-6)
+        alone = likelihoods(unpadded_lm(double, 1), data_dir)
+        assert likelihoods(unpadded_lm(double), data_dir) == pytest.approx(alone, rel=1e-6)
         assert likelihoods(plain, data_dir) != pytest.approx(alone, rel=1e-6), "padding does not matter to this test"
 
 

@@ -222,6 +222,14 @@ def test_no_room_for_a_solution_is_an_error_before_anything_starts(diff, tmp_pat
     assert not (tmp_path / "a").exists()
 
 
+def test_a_missing_package_is_an_error_before_anything_starts(diff, tmp_path, answering, monkeypatch):
+    answering(lambda i: pytest.fail("the model ran"))
+    monkeypatch.setattr("diff_transformer.extras.find_spec", lambda name: None)
+    arguments = protocol.Arguments(data_dir=write_rows(tmp_path / "data"))
+    with pytest.raises(ModuleNotFoundError, match="math_verify"):
+        run(diff, arguments, open_results(tmp_path, arguments))
+
+
 def test_missing_columns_are_an_error_before_anything_starts(diff, tmp_path):
     data = write_rows(tmp_path / "data")
     (tmp_path / "data" / "college_math" / "test.jsonl").write_text('{"question": "1 + 1?"}\n')

@@ -55,6 +55,13 @@ def one_shard(folder: Path) -> Path:
     return sorted(folder.glob("*.safetensors"))[-1]
 
 
+def one_file(folder: Path) -> None:
+    model = DiffTransformerForCausalLM.from_pretrained(folder)
+    for path in folder.glob("model*"):
+        path.unlink()
+    model.save_pretrained(folder)
+
+
 def give_code(folder: Path, **files: str) -> None:
     """Writes the package's own files and then `files`, by the names of their modules."""
     DiffTransformerForCausalLM.from_pretrained(folder).save_pretrained(folder, max_shard_size="150KB")
@@ -79,6 +86,10 @@ BROKEN = {
     ),
     "a shard too many": (
         lambda f: (f / "old.safetensors").write_bytes(one_shard(f).read_bytes()), "weights", "old.safetensors: not in",
+    ),
+    "a shard beside whole weights": (
+        lambda f: (one_file(f), (f / "model-00002-of-00002.safetensors").write_bytes(b"\x40" + bytes(9))),
+        "weights", "model-00002-of-00002.safetensors: not in the model, which is model.safetensors",
     ),
     "two kinds of weights": (
         lambda f: (f / "model.safetensors").write_bytes(one_shard(f).read_bytes()), "weights", "both exist",
@@ -112,6 +123,14 @@ BROKEN = {
     ),
     "an import from above": (lambda f: give_code(f, attention_diff="from ..a import b"), "code", "only siblings"),
     "an import from below": (lambda f: give_code(f, attention_diff="from .a.b import c"), "code", "only siblings"),
+    "code that is not the model's": (lambda f: (f / "train.py").write_text("x = 1"), "code", "train.py: Python that"),
+    "code beside the package's own": (
+        lambda f: give_code(f, attention_old="x = 1"), "code", "attention_old.py: Python that",
+    ),
+    "a link out of the folder": (
+        lambda f: ((f.parent / "own.txt").write_text("private"), (f / "notes.txt").symlink_to("../own.txt")),
+        "links", "notes.txt: a link to a file outside",
+    ),
     "a pickle": (lambda f: torch.save({}, f / "pytorch_model.bin"), "pickles", "pytorch_model.bin"),
     "an optimizer": (lambda f: torch.save({}, f / "optimizer.pt"), "leftovers", "optimizer.pt"),
     "a random state": (lambda f: torch.save({}, f / "rng_state_0.pth"), "leftovers", "rng_state_0.pth"),
@@ -152,6 +171,10 @@ def test_a_sound_folder_passes(folder):
     assert problems_of(folder) == []
     give_code(folder)
     assert problems_of(folder) == [], "with the code in the folder"
+    (folder / "LICENSE").write_text("MIT")
+    (folder / "COPYING").symlink_to("LICENSE")
+    (folder.parent / "link").symlink_to(folder)
+    assert problems_of(folder.parent / "link") == [], "with links that stay in the folder"
 
 
 def test_all_problems_are_reported_at_once_and_no_secret_is_repeated(folder):

@@ -18,8 +18,9 @@ import pytest
 import yaml
 
 from diff_transformer.evaluation.results import Results
-from diff_transformer.reproduction.__main__ import UNFINISHED, claim_folder, main
+from diff_transformer.reproduction.__main__ import main
 from diff_transformer.reproduction.collect import ParityError, check_parity, collect
+from diff_transformer.reproduction.command import UNFINISHED, claim_folder
 from diff_transformer.reproduction.findings import findings
 from diff_transformer.reproduction.jobs import jobs_of, write_configs
 from diff_transformer.reproduction.study import PAIR, STUDIES, load_study
@@ -205,7 +206,7 @@ def test_a_dry_run_leaves_nothing(tmp_path, capsys):
 
 
 def test_a_missing_package_is_an_error_before_anything_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr("diff_transformer.reproduction.__main__.find_spec", lambda name: None if name == "trl" else 1)
+    monkeypatch.setattr("diff_transformer.extras.find_spec", lambda name: None if name == "trl" else 1)
     with pytest.raises(ModuleNotFoundError) as error:
         main(["--scale", "ci", "--out", str(tmp_path / "out")])
     assert error.value.name == "trl" and not (tmp_path / "out").exists()

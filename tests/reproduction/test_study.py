@@ -14,9 +14,10 @@ from diff_transformer import cl100k_tokenizer
 from diff_transformer.evaluation import protocols
 from diff_transformer.evaluation.protocols.needle.haystack import WORDINGS, numbers_for
 from diff_transformer.evaluation.protocols.recall import keys_and_values
+from diff_transformer.reproduction import SCALES
 from diff_transformer.reproduction.collect import check_parameters
 from diff_transformer.reproduction.jobs import extension_config, jobs_of, training_config, write_configs
-from diff_transformer.reproduction.study import DIFF, SCALES, STUDIES, TRANSFORMER, Study, load_study
+from diff_transformer.reproduction.study import DIFF, STUDIES, TRANSFORMER, Study, load_study
 from diff_transformer.reproduction.tasks import TASKS
 from diff_transformer.training import extend_64k, pretrain
 from diff_transformer.training.architectures import NewModelArguments, new_config

@@ -16,9 +16,9 @@ and then proceeds like `row`. For a Transformer the three agree.
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from matplotlib.figure import Figure as Canvas
 from torch import nn
 from torch.nn.functional import one_hot
 from tqdm.auto import tqdm
@@ -33,6 +33,9 @@ from ..results import Measure, Results, ResultSet, mean
 from ..text import load_documents
 from . import HIGHER, LOWER, Headline, Paper
 from .needle.haystack import WORDINGS, NeedleArguments, NeedlePrompt, haystack_tokens, needle_prompt
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
 
 ORDER = 4
 NO_SETTINGS = ("depths",)  # points of the grid, to which a later run may add
@@ -192,7 +195,7 @@ def _bars(results: ResultSet) -> Figure:
     """All attention, as in the paper's Figure 1, at the depth nearest to the middle."""
     depth = min((depth for (depth,) in results.keys("depth")), key=lambda depth: abs(depth - 50))
 
-    def draw(canvas: Canvas) -> None:
+    def draw(canvas: "Canvas") -> None:
         axes = canvas.subplots()
         width = 0.8 / len(results.labels)
         for i, label in enumerate(results.labels):

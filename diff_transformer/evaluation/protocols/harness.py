@@ -9,13 +9,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import lm_eval.tasks
-from lm_eval import evaluate
-from lm_eval.api.task import Task
-from lm_eval.models.huggingface import HFLM
-from lm_eval.tasks import TaskManager
 from tqdm.auto import tqdm
 
 from ...arguments import option
@@ -23,6 +18,10 @@ from ...text_data import load_table
 from ..models import LoadedModel
 from ..render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Section, Table, model_columns, other_sizes, percent
 from ..results import Measure, Results, ResultSet, mean
+
+if TYPE_CHECKING:
+    from lm_eval.api.task import Task
+    from lm_eval.models.huggingface import HFLM
 
 ORDER = 1
 NO_SETTINGS = ("tasks", "shots")  # points of the grid, to which a later run may add
@@ -87,11 +86,13 @@ class Arguments:
     )
 
 
-def load_task(task: str, shots: int = 0, data_dir: str | None = None) -> Task:
+def load_task(task: str, shots: int = 0, data_dir: str | None = None) -> "Task":
     """A task of lm-eval over the rows of the Hub, or of `data_dir` (see `Arguments`). Raises ValueError if these lack
     the task's rows or columns, or are too few to draw `shots` from."""
+    import lm_eval.tasks
+
     file = Path(lm_eval.tasks.__file__).parent / _SHIPPED[task].file
-    manager = TaskManager(include_defaults=False)
+    manager = lm_eval.tasks.TaskManager(include_defaults=False)
     if data_dir is None:
         try:
             return manager.load([str(file)])["tasks"][task]
@@ -130,11 +131,13 @@ def load_task(task: str, shots: int = 0, data_dir: str | None = None) -> Task:
 
 
 def evaluate_task(
-    lm: HFLM, task: str, shots: int = 0, data_dir: str | None = None, limit: int | None = None, seed: int = 0
+    lm: "HFLM", task: str, shots: int = 0, data_dir: str | None = None, limit: int | None = None, seed: int = 0
 ) -> list[dict[str, Any]]:
     """lm-eval's records of the first `limit` samples, with examples drawn with `seed`. `arguments` holds the (context,
     continuation) of the choices, `filtered_resps` their log-likelihoods in nats, and `metrics` the names of the scores
     (`acc`, `acc_norm`), which are 0 or 1."""
+    from lm_eval import evaluate
+
     loaded = load_task(task, shots, data_dir)
     loaded.set_config(key="num_fewshot", value=shots)
     loaded.set_fewshot_seed(seed)
@@ -146,7 +149,7 @@ def accuracies(samples: Sequence[dict[str, Any]]) -> dict[str, Measure]:
     return {metric: Measure.of(sample[metric] for sample in samples) for metric in samples[0]["metrics"]}
 
 
-def truncated(lm: HFLM, samples: Sequence[dict[str, Any]]) -> int:
+def truncated(lm: "HFLM", samples: Sequence[dict[str, Any]]) -> int:
     """The number of samples that exceed the model's positions; lm-eval cuts off the beginning of their prompts."""
     count = 0
     for sample in samples:
@@ -157,6 +160,8 @@ def truncated(lm: HFLM, samples: Sequence[dict[str, Any]]) -> int:
 
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
+    from lm_eval.models.huggingface import HFLM
+
     if min(arguments.shots) < 0:
         raise ValueError(f"Got --shots {min(arguments.shots)}; it must be 0 or more.")
     keys: list[Any] = [{"task": task, "shots": shots} for shots in arguments.shots for task in arguments.tasks]

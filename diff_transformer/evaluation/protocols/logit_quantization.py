@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, product
+from typing import TYPE_CHECKING
 
 import torch
-from lm_eval.models.huggingface import HFLM
-from matplotlib.figure import Figure as Canvas
 from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
@@ -27,6 +26,10 @@ from ..results import Key, Measure, Results, ResultSet
 from ..text import DocumentArguments, load_documents, token_rows
 from . import LOWER, Headline, Paper
 from .harness import accuracies, evaluate_task
+
+if TYPE_CHECKING:
+    from lm_eval.models.huggingface import HFLM
+    from matplotlib.figure import Figure as Canvas
 
 ORDER = 8
 NO_SETTINGS = ("task", "bits", "granularity")  # points of the grid, to which a later run may add
@@ -88,38 +91,40 @@ class LogitQuantizer(Probe):
         return quantize(logits, visible & real, self.bits, self.granularity)
 
 
-class UnpaddedLM(HFLM):
-    """Scores sequences of equal length together, since lm-eval does not mask padding, whose logits would count towards
-    the range."""
+def unpadded_lm(loaded: LoadedModel, batch_size: int | None = None) -> "HFLM":
+    """A model of lm-eval that scores sequences of equal length together, since lm-eval does not mask padding, whose
+    logits would count towards the range."""
+    from lm_eval.models.huggingface import HFLM
 
-    def __init__(self, loaded: LoadedModel, batch_size: int | None = None):
-        model = {"pretrained": loaded.model, "tokenizer": loaded.tokenizer, "backend": "causal"}
-        super().__init__(**model, batch_size="auto", softmax_dtype="float32")
-        self.most = batch_size
+    class UnpaddedLM(HFLM):
+        def _loglikelihood_tokens(
+            self,
+            requests: Sequence[tuple[tuple[str, str], list[int], list[int]]],
+            disable_tqdm: bool = False,
+            override_bs: int | None = None,
+        ) -> list[tuple[float, bool]]:
+            """requests: (texts, context tokens, continuation tokens). Returns the log-likelihood of each and whether
+            greedy decoding gives the same continuation."""
+            score = super()._loglikelihood_tokens
+            lengths = [
+                min(len(context) + len(continuation), self.max_length + 1) for _, context, continuation in requests
+            ]
+            answers = {}
+            with tqdm(total=len(requests), desc="Log-likelihoods", leave=False, disable=disable_tqdm) as bar:
+                longest_first = sorted(range(len(requests)), key=lengths.__getitem__, reverse=True)
+                for _, group in groupby(longest_first, key=lengths.__getitem__):
+                    for i, answer in in_batches(
+                        lambda batch: score([requests[i] for i in batch], disable_tqdm=True, override_bs=len(batch)),
+                        list(group),
+                        batch_size,
+                        start=8,
+                    ):
+                        answers[i] = answer
+                        bar.update()
+            return [answers[i] for i in range(len(requests))]
 
-    def _loglikelihood_tokens(
-        self,
-        requests: Sequence[tuple[tuple[str, str], list[int], list[int]]],
-        disable_tqdm: bool = False,
-        override_bs: int | None = None,
-    ) -> list[tuple[float, bool]]:
-        """requests: (texts, context tokens, continuation tokens). Returns the log-likelihood of each and whether
-        greedy decoding gives the same continuation."""
-        score = super()._loglikelihood_tokens
-        lengths = [min(len(context) + len(continuation), self.max_length + 1) for _, context, continuation in requests]
-        answers = {}
-        with tqdm(total=len(requests), desc="Log-likelihoods", leave=False, disable=disable_tqdm) as bar:
-            longest_first = sorted(range(len(requests)), key=lengths.__getitem__, reverse=True)
-            for _, group in groupby(longest_first, key=lengths.__getitem__):
-                for i, answer in in_batches(
-                    lambda batch: score([requests[i] for i in batch], disable_tqdm=True, override_bs=len(batch)),
-                    list(group),
-                    self.most,
-                    start=8,
-                ):
-                    answers[i] = answer
-                    bar.update()
-        return [answers[i] for i in range(len(requests))]
+    model = {"pretrained": loaded.model, "tokenizer": loaded.tokenizer, "backend": "causal"}
+    return UnpaddedLM(**model, batch_size="auto", softmax_dtype="float32")
 
 
 def document_nll(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> list[float]:
@@ -141,7 +146,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         documents = min(arguments.documents, options.limit or arguments.documents)
         rows = token_rows(load_documents(arguments), loaded.tokenizer, arguments.length, documents)
 
-    lm = UnpaddedLM(loaded, options.batch_size)
+    lm = unpadded_lm(loaded, options.batch_size)
     for key in tqdm(todo, desc=f"{loaded.label}: bits", unit="cell"):
         with attention_probe(loaded.model, LogitQuantizer(key["bits"], key["granularity"])):
             if key["task"] == "nll":
@@ -214,7 +219,7 @@ def _table(results: ResultSet, task: str) -> Table:
 
 
 def _figure(results: ResultSet, task: str) -> Figure:
-    def draw(canvas: Canvas) -> None:
+    def draw(canvas: "Canvas") -> None:
         axes = canvas.subplots()
         for label in results.labels:
             for granularity, line in _LINES.items():

@@ -18,6 +18,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from ....arguments import option
+from ....extras import require
 from ....text_data import load_table
 from ...generate import iterate_texts
 from ...models import LoadedModel
@@ -98,6 +99,7 @@ class Arguments:
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
     judge = None
     if arguments.judge_base_url is not None:
+        require("openai")  # which is used after the generation
         api_key = os.environ.get(arguments.judge_key_variable, "").strip() or None
         limits = (arguments.judge_max_tokens, arguments.judge_timeout, arguments.judge_retries)
         judge = Judge(arguments.judge_base_url, arguments.judge_model or "", api_key, *limits)

@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx2
-from openai import APIConnectionError, APIStatusError, DefaultHttpxClient, Omit, OpenAI
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 PROMPT = """\
 Below are a document, a reference, and the output of a model that was asked to summarize the document or to answer \
@@ -98,9 +100,10 @@ class Judge:
                 f"{_SET_KEY}"
             )
 
-    def connect(self, stop: threading.Event) -> OpenAI:
+    def connect(self, stop: threading.Event) -> "OpenAI":
         """A client that begins no request, not even a retry, once `stop` is set. It does not follow redirects, which
         could take the key to another server."""
+        from openai import DefaultHttpxClient, OpenAI
 
         def check_stop(request: httpx2.Request) -> None:
             if stop.is_set():
@@ -125,8 +128,10 @@ class Judge:
             http_client=DefaultHttpxClient(follow_redirects=False, event_hooks=hooks),
         )
 
-    def ask(self, client: OpenAI, prompt: str) -> Reply:
+    def ask(self, client: "OpenAI", prompt: str) -> Reply:
         """The reply, at temperature 0. Raises JudgeError if a retry cannot help or all retries have failed."""
+        from openai import APIConnectionError, APIStatusError, Omit
+
         try:
             response = client.chat.completions.with_raw_response.create(
                 model=self.model,

@@ -7,13 +7,16 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from datasets import Dataset
 from huggingface_hub import hf_hub_download
 
 from ....text_data import load_table
 from ...models import LoadedModel, check_length, max_positions
 from ...text import prompt_ids
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 # LongBench as its authors published it. The rows of some mirrors (those with a column `question`) contain the prompts.
 LONGBENCH, LONGBENCH_REVISION = "zai-org/LongBench", "5e628be450b7e67fb7ae6e201bd6d8f7056f7672"
@@ -88,11 +91,13 @@ class Sample:
     cut: bool  # whether the middle of the document was cut out of the prompt
 
 
-def load_rows(task: JudgedTask, source: str = "") -> Dataset:
+def load_rows(task: JudgedTask, source: str = "") -> "Dataset":
     """The rows of a task, as published or from another `source` with the same columns.
 
     Raises ValueError if they cannot be loaded or lack a column.
     """
+    from datasets import Dataset
+
     if source or task.source != LONGBENCH:
         config = None if source and Path(source).expanduser().exists() else task.config
         return load_table(source or task.source, config, "test", task.columns)
@@ -108,7 +113,7 @@ def load_rows(task: JudgedTask, source: str = "") -> Dataset:
 
 
 def draw(
-    loaded: LoadedModel, name: str, rows: Dataset, samples: int, seed: int, max_length: int | None = None
+    loaded: LoadedModel, name: str, rows: "Dataset", samples: int, seed: int, max_length: int | None = None
 ) -> list[Sample]:
     """At most `samples` rows in an order that `seed` decides; rows without a document or a reference are skipped.
 

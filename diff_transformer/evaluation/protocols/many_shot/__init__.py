@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from matplotlib.axes import Axes
 from tqdm.auto import tqdm
 from transformers.cache_utils import Cache
 
@@ -26,6 +25,9 @@ from ...results import Cell, Key, Measure, Results, ResultSet, mean
 from .classification import SOURCES, ClassificationTask, Example, find_source, load_task
 from .demonstrations import ORDERS, Prompts
 from .label_trie import SCORINGS, choose_labels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 ORDER = 5
 
@@ -316,7 +318,7 @@ def _panels(name: str, caption: str, results: ResultSet, panels: Mapping[str, Ce
     return Figure(name, caption, draw, (4.5 * columns, 3.2 * rows))
 
 
-def _draw(axes: Axes, label: str, of_seeds: list[list[Cell]], ink: str) -> None:
+def _draw(axes: "Axes", label: str, of_seeds: list[list[Cell]], ink: str) -> None:
     """Draws accuracy over the number of demonstrations or the permutation, averaged over seeds, with a band from the
     lowest to the highest seed."""
     permuted = "order" in of_seeds[0][0].key

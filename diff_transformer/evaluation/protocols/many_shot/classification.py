@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from datasets import ClassLabel
-
 from ....text_data import load_table
 
 
@@ -120,6 +118,8 @@ def load_task(name: str, source: Source, label_names: Sequence[str] | None = Non
 
 
 def _read(source: Source, split: str, label_names: Sequence[str] | None) -> list[Example]:
+    from datasets import ClassLabel
+
     rows = load_table(source.dataset, source.config, split, [source.text_column, source.label_column])
     feature = rows.features[source.label_column]
     names = label_names or (feature.names if isinstance(feature, ClassLabel) else [])

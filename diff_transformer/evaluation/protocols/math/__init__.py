@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tqdm.auto import tqdm
 
 from ....arguments import option
+from ....extras import require
 from ... import render
 from ...generate import iterate_continuously, iterate_texts
 from ...models import LoadedModel, max_positions
@@ -78,6 +79,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     keys = [{"benchmark": name} for name in dict.fromkeys(arguments.benchmarks)]
     if all(key in results for key in keys):
         return
+    require("math_verify")  # which grades what is generated first
     chat = arguments.chat and loaded.tokenizer.chat_template is not None
     if arguments.continuous_batching and not chat:
         raise ValueError(

@@ -8,8 +8,7 @@ import resource
 import signal
 import sys
 from dataclasses import replace
-
-from math_verify import LatexExtractionConfig, parse, verify
+from functools import cache
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{|\S+)")
 _BRACE = re.compile(r"(?<!\\)[{}]")
@@ -27,10 +26,6 @@ _TEXT_AT_END = re.compile(rf"(?<=.)\s*{_TEXT.pattern}(?:\^\{{?\d\}}?)?$")
 _QUANTITY = re.compile(  # a number, perhaps with its unit in words
     r"(?P<number>[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+))(?P<percent>\\?%| percent)?"
     r"(?:\s(?!(?:and|or|sin|cos|tan|log|exp|sqrt)\b)(?:[a-z]{3,}[a-z .'-]*|[ckm]m|k?g|m[gl]|ft|in|lb|oz|mi|hr))?"
-)
-# Without math-verify's own units: it would read "4 t" as 4 tonnes, equal to 4
-_EXTRACTION = LatexExtractionConfig(
-    normalization_config=replace(LatexExtractionConfig().normalization_config, units=False)
 )
 _MATHEMATICS = re.compile(r"[\d\\=+*/^_<>|(){}\[\]]")
 
@@ -77,6 +72,8 @@ def is_correct(gold: str, answer: str) -> bool:
         return True
     if len(_words(gold)) > 1 and not _MATHEMATICS.search(_words(gold)):
         return False  # as mathematics, "on" would be o * n, which equals "no"
+    from math_verify import verify
+
     return verify(_expressions(gold), _expressions(answer), timeout_seconds=None)
 
 
@@ -91,16 +88,29 @@ def _words(text: str) -> str:
 
 def _expressions(text: str) -> list:
     """The expressions that math-verify finds in an answer; empty if it finds none."""
+    from math_verify import parse
+
     quantity, latex = _QUANTITY.fullmatch(_words(text)), _TEXT_AT_END.sub("", _latex(text))
     if quantity:
         latex = quantity["number"] + ("\\%" if quantity["percent"] else "")
     latex = _MIXED.sub(r"\1\\frac{\2}{\3}", latex)  # 1 1/2 would be a product
-    return parse(f"${latex}$", [_EXTRACTION], "no_fallback", parsing_timeout=None)
+    return parse(f"${latex}$", [_extraction()], "no_fallback", parsing_timeout=None)
+
+
+@cache
+def _extraction():
+    """Without math-verify's own units: it would read "4 t" as 4 tonnes, equal to 4."""
+    from math_verify import LatexExtractionConfig
+
+    return LatexExtractionConfig(
+        normalization_config=replace(LatexExtractionConfig().normalization_config, units=False)
+    )
 
 
 def serve(time_limit: float) -> None:
     """Reads [gold, answer] as JSON from each line of stdin and writes whether they are equal. Ends with stdin, or by
     SIGPROF when an answer takes more than `time_limit` seconds of processor time."""
+    _extraction()  # imports math-verify before time and memory are limited
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limits are disabled
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt ends the parent, and with it stdin
     signal.signal(signal.SIGPROF, signal.SIG_DFL)

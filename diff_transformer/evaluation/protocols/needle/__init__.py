@@ -17,10 +17,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from matplotlib.figure import Figure as Canvas
 from tqdm.auto import tqdm
 
 from ....arguments import option
@@ -31,6 +30,9 @@ from ...results import Key, Measure, Results, ResultSet, mean
 from ...text import load_documents
 from .. import HIGHER, Headline, Paper
 from .haystack import WORDINGS, NeedleArguments, NeedlePrompt, haystack_tokens, needle_prompt
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
 
 ORDER = 3
 NO_SETTINGS = ("lengths", "pairs")  # points of the grid, to which a later run may add
@@ -231,7 +233,7 @@ def _heat_maps(name: str, caption: str, grids: dict[str, Grid], columns: Sequenc
     panels = {label: grid for label, grid in grids.items() if grid}
     depths = sorted({depth for grid in panels.values() for column in grid.values() for depth in column})
 
-    def draw(canvas: Canvas) -> None:
+    def draw(canvas: "Canvas") -> None:
         axes = canvas.subplots(len(panels), squeeze=False)[:, 0]
         for axis, (label, grid) in zip(axes, panels.items(), strict=True):
             rows = [[grid.get(column, {}).get(depth, math.nan) for column in columns] for depth in depths]
