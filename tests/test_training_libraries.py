@@ -6,7 +6,16 @@ from dataclasses import fields
 import pytest
 import torch
 from datasets import Dataset
-from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
+from peft import (
+    AdaLoraConfig,
+    AutoPeftModelForCausalLM,
+    IA3Config,
+    LoraConfig,
+    OFTConfig,
+    PeftModel,
+    VeraConfig,
+    get_peft_model,
+)
 from transformers import (
     AutoModelForCausalLM,
     DataCollatorWithFlattening,
@@ -288,6 +297,27 @@ def test_lora_without_target_modules_adapts_queries_and_values(adapted):
         f"model.layers.{i}.self_attn.{projection}" for i in range(2) for projection in ("q_proj", "v_proj")
     }
     assert changed(model, before) == expected, "training must change the adapters, all of them, and nothing else"
+
+
+@peft_asks_by_the_old_name
+@pytest.mark.parametrize(
+    "config",
+    [
+        AdaLoraConfig(task_type="CAUSAL_LM", total_step=10),
+        IA3Config(task_type="CAUSAL_LM"),
+        OFTConfig(task_type="CAUSAL_LM", oft_block_size=4),
+        VeraConfig(task_type="CAUSAL_LM"),
+    ],
+    ids=lambda config: config.peft_type.value,
+)
+def test_other_adapters_without_target_modules_adapt_what_they_adapt_in_llama(config, make_model):
+    model = get_peft_model(make_model(), config)
+    ids = torch.arange(12).view(2, 6)
+    model(ids, labels=ids).loss.backward()
+    adapted = {name.rpartition(".")[2] for name in model.targeted_module_names}
+    assert adapted == ({"k_proj", "v_proj", "down_proj"} if isinstance(config, IA3Config) else {"q_proj", "v_proj"})
+    trained = [parameter for parameter in model.parameters() if parameter.grad is not None and parameter.grad.any()]
+    assert len(trained) >= len(model.targeted_module_names)
 
 
 @peft_asks_by_the_old_name
