@@ -549,8 +549,8 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         if length > self.config.max_position_embeddings and self.rotary_emb.rope_type == "default":
             logger.warning_once(
                 f"The input is longer than max_position_embeddings={self.config.max_position_embeddings}: the model "
-                "was not trained on such positions and its quality will drop. Shorten the input, or extend the context: "
-                'a higher rope_theta with further training, or rope_parameters with rope_type="dynamic" or "yarn".'
+                "was not trained on such positions and its quality will drop. Shorten the input, or extend the "
+                'context with a higher rope_theta and further training, or with rope_type="dynamic" or "yarn".'
             )
 
     def _packed_position_ids(
