@@ -274,7 +274,7 @@ def _has_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool
 
 
 def _is_exporting() -> bool:
-    # Before torch 2.13, Dynamo takes torch.compiler.is_exporting() for true in every torch.compile
+    # Before pytorch#176499, Dynamo takes torch.compiler.is_exporting() for true in every torch.compile
     return torch.compiler._is_exporting_flag
 
 

@@ -498,17 +498,13 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
                 f"past_key_values is a {type(past_key_values).__name__}; it must be a Cache of transformers, such as "
                 "the past_key_values of an earlier output or DynamicCache(config=model.config)."
             )
-        if position_ids is not None and (
-            position_ids.ndim != 2
-            or position_ids.shape[0] not in (1, inputs.shape[0])
-            or position_ids.shape[1] != inputs.shape[1]
-        ):
+        rows, tokens = inputs.shape[:2]
+        if position_ids is not None and tuple(position_ids.shape) not in ((rows, tokens), (1, tokens)):
             raise ValueError(
-                f"position_ids has the shape {tuple(position_ids.shape)}; for {inputs.shape[0]} rows of "
-                f"{inputs.shape[1]} tokens it must be {(inputs.shape[0], inputs.shape[1])} or {(1, inputs.shape[1])}: "
-                "positions of the new tokens only, not of those in the cache."
+                f"position_ids has the shape {tuple(position_ids.shape)}; for {rows} rows of {tokens} tokens it must "
+                f"be {(rows, tokens)} or {(1, tokens)}: positions of the new tokens only, not of those in the cache."
             )
-        if inputs.shape[1] == 0:
+        if tokens == 0:
             raise ValueError(
                 f"The input is empty: it has the shape {tuple(inputs.shape)}, but at least one token is needed. For "
                 "an empty text, pass the end-of-text token."
