@@ -32,6 +32,7 @@ EXTRAS = {
         "scipy",
     ],
     "hub": ["pyyaml"],
+    "onnx": ["onnx", "onnxruntime", "onnxscript"],
 }
 EXTRAS["dev"] = [
     *EXTRAS["triton"],
@@ -39,6 +40,7 @@ EXTRAS["dev"] = [
     *EXTRAS["ulysses"],
     *EXTRAS["eval"],
     *EXTRAS["hub"],
+    *EXTRAS["onnx"],
     "fastapi",  # with uvicorn: `transformers serve`, which a test starts
     "uvicorn",
     "hypothesis",

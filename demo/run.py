@@ -246,6 +246,9 @@ def main() -> None:
     loss = trainer.evaluate()["eval_loss"]
 
     # 5. Results
+    model.config.use_cache = True  # the trainer turned it off
+    # Once fine-tuned on the chat template, answers end with the second
+    model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids([tokenizer.eos_token, "<|im_end|>"])
     replace(out / "model", lambda folder: (tokenizer.save_pretrained(folder), model.save_pretrained(folder)))
     command = [sys.executable, str(HERE / "complete.py"), str(out / "model"), args.prompt]
     utf8 = {**os.environ, "PYTHONUTF8": "1"}

@@ -175,9 +175,9 @@ def flash_diff_attention_forward(
     """`attn_implementation="flash_diff"`: fused differential attention (shapes as in the oracle).
 
     On CUDA the Triton kernels of `flash_diff`, on the CPU the row-blocked kernel of `flash_diff_cpu`. What the Triton
-    kernels do not support (`runs_fused`), and GPUs that they do not support, go through the packed call of torch's
-    SDPA, with the same result. `head_norm`, the arguments `norm_weight`, `norm_eps` and `out_scale`, and
-    `padding_spans` (`flash_diff_padding_spans`) are for the Triton kernels only.
+    kernels do not support (`runs_fused`), GPUs that they do not support, and exported programs go through the packed
+    call of torch's SDPA, with the same result. `head_norm`, the arguments `norm_weight`, `norm_eps` and `out_scale`,
+    and `padding_spans` (`flash_diff_padding_spans`) are for the Triton kernels only.
     """
     _reject_dropout(module, dropout)
     _reject_split_sequences(module)
@@ -197,19 +197,21 @@ def flash_diff_attention_forward(
             options |= {"mask": attention_mask, "spans": padding_spans}
             attn_output = _fused_attention(query, key, value, lambda_full, **options)
         return attn_output, None
-    if query.device.type == "cpu":
+    if _is_exporting():
+        _warn_of_sdpa("an exported program runs without the operators of this package")
+    elif query.device.type == "cpu":
         attn_output = flash_diff_attention_cpu(
             query, key, value, lambda_full, attention_mask, cu_seq_lens_q, scale=scaling, is_causal=is_causal
         )
         return attn_output, None
-    if query.device.type != "cuda" or (is_supported(query.device) and not is_available(query.device)):
+    elif query.device.type != "cuda" or (is_supported(query.device) and not is_available(query.device)):
         raise ValueError(
             'attn_implementation="flash_diff" runs on the CPU, and on CUDA with triton 3.6 or later (`pip install '
             f"triton`), but the model is on {query.device}"
             f"{' and there is no such triton' if query.device.type == 'cuda' else ''}. "
             'model.set_attn_implementation("sdpa") computes the same.'
         )
-    if not is_tracing(query):
+    elif not is_tracing(query):
         if not is_supported(query.device):
             _warn_of_sdpa("the kernels need an NVIDIA GPU of compute capability 8.0 or later")
         elif not is_head_dim(query.shape[-1]):
@@ -284,7 +286,12 @@ def runs_fused(query: torch.Tensor, attention_mask: torch.Tensor | None) -> bool
 
 
 def _has_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    return is_available(device) and dtype != torch.float64 and is_head_dim(head_dim)
+    return is_available(device) and dtype != torch.float64 and is_head_dim(head_dim) and not _is_exporting()
+
+
+def _is_exporting() -> bool:
+    # Before pytorch#176499, Dynamo takes torch.compiler.is_exporting() for true in every torch.compile
+    return torch.compiler._is_exporting_flag
 
 
 def _fused_layout(query, key, value) -> tuple[torch.Tensor, ...]:

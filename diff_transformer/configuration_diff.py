@@ -15,6 +15,7 @@ Symbols of the paper and their names here:
 """
 
 import math
+from contextlib import suppress
 
 from huggingface_hub.dataclasses import strict
 from transformers.configuration_utils import PreTrainedConfig
@@ -149,6 +150,18 @@ class DiffTransformerConfig(PreTrainedConfig):
         if self.rope_parameters is not None:
             self.rope_parameters = dict(self.rope_parameters)  # it is completed in place; the caller's stays as it is
         super().__post_init__(**kwargs)
+
+    def update_from_string(self, update_str: str) -> None:
+        """As in transformers (`--config_overrides` of its scripts), and the result is validated as at creation.
+
+        Derived values stay: with `num_attention_heads`, give `num_key_value_heads` and `head_dim` too. Raises
+        StrictDataclassClassValidationError.
+        """
+        super().update_from_string(update_str)
+        # transformers reads a number only where there was one. What is none is "exponential", or rejected below
+        with suppress(ValueError):
+            self.lambda_init = float(self.lambda_init)
+        self.validate()
 
     @classmethod
     def from_paper_size(cls, name: str, **kwargs) -> "DiffTransformerConfig":

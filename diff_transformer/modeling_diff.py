@@ -56,12 +56,14 @@ except ImportError:  # transformers < 5.19
 
 
 try:
-    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    from peft.utils import constants as peft_constants
 except ImportError:  # optional package
     pass
 else:
-    # `LoraConfig()` without target_modules: as for Llama
-    TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.setdefault("diff_transformer", ["q_proj", "v_proj"])
+    # `LoraConfig()`, `IA3Config()`, ... without target_modules: as for Llama, whose linear layers have the same names
+    for _name, _modules in vars(peft_constants).items():
+        if _name.startswith("TRANSFORMERS_MODELS_TO_") and "llama" in _modules:
+            _modules.setdefault("diff_transformer", _modules["llama"])
 
 
 logger = logging.get_logger(__name__)
@@ -334,6 +336,10 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         "attentions": DiffTransformerAttention,
     }
 
+    def __init__(self, config: DiffTransformerConfig, *args, **kwargs):
+        config.validate_architecture()  # fields may have been set since the configuration was created
+        super().__init__(config, *args, **kwargs)
+
     def save_pretrained(self, *args, **kwargs):
         if self._auto_class is not None:
             # every class, so that a causal checkpoint also loads as a classifier through remote code
@@ -421,7 +427,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPast:
-        self._check_ids(input_ids, inputs_embeds)
+        self._check_inputs(input_ids, inputs_embeds, position_ids, past_key_values)
         if inputs_embeds is None:
             inputs_embeds: torch.Tensor = self.embed_tokens(input_ids)
 
@@ -476,12 +482,29 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             past_key_values=past_key_values,
         )
 
-    def _check_ids(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> None:
+    def _check_inputs(self, input_ids, inputs_embeds, position_ids, past_key_values) -> None:
         if (input_ids is None) == (inputs_embeds is None):
             given = "neither" if input_ids is None else "both"
             raise ValueError(f"You must specify exactly one of input_ids or inputs_embeds; got {given}.")
-        inputs = inputs_embeds if input_ids is None else input_ids
-        if inputs.shape[1] == 0:
+        name, inputs, shape = (
+            ("inputs_embeds", inputs_embeds, "(batch, tokens, hidden_size)")
+            if input_ids is None
+            else ("input_ids", input_ids, "(batch, tokens)")
+        )
+        if inputs.ndim != shape.count(",") + 1:
+            raise ValueError(f"{name} has the shape {tuple(inputs.shape)}; it must be {shape}. One row: {name}[None].")
+        if past_key_values is not None and not isinstance(past_key_values, Cache):
+            raise ValueError(
+                f"past_key_values is a {type(past_key_values).__name__}; it must be a Cache of transformers, such as "
+                "the past_key_values of an earlier output or DynamicCache(config=model.config)."
+            )
+        rows, tokens = inputs.shape[:2]
+        if position_ids is not None and tuple(position_ids.shape) not in ((rows, tokens), (1, tokens)):
+            raise ValueError(
+                f"position_ids has the shape {tuple(position_ids.shape)}; for {rows} rows of {tokens} tokens it must "
+                f"be {(rows, tokens)} or {(1, tokens)}: positions of the new tokens only, not of those in the cache."
+            )
+        if tokens == 0:
             raise ValueError(
                 f"The input is empty: it has the shape {tuple(inputs.shape)}, but at least one token is needed. For "
                 "an empty text, pass the end-of-text token."
@@ -505,6 +528,11 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
                 f"attention_mask has the shape {shape}; for {batch_size} rows of {q_length} tokens it must be (batch, "
                 "keys), 1 for tokens to keep and 0 for padding, or (batch, heads or 1, queries, keys)."
             )
+        if fits_4d and not (attention_mask.dtype == torch.bool or attention_mask.is_floating_point()):
+            raise ValueError(
+                f"attention_mask has four dimensions and the type {attention_mask.dtype}, but a 4-D mask is either "
+                "boolean, True for what is seen, or float, added to the scores. Use attention_mask.bool()."
+            )
         if isinstance(past_seen_tokens, torch.Tensor):  # static cache: its length lives on the device
             return
         length = past_seen_tokens + q_length
@@ -519,10 +547,9 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         is_served = self.config._attn_implementation in ("vllm", "sglang")
         if is_too_long and not is_served and not is_tracing(inputs_embeds):
             logger.warning_once(
-                f"The input is {length} tokens long, more than max_position_embeddings="
-                f"{self.config.max_position_embeddings}: the model was not trained on such positions and its quality "
-                "will drop. Shorten the input, or extend the context: a higher rope_theta with further training, or "
-                'rope_parameters with rope_type="dynamic" or "yarn".'
+                f"The input is longer than max_position_embeddings={self.config.max_position_embeddings}: the model "
+                "was not trained on such positions and its quality will drop. Shorten the input, or extend the "
+                'context with a higher rope_theta and further training, or with rope_type="dynamic" or "yarn".'
             )
 
     def _packed_position_ids(

@@ -46,16 +46,18 @@ SPECIAL_TOKENS = {
     "<|endofprompt|>": 100276,
 }
 
-# ChatML. `return_assistant_tokens_mask` marks the generation block: the assistant's content and its end token.
+# ChatML. OpenAI's clients call the system role "developer". `return_assistant_tokens_mask` marks the generation block:
+# the assistant's content and its end token.
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
-    {%- if message['role'] not in ['system', 'user', 'assistant', 'tool'] -%}
-        {{- raise_exception("got role '" ~ message['role'] ~ "'; the roles are system, user, assistant and tool") -}}
+    {%- set role = 'system' if message['role'] == 'developer' else message['role'] -%}
+    {%- if role not in ['system', 'user', 'assistant', 'tool'] -%}
+        {{- raise_exception("got role '" ~ role ~ "'; the roles are system, developer, user, assistant and tool") -}}
     {%- elif message['content'] is not string -%}
-        {{- raise_exception("a " ~ message['role'] ~ " message needs its 'content' as one string") -}}
+        {{- raise_exception("a " ~ role ~ " message needs its 'content' as one string") -}}
     {%- endif -%}
-    {{- '<|im_start|>' + message['role'] + '\\n' -}}
-    {%- if message['role'] == 'assistant' -%}
+    {{- '<|im_start|>' + role + '\\n' -}}
+    {%- if role == 'assistant' -%}
         {%- generation -%}
             {{- message['content'] + '<|im_end|>' -}}
         {%- endgeneration -%}

@@ -117,6 +117,30 @@ def test_bad_values_say_what_was_given_and_what_is_needed(kwargs, message):
         DiffTransformerConfig(**kwargs)
 
 
+def test_update_from_string_as_in_the_scripts_of_transformers(tmp_path):
+    config = DiffTransformerConfig()
+    config.update_from_string("lambda_init=0.5,num_attention_heads=24,num_key_value_heads=8,head_dim=128")
+    assert (config.lambda_init, config.num_attention_heads, config.head_dim) == (0.5, 24, 128)
+    config.save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).lambda_init == 0.5
+    config = DiffTransformerConfig()
+    config.update_from_string("lambda_init=exponential")
+    assert config.lambda_init == "exponential"
+
+
+@pytest.mark.parametrize(
+    ("update", "message"),
+    [
+        ("lambda_init=linear", "lambda_init='linear' .* 'exponential'"),
+        ("lambda_init=1.5", "lambda_init=1.5 .* strictly between 0 and 1"),
+        ("num_attention_heads=6", "num_key_value_heads=12 .* does not divide num_attention_heads=6"),
+    ],
+)
+def test_bad_updates(update, message):
+    with pytest.raises(StrictDataclassClassValidationError, match=f"(?s){message}"):
+        DiffTransformerConfig().update_from_string(update)
+
+
 @pytest.mark.parametrize("kwargs", [{"vocab_size": "100k"}, {"lambda_init": True}, {"use_subln": "no"}])
 @pytest.mark.oldest
 def test_wrong_types(kwargs):

@@ -122,7 +122,10 @@ def test_run_saves_a_complete_model(runs):
     assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= found
     model = DiffTransformerForCausalLM.from_pretrained(out / "model")
     tokenizer = AutoTokenizer.from_pretrained(out / "model")
-    assert tokenizer.eos_token_id == model.config.eos_token_id == model.generation_config.eos_token_id
+    assert tokenizer.eos_token_id == model.config.eos_token_id
+    ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    assert model.generation_config.eos_token_id == ends, "chat after fine-tuning would not stop"
+    assert model.config.use_cache, "the trainer's use_cache=False was saved"
     assert len(tokenizer) <= model.config.vocab_size
 
 

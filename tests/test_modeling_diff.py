@@ -369,6 +369,35 @@ def model(tiny_config):
         ({"input_ids": torch.ones(1, 2, dtype=torch.long), "inputs_embeds": torch.ones(1, 2, 64)}, "got both"),
         ({"input_ids": torch.ones(2, 0, dtype=torch.long)}, r"empty: .*\(2, 0\)"),
         ({"inputs_embeds": torch.ones(2, 0, 64)}, "empty"),
+        (
+            {"input_ids": torch.ones(5, dtype=torch.long)},
+            r"input_ids has the shape \(5,\); it must be \(batch, tokens\)",
+        ),
+        (
+            {"inputs_embeds": torch.ones(5, 64)},
+            r"inputs_embeds has the shape \(5, 64\); .*\(batch, tokens, hidden_size\)",
+        ),
+        (
+            {
+                "input_ids": torch.ones(2, 5, dtype=torch.long),
+                "past_key_values": ((torch.ones(2, 2, 3, 16),) * 2,) * 2,
+            },
+            "past_key_values is a tuple; it must be a Cache .*DynamicCache",
+        ),
+        *(
+            (
+                {"input_ids": torch.ones(3, 5, dtype=torch.long), "position_ids": torch.arange(n).reshape(shape)},
+                r"position_ids has the shape .* 3 rows of 5 tokens it must be \(3, 5\) or \(1, 5\)",
+            )
+            for n, shape in ((4, (1, 4)), (5, (5,)), (10, (2, 5)), (15, (1, 3, 5)))
+        ),
+        (
+            {
+                "input_ids": torch.ones(1, 5, dtype=torch.long),
+                "attention_mask": torch.ones(1, 1, 5, 5, dtype=torch.int),
+            },
+            r"four dimensions and the type torch.int32, .* Use attention_mask.bool\(\)",
+        ),
         ({"input_ids": torch.tensor([[5, 199]])}, "from 5 to 199, .* ids 0 to 198.*tokenizer"),
         ({"input_ids": torch.tensor([[-1, 3]])}, "from -1 to 3"),
         (
@@ -412,8 +441,9 @@ def test_cached_mask_counts_cached_tokens(model):
 def test_input_longer_than_the_rope_was_trained_for(model, caplog):
     transformers_logging.get_logger("diff_transformer.modeling_diff").propagate = True
     with caplog.at_level(logging.WARNING), torch.no_grad():
-        model(torch.ones(1, 40, dtype=torch.long))
-    assert "40 tokens long, more than max_position_embeddings=32" in caplog.text
+        for length in (40, 41):
+            model(torch.ones(1, length, dtype=torch.long))
+    assert caplog.text.count("The input is longer than max_position_embeddings=32") == 1, "not with every token"
     assert "rope_theta" in caplog.text
 
 
@@ -424,6 +454,13 @@ def test_such_an_input_compiles(model):
     with torch.no_grad():
         compiled = torch.compile(model, backend="eager", fullgraph=True)(ids, use_cache=False).logits
         assert torch.allclose(compiled, model(ids).logits, atol=1e-5)
+
+
+def test_fields_set_after_the_configuration_was_created_are_validated(tiny_config):
+    config = tiny_config()
+    config.num_attention_heads = 1
+    with pytest.raises(ValueError, match="num_key_value_heads=2 .* does not divide num_attention_heads=1"):
+        DiffTransformerForCausalLM(config)
 
 
 @pytest.mark.oldest

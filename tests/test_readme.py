@@ -45,7 +45,7 @@ def test_readme_generates(demo_model):
 
 @pytest.mark.process
 def test_usage_page(demo_model):
-    load, maps, _, build = python_blocks("docs/usage.md")
+    load, maps, _, build, *_ = python_blocks("docs/usage.md")
     inputs = 'inputs = tokenizer("import os", return_tensors="pt")\n'
     maps = load + inputs + maps + "assert len(maps) == len(lambdas) == 2\n"
     # the paper's size is only described, not allocated

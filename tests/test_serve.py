@@ -34,7 +34,7 @@ from diff_transformer import DiffTransformerForCausalLM, cl100k_tokenizer
 
 CHATS = [
     [{"role": "user", "content": "Hi"}],
-    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}],
+    [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}],
     [
         {"role": "user", "content": "Name a colour."},
         {"role": "assistant", "content": "Red"},

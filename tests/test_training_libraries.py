@@ -1,12 +1,23 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Training with TRL's `SFTTrainer`, and LoRA adapters of PEFT."""
 
+import re
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
-from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
+from peft import (
+    AdaLoraConfig,
+    AutoPeftModelForCausalLM,
+    IA3Config,
+    LoraConfig,
+    OFTConfig,
+    PeftModel,
+    VeraConfig,
+    get_peft_model,
+)
 from transformers import (
     AutoModelForCausalLM,
     DataCollatorWithFlattening,
@@ -30,6 +41,7 @@ There now is your insular city of the Manhattoes, belted round by wharves as Ind
 Right and left, the streets take you waterward.
 Look at the crowds of water-gazers there.
 """.splitlines()
+USAGE = Path(__file__).parents[1] / "docs/usage.md"
 QUESTIONS = {"The capital of France?": " Paris.", "Two and two?": " Four, of course.", "A colour?": " Blue, or red."}
 # peft 0.21 asks for a property that transformers 5.23 renamed
 peft_asks_by_the_old_name = pytest.mark.filterwarnings(
@@ -291,6 +303,27 @@ def test_lora_without_target_modules_adapts_queries_and_values(adapted):
 
 
 @peft_asks_by_the_old_name
+@pytest.mark.parametrize(
+    "config",
+    [
+        AdaLoraConfig(task_type="CAUSAL_LM", total_step=10),
+        IA3Config(task_type="CAUSAL_LM"),
+        OFTConfig(task_type="CAUSAL_LM", oft_block_size=4),
+        VeraConfig(task_type="CAUSAL_LM"),
+    ],
+    ids=lambda config: config.peft_type.value,
+)
+def test_other_adapters_without_target_modules_adapt_what_they_adapt_in_llama(config, make_model):
+    model = get_peft_model(make_model(), config)
+    ids = torch.arange(12).view(2, 6)
+    model(ids, labels=ids).loss.backward()
+    adapted = {name.rpartition(".")[2] for name in model.targeted_module_names}
+    assert adapted == ({"k_proj", "v_proj", "down_proj"} if isinstance(config, IA3Config) else {"q_proj", "v_proj"})
+    trained = [parameter for parameter in model.parameters() if parameter.grad is not None and parameter.grad.any()]
+    assert len(trained) >= len(model.targeted_module_names)
+
+
+@peft_asks_by_the_old_name
 def test_lora_on_all_linear_layers_leaves_lambda_and_the_norms(adapted):
     model, before = adapted(target_modules="all-linear")
     touched = changed(model, before)
@@ -336,3 +369,30 @@ def test_lora_saves_loads_and_merges(target_modules, adapted, tmp_path, tokenize
             )
     fused = merged.model.layers[0].self_attn
     assert torch.equal(fused.lambda_q1, base.model.layers[0].self_attn.lambda_q1), "merging touched lambda"
+
+
+@peft_asks_by_the_old_name
+def test_the_usage_pages_lambda_beside_lora(make_model, tmp_path, monkeypatch, tokenizer):
+    *_, train, save = re.findall(r"```python\n(.*?)```", USAGE.read_text(encoding="utf-8"), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    model = make_model()
+    model.save_pretrained("base")
+    page = {"model": model, "DiffTransformerForCausalLM": DiffTransformerForCausalLM}
+    exec(train, page)
+    model = page["model"]
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    inputs = tokenizer(SENTENCES[0], return_tensors="pt")
+    optimizer = torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad], lr=1.0)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(**inputs, labels=inputs["input_ids"]).loss.backward()
+        optimizer.step()
+    assert {name for name in changed(model, before) if "lora_" not in name} == {n for n in before if ".lambda_" in n}
+    with torch.no_grad():
+        expected = model.eval()(**inputs).logits
+    exec(save, page)
+    merged = AutoModelForCausalLM.from_pretrained("merged")
+    for layer, trained in zip(merged.model.layers, model.get_base_model().model.layers, strict=True):
+        assert torch.equal(layer.self_attn.lambda_k2, trained.self_attn.lambda_k2)
+    with torch.no_grad():
+        torch.testing.assert_close(merged(**inputs).logits, expected, rtol=0, atol=1e-5)

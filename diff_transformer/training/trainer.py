@@ -164,6 +164,7 @@ class RunTrainer(Trainer):
 
     def save_whole_model(self, folder: Path) -> None:
         """Saves model and tokenizer in a folder that appears whole or not at all. Every process must call it."""
+        self.accelerator.unwrap_model(self.model).config.use_cache = True  # the trainer turned it off
         with ExitStack() as stack:
             own = stack.enter_context(whole_folder(folder, 0, overwrite=True)) if self.args.should_save else None
             # Sharded models are gathered, or written, by all processes: they need to know the folder of the first

@@ -232,6 +232,8 @@ def test_the_model_is_saved_whole_or_not_at_all(make_trainer, tmp_path, monkeypa
 
     trainer = make_trainer()
     trainer.save_whole_model(tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert config["use_cache"], "the trainer's use_cache=False was saved, and transformers would not export the model"
     first = saved()
     with torch.no_grad():
         trainer.model.lm_head.weight.add_(1.0)
