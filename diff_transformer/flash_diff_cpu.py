@@ -284,10 +284,12 @@ def _decode(query, key, value, lambda_full, attention_mask, scale, is_causal):
 
 
 def _attend(query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal):
-    with torch.autocast("cpu", enabled=False):
-        if query.shape[2] <= _DECODE_TOKENS and cu_seq_lens is None:
-            return _decode(query, key, value, lambda_full, attention_mask, scale, is_causal).contiguous()
-        return _forward(query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal)
+    if torch.is_autocast_enabled("cpu"):
+        with torch.autocast("cpu", enabled=False):
+            return _attend(query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal)
+    if query.shape[2] <= _DECODE_TOKENS and cu_seq_lens is None:
+        return _decode(query, key, value, lambda_full, attention_mask, scale, is_causal).contiguous()
+    return _forward(query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal)
 
 
 class _FlashDiffCPU(torch.autograd.Function):
@@ -397,7 +399,11 @@ def flash_diff_attention_cpu(
         (B, T, H, 2d) in the type of `value`. Rows that may see no key hold no meaning, but no NaN either.
     """
     args = (query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal)
-    return _flash_diff_cpu_op(*args) if torch.compiler.is_compiling() else _FlashDiffCPU.apply(*args)
+    if torch.compiler.is_compiling():
+        return _flash_diff_cpu_op(*args)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value, lambda_full)):
+        return _FlashDiffCPU.apply(*args)
+    return _attend(*args)  # without autograd's bookkeeping, a tenth of the attention of a decoded token
 
 
 __all__ = ["flash_diff_attention_cpu"]

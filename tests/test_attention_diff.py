@@ -27,6 +27,7 @@ from diff_transformer.attention_diff import (
     packed_attention,
     packed_sdpa_attention,
 )
+from diff_transformer.flash_diff_cpu import flash_diff_attention_cpu
 from diff_transformer.modeling_diff import DiffTransformerAttention
 
 CPU_TRAINING_BACKENDS = ["flash_diff", "eager", "sdpa"]
@@ -550,3 +551,16 @@ def test_dropout_is_rejected_where_it_is_not_supported(tiny_config, implementati
         model.eval()(ids)  # nothing is dropped at inference
     with pytest.raises(ValueError, match=f'(?s)attention_dropout=0.1 .*{implementation}.*attn_implementation="eager"'):
         model.train()(ids)
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_the_cpu_kernel_computes_the_same_with_and_without_gradients_and_under_autocast(tokens):
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 2, length, 32) for length in (tokens, 40, 40))
+    expected = flash_diff_attention_cpu(query, key, value, torch.tensor(0.5), scale=0.25)
+    assert expected.grad_fn is None
+    for autocast, needs_grad in itertools.product((False, True), repeat=2):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            out = flash_diff_attention_cpu(query.requires_grad_(needs_grad), key, value, torch.tensor(0.5), scale=0.25)
+        assert out.requires_grad == needs_grad
+        assert torch.equal(out, expected), f"autocast={autocast}, gradients={needs_grad}"
