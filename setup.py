@@ -32,7 +32,6 @@ EXTRAS = {
         "scipy",
     ],
     "hub": ["pyyaml"],
-    "onnx": ["onnx", "onnxruntime", "onnxscript"],
 }
 EXTRAS["dev"] = [
     *EXTRAS["triton"],
@@ -40,11 +39,13 @@ EXTRAS["dev"] = [
     *EXTRAS["ulysses"],
     *EXTRAS["eval"],
     *EXTRAS["hub"],
-    *EXTRAS["onnx"],
     "fastapi",  # with uvicorn: `transformers serve`, which a test starts
     "uvicorn",
     "hypothesis",
     "mypy",
+    "onnx",  # with onnxruntime and onnxscript: a test exports a model
+    "onnxruntime",
+    "onnxscript",
     "pytest",
     "pytest-xdist",
     "ruff",

@@ -108,10 +108,18 @@ def test_torch_export_with_a_static_cache(model):
     torch.testing.assert_close(torch.cat(logits, 1), model(ids).logits, atol=1e-4, rtol=0)
 
 
+@torch.no_grad()
+def test_torch_compile_is_no_export(model):
+    ids, mask = batch()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    logits = compiled(ids, attention_mask=mask, use_cache=False).logits
+    assert torch.equal(logits, model(ids, attention_mask=mask).logits), "compiled, the model leaves flash_diff"
+
+
 @pytest.mark.process
 def test_the_recipe_for_onnx(tiny_config, tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'diff_transformer[onnx]'")
-    pytest.importorskip("onnxscript", reason="pip install 'diff_transformer[onnx]'")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="pip install onnx onnxscript onnxruntime")
+    pytest.importorskip("onnxscript", reason="pip install onnx onnxscript onnxruntime")
     model = DiffTransformerForCausalLM(tiny_config()).eval()
     model.save_pretrained(tmp_path / "demo/out/model")
     (recipe,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/export.md").read_text(encoding="utf-8"), re.DOTALL)
