@@ -493,7 +493,10 @@ def line(*cells) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argument_parser(__doc__, "files")
     parser.add_argument("--architectures", type=int, nargs="+", default=list(ARCHITECTURES), choices=ARCHITECTURES)
-    parser.add_argument("--head-dims", type=int, nargs="+", default=HEAD_DIMS, choices=HEAD_DIMS, help="d")
+    text = "d, from 1 to 128 (default: %(default)s)"
+    parser.add_argument(
+        "--head-dims", type=int, nargs="+", default=HEAD_DIMS, choices=range(1, 129), metavar="D", help=text
+    )
     parser.add_argument("--kernels", nargs="+", default=list(KERNELS), choices=KERNELS)
     parser.add_argument("--blocks", nargs="+", help="rows/keys/warps/stages, in place of the tables' own")
     parser.add_argument("--sweep", action="store_true", help="try --blocks, or a list, and print the best for each d")
