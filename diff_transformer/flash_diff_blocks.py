@@ -8,6 +8,7 @@ count as the time of their loads and stores. Not yet tuned by timing: `make gpu`
 
 import json
 import os
+import re
 from functools import cache
 from typing import NamedTuple
 
@@ -103,7 +104,18 @@ def _tuned(path: str | None) -> dict[str, dict[str, dict[str, str]]]:
     if path is None:
         return {}
     with open(path) as file:
-        return json.load(file)
+        table = json.load(file)
+    for number, kernels in table.items():
+        for kernel, cells in kernels.items():
+            for d, cell in cells.items():
+                is_known = kernel in _TABLE.get(int(number), ()) and int(d) in HEAD_DIMS
+                if not is_known or not re.fullmatch(r"\d+/\d+/\d+/\d+", cell):
+                    raise ValueError(
+                        f"DIFF_TRANSFORMER_BLOCKS={path} has {cell!r} for {kernel!r}, d = {d}, on sm_{number}; it "
+                        f'must be "rows/keys/warps/stages" for one of {", ".join(_TABLE[90])}, d of {HEAD_DIMS}, on '
+                        f"one of {', '.join(map(str, _TABLE))}."
+                    )
+    return table
 
 
 @cache
