@@ -25,7 +25,7 @@ from transformers import TrainingArguments
 from ..configuration_diff import DiffTransformerConfig
 from . import SCALES
 from .arms import ARMS
-from .tasks import TASKS, Task
+from .tasks import TASKS, KeyValue, Task
 
 STUDIES = Path(__file__).parent / "studies"
 _FORBID = ConfigDict(extra="forbid")
@@ -195,6 +195,12 @@ def _problems(experiment: Experiment, study: Study) -> Iterator[str]:
         yield f"config: {error.__cause__}"
     except (TypeError, ValueError) as error:
         yield f"config: {error}"
+    threshold, task = experiment.endpoint.accuracy, experiment.make_task()
+    if threshold is not None and isinstance(task, KeyValue) and threshold <= task.floor().value:
+        yield (
+            f"endpoint: got the accuracy {threshold:g}. It must be more than {task.floor().value:.3f}, which a model "
+            "that has not learnt the task has."
+        )
     if both := sorted(set(experiment.seeds) & set(experiment.tuning_seeds)):
         yield f"tuning_seeds: got {both}, which are seeds too. The learning rates are chosen on other seeds."
     known = {x.name for x in fields(TrainingArguments)}
