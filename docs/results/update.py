@@ -33,10 +33,10 @@ _SENTENCES = (
 
 
 def reports(root: Path = ROOT) -> dict[Path, Report]:
-    """By the folder of the study; of studies that have only begun there are none."""
+    """By the folder of the study, of those that are finished."""
     folders = [root / "docs/results" / scale for scale in SCALES]
     found = {x: Report(load_study(x / STUDY), load(x / RESULTS)) for x in folders if (x / RESULTS).exists()}
-    return {folder: report for folder, report in found.items() if report.findings}
+    return {folder: report for folder, report in found.items() if not report.missing()}
 
 
 def texts(root: Path = ROOT) -> dict[Path, str]:

@@ -69,6 +69,13 @@ def test_other_results_give_other_sentences(root):
     assert all(before[path] != after[path] for path in before)
 
 
+def test_a_study_that_is_not_finished_is_not_drawn(root):
+    file = root / "docs/results/cpu" / RESULTS
+    *lines, _ = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines))
+    assert update.reports(root) == {}
+
+
 @pytest.mark.parametrize("text", ["# A\n", "<!-- results -->\n", "<!-- /results -->\n<!-- results -->\n"])
 def test_a_readme_without_the_place(root, text):
     (root / "README.md").write_text(text)
