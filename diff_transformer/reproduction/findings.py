@@ -78,9 +78,10 @@ def findings(study: Study, results: Sequence[Result]) -> list[Finding]:
 
 
 def of_arms(experiment: Experiment, name: str, results: Sequence[Result]) -> dict[str, list[Result]]:
-    """The runs of each arm with its learning rate, in the order of the seeds; nothing while the rates are open."""
+    """The runs of each arm with its learning rate, in the order of the seeds, without those that diverged; nothing
+    while the rates are open."""
     rates = chosen_learning_rates(experiment, name, results)
-    runs = [x for x in results if x.experiment == name and not x.tuning]
+    runs = [x for x in results if x.experiment == name and not (x.tuning or x.diverged)]
     found = {
         arm: sorted((x for x in runs if (x.arm, x.learning_rate) == (arm, rate)), key=lambda x: x.seed)
         for arm, rate in rates.items()

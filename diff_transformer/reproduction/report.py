@@ -55,7 +55,7 @@ class Report:
 
     def opening(self) -> Opening:
         answers = "\n".join(f"- {sentence}" for sentence in self.answers())
-        return [part for part in (answers, self.missing(), self.scope()) if part]
+        return [part for part in (answers, self.missing(), self.diverged(), self.scope()) if part]
 
     def answers(self) -> Iterator[str]:
         """A sentence for each primary contrast."""
@@ -79,6 +79,13 @@ class Report:
                 tuned = chosen_learning_rates(experiment, name, self.results)
                 told.append(f"{name}: {done} of {planned} runs{'' if tuned else ', no learning rates yet'}")
         return f"The study is not finished ({'; '.join(told)})." if told else ""
+
+    def diverged(self) -> str:
+        """The runs that count for nothing; empty if there are none."""
+        runs = [f"{x.experiment} {x.arm} {x.seed}" for x in self.results if x.diverged and not x.tuning]
+        if not runs:
+            return ""
+        return f"The loss of these runs became infinite or NaN, and they are left out: {', '.join(runs)}."
 
     def scope(self) -> str:
         results = [x for arms in self.arms.values() for runs in arms.values() for x in runs]

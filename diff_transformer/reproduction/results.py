@@ -11,7 +11,7 @@ seed and learning rate:
 | `conditions` | loss and accuracy on each kind of rows, at the end |
 | `lambdas` | `[step, lambda of the first layer, ...]` at each entry of the log; of DIFF V2 the mean |
 | `parameters`, `flops_per_token`, `lambda_init` | of the model; the last by layer |
-| `diverged` | whether the loss became infinite or NaN; only of tuning runs, the curve ends before |
+| `diverged` | whether the loss became infinite or NaN; the curve ends before |
 | `unigram_loss` | of text: the validation loss of a model that knows how frequent each token is, and nothing else |
 | `matrices`, `data`, `batches` | digests of the initial matrices, the text, and all batches up to each evaluation |
 | `map` | one solved example, of the first seed only |

@@ -117,8 +117,6 @@ class Trainings:
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except NonFiniteLossError:
-            if not run.tuning:
-                raise
             diverged = True
         history, here = trainer.state.log_history, this_run(model.device)
         steps = [int(x["step"]) for x in history if "eval_loss" in x]
@@ -131,7 +129,7 @@ class Trainings:
         result = Result(
             **run._asdict(),
             curve=[[step * self.tokens_per_step, *rest] for step, *rest in curve],
-            conditions={} if run.tuning else self._conditions(trainer),
+            conditions={} if run.tuning or diverged else self._conditions(trainer),
             parameters=model.num_parameters(),
             flops_per_token=model_flops_per_token(model.config, self.task.length),
             diverged=diverged,
@@ -141,7 +139,7 @@ class Trainings:
             data=None if self.tokens is None else self.tokens.digest(),
             unigram_loss=None if self.tokens is None else self.tokens.unigram_loss(),
             batches=[hashlib.sha256("".join(batches[:step]).encode()).hexdigest()[:8] for step in steps],
-            map=self._map(model) if self._is_shown(run) else None,
+            map=self._map(model) if self._is_shown(run) and not diverged else None,
             seconds=sum(x["train_runtime"] for x in history if "train_runtime" in x),
             **{name: here[name] for name in ("date", "hardware", "packages")},
         )

@@ -253,6 +253,15 @@ def test_a_study_that_is_not_finished(tmp_path, monkeypatch, kept, told):
     assert not re.search(r"\bnan\b", page) and html.stat().st_size > 4000
 
 
+def test_runs_that_diverged_are_left_out_and_named(tmp_path):
+    lost = {"experiment": "text", "arm": "diff", "seed": 12}
+    results = changed(RESULTS, lost, diverged=True, curve=[], batches=[])
+    report = Report(STUDY, results)
+    assert [x.seeds for x in report.findings if x.experiment == "text"] == [3, 3]
+    page = report.write(tmp_path)[1].read_text().partition("\n## ")[0]
+    assert "became infinite or NaN, and they are left out: text diff 12." in page and "not finished" not in page
+
+
 def test_a_study_without_results_says_so(tmp_path):
     _, path = Report(STUDY, []).write(tmp_path)
     page = path.read_text()
