@@ -48,13 +48,13 @@ class Text:
 
     source: `stdlib`, the Python standard library, or `packages`, all other installed distributions.
     ranks: merge ranks of cl100k_base.
-    held_out: about one file in this many, at most 256, is held out for validation. A hash of its path decides.
+    held_out: about one file in this many is held out for validation. A hash of its path decides.
     max_megabytes: the size at which a random selection of the files ends; all files by default.
     """
 
     source: Literal["stdlib", "packages"] = "stdlib"
     ranks: PositiveInt = 1024
-    held_out: PositiveInt = 20
+    held_out: Annotated[int, Field(gt=0, le=256)] = 20
     max_megabytes: PositiveFloat | None = None
 
     @cached_property
@@ -214,10 +214,13 @@ class KeyValue:
         return int(np.flatnonzero(row == key)[0]) + 1
 
     def floor(self, unigram_loss: float | None = None) -> Floor:
-        """A model that answers with the value of any pair of the row."""
-        right = [1 / n + (1 - 1 / n) / self.values for n in self.pairs]
-        questions = [self.length - self._context(n) for n in self.pairs]  # rows with fewer pairs may have more
-        return Floor("accuracy", float(np.average(right, weights=questions)))
+        """A model that answers with the value of any pair that was not asked for yet, which takes no look at the key.
+        When a key is asked for again, of any pair."""
+        pairs_left = []  # at each question
+        for n in self.pairs:
+            questions = (self.length - self._context(n)) // 2
+            pairs_left += [*range(n, 0, -1), *[n] * (questions - n)]
+        return Floor("accuracy", float(np.mean([1 / n + (1 - 1 / n) / self.values for n in pairs_left])))
 
 
 @dataclass(frozen=True, config=_FORBID)

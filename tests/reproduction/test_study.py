@@ -122,7 +122,7 @@ MISTAKES = [  # where, the value there, the message
     (f"{SMALL}: endpoint: kind", "loss", "got loss and accuracy=0.9; tokens need an accuracy, and only they do."),
     (f"{SMALL}: endpoint: accuracy", REMOVED, "got tokens and accuracy=None; tokens need an accuracy, and only th"),
     (f"{SMALL}: endpoint: accuracy", 1.5, "endpoint: accuracy: got 1.5. Input should be less than or equal to 1."),
-    (f"{SMALL}: endpoint: accuracy", 0.625, "endpoint: got the accuracy 0.625. It must be more than 0.625"),
+    (f"{SMALL}: endpoint: accuracy", 0.8125, "endpoint: got the accuracy 0.8125. It must be more than 0.812"),
     (f"{TASK}: kind", "copy", f"{TASK}: got the kind 'copy'. The kinds are key_value, text."),
     (f"{TASK}: kind", ["text"], f"{TASK}: got the kind ['text']. The kinds are key_value, text."),
     (f"{TASK}: kind", REMOVED, f"{TASK}: got the kind None. The kinds are key_value, text."),
