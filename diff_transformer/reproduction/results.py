@@ -14,7 +14,7 @@ seed and learning rate:
 | `diverged` | whether the loss became infinite or NaN; the curve ends before |
 | `unigram_loss` | of text: the validation loss of a model that knows how frequent each token is, and nothing else |
 | `matrices`, `data`, `batches` | digests of the initial matrices, the text, and all batches up to each evaluation |
-| `map` | one solved example, of the first seed only |
+| `map` | of the first seed: where the first question of the first validation row looks, and if the answer is right |
 | `seconds`, `date`, `hardware`, `packages` | how long it took since it was last resumed, when and where |
 """
 
@@ -67,6 +67,10 @@ class Result:
     @property
     def run(self) -> Run:
         return Run(self.experiment, self.arm, self.seed, self.learning_rate, self.tuning)
+
+    @property
+    def tokens(self) -> float:
+        return self.curve[-1][0]
 
     @property
     def loss(self) -> float:

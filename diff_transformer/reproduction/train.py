@@ -3,8 +3,10 @@
 `tuning` after it for the runs that choose learning rates, in the folder of a study."""
 
 import hashlib
+import math
 import shutil
 import sys
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -119,13 +121,17 @@ class Trainings:
         except NonFiniteLossError:
             diverged = True
         history, here = trainer.state.log_history, this_run(model.device)
-        steps = [int(x["step"]) for x in history if "eval_loss" in x]
-        curve = [[x["step"], x["eval_loss"], x["eval_accuracy"]] for x in history if "eval_loss" in x]
+        evaluations = [x for x in history if "eval_loss" in x]
+        finite = list(takewhile(lambda x: math.isfinite(x["eval_loss"]), evaluations))
+        diverged |= len(finite) < len(evaluations)
+        steps = [int(x["step"]) for x in finite]
+        curve = [[x["step"], x["eval_loss"], x["eval_accuracy"]] for x in finite]
         is_finished = threshold is not None and bool(curve) and curve[-1][2] >= threshold
         if self.stop.stopped_by and not is_finished:
             sys.exit(128 + self.stop.stopped_by)
         batches = (output_dir / "batches.txt").read_text().splitlines()
         layers = sorted({name for x in history for name in x if name.startswith("lambda/")})
+        lambdas = [[x["step"], *(x[name] for name in layers)] for x in history if layers and layers[0] in x]
         result = Result(
             **run._asdict(),
             curve=[[step * self.tokens_per_step, *rest] for step, *rest in curve],
@@ -134,7 +140,7 @@ class Trainings:
             flops_per_token=model_flops_per_token(model.config, self.task.length),
             diverged=diverged,
             lambda_init=layer_lambda_init(model.config),
-            lambdas=[[x["step"], *(x[name] for name in layers)] for x in history if layers and layers[0] in x],
+            lambdas=list(takewhile(lambda entry: all(math.isfinite(x) for x in entry), lambdas)),
             matrices=matrices,
             data=None if self.tokens is None else self.tokens.digest(),
             unigram_loss=None if self.tokens is None else self.tokens.unigram_loss(),

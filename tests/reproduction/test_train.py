@@ -172,12 +172,15 @@ def test_a_run_ends_at_the_first_evaluation_that_reaches_the_accuracy(tmp_path, 
     assert Trainings(never, tmp_path, 10).train(run_of("diff")).curve == full.curve
 
 
-def test_a_run_whose_loss_is_not_finite_has_a_result(trainings):
-    for tuning in (True, False):
-        result = trainings.train(run_of("diff", rate=1e30, tuning=tuning))
-        assert result.diverged and endpoint(trainings.experiment, result) == math.inf
-        assert result.conditions == {} and result.map is None
-        json.dumps(vars(result), allow_nan=False)
+@pytest.mark.parametrize("tuning", [True, False])
+@pytest.mark.parametrize("steps", [{}, {"eval_steps": 1}, {"eval_steps": 1, "max_steps": 1}])
+def test_a_run_whose_loss_is_not_finite_has_a_result(tmp_path, trainings, steps, tuning):
+    """Whether a batch, an evaluation or the last evaluation is the first with NaN."""
+    changed = replace(trainings.experiment, training={**trainings.experiment.training, **steps})
+    result = Trainings(changed, tmp_path, 10).train(run_of("diff", rate=1e30, tuning=tuning))
+    assert result.diverged and endpoint(trainings.experiment, result) == math.inf
+    assert result.conditions == {} and result.map is None and len(result.batches) == len(result.curve)
+    json.dumps(vars(result), allow_nan=False)
 
 
 @pytest.mark.parametrize("arm", ["diff", "diff_v2"])
@@ -243,10 +246,10 @@ def test_a_training_that_is_stopped_and_resumed_gives_the_same_result(folder, mo
 
 def test_a_stop_in_the_step_that_reaches_the_accuracy_does_not_train_on(folder, monkeypatch):
     """That run is finished, and the next one stops."""
-    claim(folder, arms=["transformer", "diff"], endpoint={"kind": "tokens", "accuracy": 0.9}, learning_rates=[1e-2])
+    claim(folder, arms=["transformer", "diff"], endpoint={"kind": "tokens", "accuracy": 0.95}, learning_rates=[1e-2])
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         signal_in_step(patch, 2)
-        patch.setattr(train, "accuracy", lambda prediction: {"accuracy": 0.9})
+        patch.setattr(train, "accuracy", lambda prediction: {"accuracy": 0.95})
         train.main(["recall", "10"])
     (result,) = load(folder / RESULTS)
     assert len(result.curve) == 1 and result.arm == "transformer"
