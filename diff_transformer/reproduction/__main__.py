@@ -17,7 +17,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="diff-transformer reproduce", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     which = parser.add_mutually_exclusive_group(required=True)
-    text = "a study of this package: for two CPU cores, 50 minutes or 6 hours; for a GPU; or a test of two minutes"
+    text = "a study of this package: for two CPU cores, an hour or six; for a GPU; or a test of two minutes"
     which.add_argument("--scale", choices=SCALES, help=text)
     which.add_argument("--study", type=Path, metavar="FILE", help="a study of your own")
     parser.add_argument("--out", type=Path, metavar="DIR", help="output folder (default: runs/reproduction-SCALE)")

@@ -1,20 +1,18 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """What a study found: every contrast on the endpoint of every experiment, with a verdict."""
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..evaluation.results import Measure
 from .jobs import chosen_learning_rates, endpoint
 from .results import Result
-from .statistics import LEVEL, Comparison, compare, correlation, holm, log_rank
+from .statistics import LEVEL, Comparison, compare, compare_times, correlation, holm
 from .study import Contrast, Experiment, Study
 from .tasks import Floor
 
 BETTER, WORSE, NOT_SHOWN, NOT_LEARNT = "better", "worse", "no difference shown", "not learnt by either"
 TOLERANCE = 0.001  # the largest relative difference between the parameters of two arms
-_LEAST_LOSS = 2.0**-24  # of a token, other than zero, in float32
 
 
 class ParityError(ValueError):
@@ -25,12 +23,12 @@ class ParityError(ValueError):
 class Finding:
     """One contrast in one experiment.
 
-    comparison: of the endpoint's values, their logarithms or their times; None if there are too few runs, or too few
-        that came to an end, to compare.
-    correlation: of the arms of the experiment over their seeds; None if the times of events are compared.
+    comparison: of the endpoint; None if there are too few runs, or none that reached the accuracy, or if some of an
+        arm diverged: those that did not are not its usual ones.
+    correlation: of the arms of the experiment over their seeds; None for tokens.
     seeds: how many both arms have.
     learnt: whether the arms learnt the task.
-    adjusted: p after Holm's method, over all primary contrasts of the study; None for the others.
+    adjusted: p after Holm's method, over all primary contrasts that the study plans; None for the others.
     level: that at which this contrast is decided: Holm's strictest for primary ones.
     """
 
@@ -52,8 +50,7 @@ class Finding:
         p = self.p
         if self.comparison is None or p is None or p >= LEVEL:
             return NOT_SHOWN
-        # Of times the effect is a hazard: more of it is sooner
-        return BETTER if (self.comparison.effect < 0) != (self.comparison.method == "log-rank") else WORSE
+        return BETTER if self.comparison.effect < 0 else WORSE
 
     @property
     def p(self) -> float | None:
@@ -70,11 +67,22 @@ def findings(study: Study, results: Sequence[Result]) -> list[Finding]:
         arms = of_arms(experiment, name, results)
         check_parity(name, arms)
         if arms:
-            found += _of_experiment(study, experiment, name, arms)
+            diverged = {x.arm for x in results if x.experiment == name and x.diverged and not x.tuning}
+            found += _of_experiment(study, experiment, name, arms, diverged)
     primary = [x for x in found if x.contrast.primary and x.comparison is not None and any(x.learnt)]
-    adjusted = dict(zip(map(id, primary), holm([x.comparison.p for x in primary if x.comparison]), strict=True))
-    level = LEVEL / max(1, len(primary))
+    p_values = [x.comparison.p for x in primary if x.comparison]
+    planned = sum(len(_contrasts(study, x.arms, primary=True)) for x in study.experiments.values())
+    p_values += [1.0] * (planned - len(primary))  # so that a study does not find more before it is finished
+    adjusted = dict(zip(map(id, primary), holm(p_values), strict=False))
+    level = LEVEL / max(1, planned)
     return [replace(x, adjusted=adjusted.get(id(x)), level=level if x.contrast.primary else LEVEL) for x in found]
+
+
+def _contrasts(study: Study, arms: Collection[str], primary: bool | None = None) -> dict[str, Contrast]:
+    """Those that compare two of the arms."""
+    return {
+        name: x for name, x in study.contrasts.items() if set(x.arms) <= set(arms) and primary in (None, x.primary)
+    }
 
 
 def of_arms(experiment: Experiment, name: str, results: Sequence[Result]) -> dict[str, list[Result]]:
@@ -129,34 +137,25 @@ def has_learnt(results: Sequence[Result], floor: Floor) -> bool:
     return measure.value - 2 * (measure.stderr or 0.0) > sign * floor.value
 
 
-def values_of(experiment: Experiment, results: Sequence[Result]) -> dict[int, float]:
-    """The endpoint by seed, on the scale on which it is compared: losses or their logarithms, or tokens."""
-    values = {x.seed: endpoint(experiment, x) for x in results}
-    if experiment.endpoint.kind != "log_loss":
-        return values
-    return {seed: math.log(max(value, _LEAST_LOSS)) for seed, value in values.items()}
-
-
 def floor_of(experiment: Experiment, arms: Mapping[str, Sequence[Result]]) -> Floor:
     """What a model scores that has not learnt the experiment's task."""
     return experiment.make_task().floor(next(iter(arms.values()))[0].unigram_loss)
 
 
 def _of_experiment(
-    study: Study, experiment: Experiment, name: str, arms: Mapping[str, Sequence[Result]]
+    study: Study, experiment: Experiment, name: str, arms: Mapping[str, Sequence[Result]], diverged: set[str]
 ) -> Iterator[Finding]:
-    floor = floor_of(experiment, arms)
-    values = {arm: values_of(experiment, results) for arm, results in arms.items()}
-    threshold, together = experiment.endpoint.accuracy, None
+    floor, threshold, together = floor_of(experiment, arms), experiment.endpoint.accuracy, None
+    values = {arm: {x.seed: endpoint(experiment, x) for x in results} for arm, results in arms.items()}
     if threshold is None:
         together = correlation(list(values.values()))
-    for key, contrast in study.contrasts.items():
-        if not set(contrast.arms) <= set(arms):
-            continue
+    for key, contrast in _contrasts(study, arms).items():
         first, second = contrast.arms
-        if threshold is not None:
-            times = [[(endpoint(experiment, x), x.accuracy >= threshold) for x in arms[arm]] for arm in contrast.arms]
-            comparison = log_rank(*times)
+        if diverged & {first, second}:
+            comparison = None
+        elif threshold is not None:
+            times = [[(x.tokens, x.accuracy >= threshold) for x in arms[arm]] for arm in contrast.arms]
+            comparison = compare_times(*times)
         else:
             comparison = compare(values[first], values[second], paired=(together or 0.0) > 0)
         seeds = len(values[first].keys() & values[second].keys())

@@ -10,11 +10,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 
+from ..evaluation.results import mean
 from .results import Result, Run
 from .study import Experiment, Study
 
+_LEAST_LOSS = 2.0**-24  # of a token, other than zero, in float32
 STUDY, DATA, LOGS, CHECKPOINTS = "study.yaml", "data", "logs", "checkpoints"
 
 
@@ -68,10 +69,15 @@ def planned_runs(*experiments: Experiment) -> int:
 
 
 def endpoint(experiment: Experiment, result: Result) -> float:
-    """The value of the endpoint, of which less is better; for tokens that were not enough, the last number of them."""
+    """The value of the endpoint, of which less is better. A run that never reaches the accuracy has all its tokens."""
     if result.diverged:
         return math.inf
-    return result.curve[-1][0] if experiment.endpoint.kind == "tokens" else result.loss
+    match experiment.endpoint.kind:
+        case "tokens":
+            return result.tokens
+        case "log_loss":
+            return math.log(max(result.loss, _LEAST_LOSS))
+    return result.loss
 
 
 def chosen_learning_rates(experiment: Experiment, name: str, results: Sequence[Result]) -> dict[str, float]:
@@ -86,7 +92,7 @@ def chosen_learning_rates(experiment: Experiment, name: str, results: Sequence[R
             runs = [Run(name, arm, seed, rate, True) for seed in experiment.tuning_seeds]
             if not all(run in found for run in runs):
                 return {}
-            means[rate] = fmean(found[run] for run in runs)
+            means[rate] = mean(found[run] for run in runs)
         if math.isinf(min(means.values())):
             raise ValueError(
                 f"{name}: the loss of {arm} became infinite or NaN with each of the learning rates "

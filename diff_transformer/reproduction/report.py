@@ -15,7 +15,7 @@ from ..evaluation.render import COLORS, Figure, Opening, Section, Table, write_p
 from ..evaluation.results import Measure, mean
 from .arms import ARMS
 from .findings import BETTER, NOT_LEARNT, WORSE, Finding, findings, floor_of, of_arms
-from .jobs import chosen_learning_rates, endpoint, planned_runs
+from .jobs import chosen_learning_rates, planned_runs
 from .results import Result
 from .statistics import LEVEL, POWER
 from .study import Experiment, Study
@@ -35,9 +35,10 @@ _AN = {"accuracy": "an accuracy", "loss": "a loss"}
 # What an effect is, by the kind of the endpoint
 _EFFECTS = {
     "loss": "difference of the validation loss, in nats per token; below 0 the second arm is better",
-    "log_loss": "ratio of the validation losses; below 1 the second arm is better",
-    "tokens": "ratio of the rates at which runs reach the accuracy; above 1 the second arm is better",
+    "log_loss": "ratio of the validation losses (geometric means); below 1 the second arm is better",
+    "tokens": "ratio of the tokens until the accuracy (geometric means); below 1 the second arm is better",
 }
+_SHORT = {"loss": "loss {}", "log_loss": "loss × {}", "tokens": "tokens × {}"}
 
 
 class Report:
@@ -68,7 +69,10 @@ class Report:
     def _in_words(self, row: Finding) -> str:
         if row.verdict == NOT_LEARNT:
             return ""
-        return f" ({self.effect(row) or 'not enough runs'})"
+        effect = self.effect(row)
+        if effect is None:
+            return " (too few runs, or none that reached the accuracy, or some that diverged)"
+        return f" ({_SHORT[self.study.experiments[row.experiment].endpoint.kind].format(effect)})"
 
     def missing(self) -> str:
         """What there is of a study that is not finished; empty for a finished one."""
@@ -81,11 +85,11 @@ class Report:
         return f"The study is not finished ({'; '.join(told)})." if told else ""
 
     def diverged(self) -> str:
-        """The runs that count for nothing; empty if there are none."""
+        """Which runs did; empty if there are none."""
         runs = [f"{x.experiment} {x.arm} {x.seed}" for x in self.results if x.diverged and not x.tuning]
         if not runs:
             return ""
-        return f"The loss of these runs became infinite or NaN, and they are left out: {', '.join(runs)}."
+        return f"The loss of these runs became infinite or NaN, and their arms are not compared: {', '.join(runs)}."
 
     def scope(self) -> str:
         results = [x for arms in self.arms.values() for runs in arms.values() for x in runs]
@@ -96,8 +100,8 @@ class Report:
         return (
             f"Models of {sizes} million parameters, trained for {tokens} million tokens, can show what a part of the "
             "design does to models of this kind. They cannot show what it does to the paper's, which have 0.83 to "
-            "13.1 billion parameters and saw 10 billion to 1 trillion tokens. The endpoints, contrasts and seeds were "
-            f"written down before the runs. Primary contrasts are decided at a level of {LEVEL:.0%} for all of them "
+            "13.1 billion parameters and saw 10 billion to 1 trillion tokens. Endpoints, contrasts and seeds are "
+            f"those of the study file. Primary contrasts are decided at a level of {LEVEL:.0%} for all of them "
             "together (Holm's method); the others only describe."
         )
 
@@ -127,18 +131,20 @@ class Report:
         return Section(
             title="What each part of the design does",
             paper="Table 6 has the paper's ablations",
-            text="Each row of the figure compares two arms that differ in one part. Right of the line the second arm "
-            "is better. Green and red are primary contrasts whose second arm is better or worse after Holm's "
-            "correction; black ones are undecided; grey ones are not primary. The bars are 95 % intervals, without "
-            "that correction.",
+            text="Each row of the figure compares two arms. Right of the line the second one is better. Green and red "
+            "are primary contrasts whose second arm is better or worse after Holm's correction; black ones are "
+            "undecided; grey ones are not primary. The bars are 95 % intervals, without that correction.",
             tables=[Table("Contrasts", columns, rows)],
             figures=[figure] if self.findings else [],
             notes=[
                 *(f"Effects of {', '.join(names)}: {_EFFECTS[kind]}." for kind, names in kinds.items()),
                 f"Detectable: the smallest effect that a repetition with the same standard error would find in "
-                f"{POWER:.0%} of cases; for primary contrasts at the strictest level of Holm's method.",
+                f"{POWER:.0%} of cases; for primary contrasts at the strictest level of Holm's method. Of tokens it "
+                "is a ratio of hazards.",
                 "The t test is paired by seed where the arms of an experiment correlate over the seeds on average "
-                "(r > 0), and Welch's otherwise. Times are compared by the log-rank test.",
+                "(r > 0), and Welch's otherwise. Tokens are tested by the log-rank test, and the interval is "
+                "Welch's of their logarithms. Runs that never reach the accuracy count with all their tokens: a ratio "
+                "is too close to 1 if one of its arms has such runs.",
                 f"{NOT_LEARNT[0].upper()}{NOT_LEARNT[1:]}: neither arm is better, by two standard errors, than a "
                 "model that has not learnt the task. Such a contrast is not tested.",
             ],
@@ -165,8 +171,7 @@ class Report:
                 axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
                 axes.xaxis.set_major_formatter("{x:g}")
                 axes.xaxis.set_minor_formatter(NullFormatter())
-            if kind != "tokens":
-                axes.invert_xaxis()
+            axes.invert_xaxis()
             axes.set(title=experiment, xlabel=fill(_EFFECTS[kind].split(";")[0], 32))
         panels[0].set_yticks(range(len(names)), [" → ".join(self.study.contrasts[name].arms) for name in names])
         panels[0].set_ylim(len(names) - 0.5, -0.5)
@@ -237,7 +242,7 @@ class Report:
             title=f"{name}: loss by kind of row",
             paper=OURS,
             text="Validation loss at the end of training, with standard errors over the seeds. These rows only "
-            "describe.",
+            "describe: runs that reach the accuracy of the endpoint end there.",
             tables=[Table("Validation loss", ["arm", *conditions], rows)],
         )
 
@@ -322,7 +327,8 @@ class Report:
 
     def _endpoint(self, name: str, arm: str) -> str | None:
         runs, experiment = self.arms[name].get(arm), self.study.experiments[name]
-        return _significant(Measure.of(endpoint(experiment, x) for x in runs)) if runs else None
+        is_tokens = experiment.endpoint.kind == "tokens"
+        return _significant(Measure.of(x.tokens if is_tokens else x.loss for x in runs)) if runs else None
 
     def _fairness(self) -> Section:
         columns = ["experiment", "arm", "parameters", "FLOPs per token", "learning rate", "lambda_init by layer"]
@@ -341,7 +347,8 @@ class Report:
             paper="Tables 9 and 10 have the paper's conditions",
             text="All arms of a seed began with the same matrices, copied from one Transformer, and saw the same "
             "batches; digests of both are compared before anything is drawn. Parameters are equal within 0.1 %. "
-            "Where there are several learning rates, each arm has the one that was best for it on other seeds.",
+            "Where there are several learning rates, each arm has the one that was best for it on other seeds. All "
+            "runs of an experiment are measured on the same validation rows.",
             tables=[Table("Arms", columns, rows)],
             notes=[f"{name}: {_tuning(self.study.experiments[name])}" for name in self.arms],
         )
@@ -362,7 +369,7 @@ class Report:
             title="Run it again",
             paper="Appendices D and E have the paper's recipe",
             text=f"About {self.study.minutes:g} minutes on {self.study.machine}. Everything on this page is made from "
-            "study.yaml and results.jsonl.",
+            "study.yaml and results.jsonl. A run that was resumed counts its hours from there.",
             tables=[Table("Where it ran", ["hardware", "packages", "runs", "hours of training", "dates"], rows)],
         )
 
@@ -380,8 +387,10 @@ class Report:
         if row.comparison is None:
             return None
         value = row.comparison.minimum_detectable(row.level)
-        is_ratio = self.study.experiments[row.experiment].endpoint.kind != "loss"
-        return f"{'×' if is_ratio else '±'}{self._number(row.experiment)(value)}"
+        sign = {"loss": "±", "log_loss": "×", "tokens": "hazard ×"}[
+            self.study.experiments[row.experiment].endpoint.kind
+        ]
+        return f"{sign}{self._number(row.experiment)(value)}"
 
     def _number(self, experiment: str) -> Callable[[float], str]:
         if self.study.experiments[experiment].endpoint.kind == "loss":

@@ -26,8 +26,8 @@ _VERDICTS = {BETTER: "better", WORSE: "worse", NOT_SHOWN: "not shown to differ",
 _SENTENCES = (
     "With {seeds} seeds an arm and equal data, parameters and initial matrices, DIFF is {design}, compared with the "
     "Transformer.",
-    "Of its parts, wide heads alone are {wide_heads}; the head norm on top of them is {head_norm}; the subtraction on "
-    "top of both is {subtraction}.",
+    "Of its parts, wide heads alone are {wide_heads}; the head norm and its factor on top of them are {head_norm}; "
+    "the subtraction on top of all three is {subtraction}.",
     "DIFF V2, which subtracts but has neither wide heads nor a head norm, is {v2}, compared with the Transformer.",
 )
 
@@ -40,13 +40,16 @@ def reports(root: Path = ROOT) -> dict[Path, Report]:
 
 
 def texts(root: Path = ROOT) -> dict[Path, str]:
-    """The new texts of README.md and of each study's page. Raises ValueError if README.md lacks the two markers."""
+    """The new texts of README.md and of each study's page. Raises ValueError if no study is finished, or if
+    README.md lacks the two markers."""
     found, others = reports(root), (root / "docs/replications.md").read_text(encoding="utf-8").split("\n\n")[1]
     pages = {
         folder / "report.md": markdown_page(report.study.title, report.sections(), report.opening())
         + f"\n## What others have found\n\n{others} [The sources, one by one](../../replications.md).\n"
         for folder, report in found.items()
     }
+    if not found:
+        raise ValueError(f"There is no finished study in {root / 'docs/results'}.")
     readme = root / "README.md"
     before, begin, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)

@@ -37,7 +37,7 @@ def make_study() -> Study:
         "text": experiment(text, ["transformer", "wide_norm", "diff"], Endpoint("loss")),
         "retrieval": experiment(retrieval, list(RATES), Endpoint("log_loss"), (1e-3, 2e-3, 4e-3)),
         "recall": experiment(
-            {"kind": "key_value", "pairs": [1, 2], "values": 4}, ["transformer", "diff"], Endpoint("tokens", 0.9)
+            {"kind": "key_value", "pairs": [2, 4], "values": 4}, ["transformer", "diff"], Endpoint("tokens", 0.9)
         ),
     }
     contrasts = {

@@ -73,7 +73,9 @@ def test_a_study_that_is_not_finished_is_not_drawn(root):
     file = root / "docs/results/cpu" / RESULTS
     *lines, _ = file.read_text().splitlines(keepends=True)
     file.write_text("".join(lines))
-    assert update.reports(root) == {}
+    with pytest.raises(ValueError, match="no finished study"):
+        update.update(root)
+    assert not (root / "docs/results/cpu/report.md").exists()
 
 
 @pytest.mark.parametrize("text", ["# A\n", "<!-- results -->\n", "<!-- /results -->\n<!-- results -->\n"])

@@ -51,10 +51,10 @@ def test_the_answers_come_first(page):
         "# Made up\n\n- Is DIFF better than the Transformer? `diff` against `transformer`: text:"
     )
     assert (
-        "text: better (-0.1000 [-0.1260, -0.0740]); retrieval: better (0.14 [0.11, 0.17]); "
-        "recall: no difference shown (18.06 [" in opening
+        "text: better (loss -0.1000 [-0.1260, -0.0740]); retrieval: better (loss × 0.14 [0.11, 0.17]); "
+        "recall: no difference shown (tokens × 0.34 [0.18, 0.63])" in opening
     )
-    assert "retrieval: worse (2.72 [2.23, 3.32])." in opening
+    assert "retrieval: worse (loss × 2.72 [2.23, 3.32])." in opening
     assert "factor" not in opening, "a contrast that only describes"
     assert "Models of 1 million parameters, trained for 0.00064 to 0.0032 million tokens" in opening
     assert "not finished" not in opening
@@ -80,10 +80,9 @@ def test_the_contrasts(page):
     factor = rows["retrieval", "diff_no_norm_no_factor → diff_no_norm"]
     assert (factor["p"], factor["p, Holm"], factor["verdict"]) == ("–", "descriptive", "not learnt by either")
     recall = rows["recall", "transformer → diff"]
-    surplus, variance = 4 / 8 + 4 / 7 + 4 / 6 + 4 / 5, 16 / 64 + 12 / 49 + 8 / 36 + 4 / 25
-    low, high = (math.exp(surplus / variance + sign * 2.446912 / math.sqrt(variance)) for sign in (-1, 1))
-    assert recall["effect [95 %]"] == f"{math.exp(surplus / variance):.2f} [{low:.2f}, {high:.0f}]"
-    assert recall["effect [95 %]"] == "18.06 [1.32, 246]" and recall["test"] == "log-rank"
+    assert recall["effect [95 %]"].startswith(f"{(2 * 3 * 4 * 5 / (9 * 10**3)) ** 0.25:.2f} [")
+    assert recall["effect [95 %]"] == "0.34 [0.18, 0.63]" and recall["test"] == "log-rank"
+    assert recall["p"] == "0.0351" and recall["detectable"].startswith("hazard ×")
     subtraction = rows["text", "wide_norm → diff"]
     assert (subtraction["verdict"], subtraction["p, Holm"]) == ("no difference shown", "1.0000")
     assert "-0.0000" not in page
@@ -112,7 +111,7 @@ def test_the_endpoints_and_the_papers_table_6(page):
     ]
     assert recall[1]["tokens"] == "1,120 ± 207" and recall[0]["accuracy"].startswith("0.900 ± ")
     assert "A model that has not learnt the task has a loss of 3.900." in page
-    assert "A model that has not learnt the task has an accuracy of 0.562." in page  # 1/2 + 1/2 · 1/8
+    assert "A model that has not learnt the task has an accuracy of 0.781." in page  # 1/2 + 1/2 · 1/8, and 1
 
 
 def test_the_conditions(page):
@@ -253,13 +252,13 @@ def test_a_study_that_is_not_finished(tmp_path, monkeypatch, kept, told):
     assert not re.search(r"\bnan\b", page) and html.stat().st_size > 4000
 
 
-def test_runs_that_diverged_are_left_out_and_named(tmp_path):
+def test_runs_that_diverged_are_named(tmp_path):
     lost = {"experiment": "text", "arm": "diff", "seed": 12}
     results = changed(RESULTS, lost, diverged=True, curve=[], batches=[])
-    report = Report(STUDY, results)
-    assert [x.seeds for x in report.findings if x.experiment == "text"] == [3, 3]
-    page = report.write(tmp_path)[1].read_text().partition("\n## ")[0]
-    assert "became infinite or NaN, and they are left out: text diff 12." in page and "not finished" not in page
+    page = Report(STUDY, results).write(tmp_path)[1].read_text().partition("\n## ")[0]
+    assert "became infinite or NaN, and their arms are not compared: text diff 12." in page
+    assert "text: no difference shown (too few runs, or none that reached the accuracy, or some that diverged)" in page
+    assert "not finished" not in page
 
 
 def test_a_study_without_results_says_so(tmp_path):
@@ -278,7 +277,7 @@ def test_arms_without_lambda_and_maps(tmp_path):
         for seed in (10, 11, 12, 13)
     ]
     _, path = Report(replace(STUDY, experiments=experiments, contrasts=contrasts), results).write(tmp_path)
-    assert "no difference shown (0.0000 [0.0000, 0.0000])" in path.read_text()
+    assert "no difference shown (loss 0.0000 [0.0000, 0.0000])" in path.read_text()
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {"forest.png", "text_curves.png"}
 
 
