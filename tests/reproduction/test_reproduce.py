@@ -79,7 +79,7 @@ def test_the_page_has_every_finding(finished):
     """`findings` checks that all arms had the same batches and matrices, although one job was killed."""
     page, rows = (finished / "report.md").read_text(), findings(load_study(CI), load(finished / RESULTS))
     assert [(x.experiment, x.name) for x in rows] == [
-        *[("recall", name) for name in ("design", "subtraction", "factor")],
+        *[("recall", name) for name in ("design", "subtraction", "subtraction_alone", "factor")],
         ("text", "design"),
     ]
     for x in rows:
