@@ -71,18 +71,16 @@ def findings(study: Study, results: Sequence[Result]) -> list[Finding]:
             found += _of_experiment(study, experiment, name, arms, diverged)
     primary = [x for x in found if x.contrast.primary and x.comparison is not None and any(x.learnt)]
     p_values = [x.comparison.p for x in primary if x.comparison]
-    planned = sum(len(_contrasts(study, x.arms, primary=True)) for x in study.experiments.values())
+    planned = sum(x.primary for e in study.experiments.values() for x in _contrasts(study, e.arms).values())
     p_values += [1.0] * (planned - len(primary))  # so that a study does not find more before it is finished
     adjusted = dict(zip(map(id, primary), holm(p_values), strict=False))
     level = LEVEL / max(1, planned)
     return [replace(x, adjusted=adjusted.get(id(x)), level=level if x.contrast.primary else LEVEL) for x in found]
 
 
-def _contrasts(study: Study, arms: Collection[str], primary: bool | None = None) -> dict[str, Contrast]:
+def _contrasts(study: Study, arms: Collection[str]) -> dict[str, Contrast]:
     """Those that compare two of the arms."""
-    return {
-        name: x for name, x in study.contrasts.items() if set(x.arms) <= set(arms) and primary in (None, x.primary)
-    }
+    return {name: x for name, x in study.contrasts.items() if set(x.arms) <= set(arms)}
 
 
 def of_arms(experiment: Experiment, name: str, results: Sequence[Result]) -> dict[str, list[Result]]:

@@ -96,7 +96,7 @@ class Report:
         if not results:
             return "There are no results yet."
         sizes = " to ".join(dict.fromkeys(f"{f(x.parameters for x in results) / 1e6:.2g}" for f in (min, max)))
-        tokens = " to ".join(dict.fromkeys(f"{f(x.curve[-1][0] for x in results) / 1e6:.2g}" for f in (min, max)))
+        tokens = " to ".join(dict.fromkeys(f"{f(x.tokens for x in results) / 1e6:.2g}" for f in (min, max)))
         return (
             f"Models of {sizes} million parameters, trained for {tokens} million tokens, can show what a part of the "
             "design does to models of this kind. They cannot show what it does to the paper's, which have 0.83 to "
@@ -191,7 +191,7 @@ class Report:
                         ]
                         axes.plot([point[0] for point in runs[0].curve], means, color=INK[arm], label=arm)
                 else:  # the curves of runs that end would have no mean
-                    reached = sorted(x.curve[-1][0] for x in runs if x.accuracy >= threshold)
+                    reached = sorted(x.tokens for x in runs if x.accuracy >= threshold)
                     shares = [(i + 1) / len(runs) for i in range(len(reached))]
                     end = experiment.training["max_steps"] * _tokens_per_step(runs[0], experiment)
                     x, y = [0, *reached, end], [0, *shares, len(reached) / len(runs)]

@@ -39,10 +39,11 @@ def reports(root: Path = ROOT) -> dict[Path, Report]:
     return {folder: report for folder, report in found.items() if not report.missing()}
 
 
-def texts(root: Path = ROOT) -> dict[Path, str]:
+def texts(root: Path = ROOT, found: dict[Path, Report] | None = None) -> dict[Path, str]:
     """The new texts of README.md and of each study's page. Raises ValueError if no study is finished, or if
     README.md lacks the two markers."""
-    found, others = reports(root), (root / "docs/replications.md").read_text(encoding="utf-8").split("\n\n")[1]
+    found = reports(root) if found is None else found
+    others = (root / "docs/replications.md").read_text(encoding="utf-8").split("\n\n")[1]
     pages = {
         folder / "report.md": markdown_page(report.study.title, report.sections(), report.opening())
         + f"\n## What others have found\n\n{others} [The sources, one by one](../../replications.md).\n"
@@ -80,8 +81,9 @@ def _verdicts(found: Sequence[Report]) -> dict[str, str]:
 
 def update(root: Path = ROOT) -> list[Path]:
     """Writes the pages and their figures; returns the paths of the pages."""
-    pages = texts(root)
-    for folder, report in reports(root).items():
+    found = reports(root)
+    pages = texts(root, found)
+    for folder, report in found.items():
         report.write(folder)
     for path, text in pages.items():
         with whole_file(path) as part:
