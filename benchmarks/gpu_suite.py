@@ -37,6 +37,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import date
+from itertools import product
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,7 +56,7 @@ FULL: dict[str, Any] = {
     "kernel": {"hidden_size": 3072, "dtype": "bfloat16", "device": "cuda"},
     "lengths": {128: [4096, 2048, 8192, 32768], 64: [4096, 2048, 8192, 32768], 96: [4096]},
     "tests": {"chosen": ["-q"]},
-    "checked": {"dims": [64, 96, 128], "norms": [False, True], "length": 2048},
+    "checked": 2048,
     "attention": ["--tokens", "65536", "--seconds", "2"],
     "compiled": {"limit": 15, "length": 512},
     "timed": {"limit": 15, "length": 4096, "tokens": 65536, "rounds": 3, "repeats": 3},
@@ -70,7 +71,7 @@ DRY: dict[str, Any] = {
     "kernel": {"hidden_size": 32, "dtype": "float16", "device": "cpu"},  # the interpreter gets bfloat16 wrong
     "lengths": {16: [16]},
     "tests": {"chosen": ["-q", "-k", "deltas_follow or errors_of_the_other"]},
-    "checked": {"dims": [16], "norms": [True], "length": 16},
+    "checked": 16,
     "attention": ["--tokens", "16", "--check-length", "16", "--rounds", "1"],
     "compiled": {"limit": 2, "length": 16},
     "timed": {"limit": 2, "length": 16, "tokens": 16, "rounds": 1, "repeats": 1},
@@ -101,9 +102,11 @@ def plan(stage: str, dry_run: bool) -> list[list[Job]]:
     parts = [{"part": i, "parts": number} for i in range(number)]
     options = ["--device", device, "--dtype", kernel["dtype"]]
     if stage == "correctness":
-        tests = [Job(f"tests {part['part']}", "tests", part | size["tests"]) for part in parts]
-        checks = Job("kernels", "kernels", size["checked"] | kernel)
-        return [tests, [checks], [Job("memcheck", "memcheck", {"device": device, "seconds": 150})]]
+        jobs = [Job(f"tests {part['part']}", "tests", part | size["tests"]) for part in parts]
+        for d, norm in product(lengths, (False, True)):
+            one = {"d": d, "norm": norm, "length": size["checked"]}
+            jobs.append(Job(f"kernels d={d}{' norm' * norm}", "kernels", one | kernel))
+        return [[*jobs, Job("memcheck", "memcheck", {"device": device, "seconds": 240})]]
     if stage in ("attention", "attention-tuned"):
         flex = [name for name in WAYS if name.endswith("/flex")]
         ways = [name for name in WAYS if name not in flex]

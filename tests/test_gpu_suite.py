@@ -256,8 +256,9 @@ def test_kernels_show_errors_and_unequal_bits(jobs, monkeypatch):
 
     monkeypatch.setattr(jobs, "OURS", jobs.attention.Way("ours", drifting))
     rows = {}
-    sizes = {"dims": [16], "norms": [False, True], "length": 8, "hidden_size": 32, "dtype": "float32", "device": "cpu"}
-    jobs.kernels(lambda name, status, reason: rows.update({name: (status, reason)}), {}, **sizes)
+    sizes = {"d": 16, "length": 8, "hidden_size": 32, "dtype": "float32", "device": "cpu"}
+    for norm in (False, True):
+        jobs.kernels(lambda name, status, reason: rows.update({name: (status, reason)}), {}, norm=norm, **sizes)
     assert len(rows) == 2 * 2 * 3 and {status for status, _ in rows.values()} == {"RED"}
     assert "output is off by" in rows["error both d=16 8 float32"][1]
     assert rows["equal bits both d=16 8 norm float32"][1].startswith("output, q, k, v")

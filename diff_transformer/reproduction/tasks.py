@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterator
 from functools import cached_property
 from importlib.metadata import distributions
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -263,9 +264,11 @@ Task = KeyValue | NextToken
 def _tokens(text: Text) -> Tokens:
     tokenizer = cl100k_tokenizer(vocab_size=text.ranks)
     found: dict[str, list[np.ndarray]] = {"train": [], "validation": []}
-    for split, document in python_sources(text):
-        ids = tokenizer(document).input_ids
-        found[split].append(np.array([*ids, tokenizer.eos_token_id], np.uint32))
+    sources = python_sources(text)
+    while documents := list(islice(sources, 256)):  # at once, so that the tokenizer uses all processors
+        splits, texts = zip(*documents, strict=True)
+        for split, ids in zip(splits, tokenizer(list(texts)).input_ids, strict=True):
+            found[split].append(np.array([*ids, tokenizer.eos_token_id], np.uint32))
     if not all(found.values()):
         raise FileNotFoundError(
             f"Found {sum(map(len, found.values()))} Python source files ({text.source}) on this machine, too few for "
