@@ -20,6 +20,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -246,11 +247,11 @@ def compile_candidates(
             if name in done:
                 continue
             use_blocks(table_of(device, kernel, d, blocks), Path(folder))
-            case = Case(
-                "decode" if task == "decode" else "both", d, length, 2 * length, hidden_size // (2 * d), kind, device
-            )
+            case = _tuning_case(task, d, length, 2 * length, hidden_size, dtype, device)
+            checked = case if task == "decode" else replace(case, task="both")
             try:
-                wrong = attention.fault.__wrapped__(OURS, case)
+                wrong = attention.fault.__wrapped__(OURS, checked)
+                attention.results(task, OURS, make_problem(case))  # as it will be timed
                 status = "RED" if wrong else "ok"
             except Exception as error:  # too much shared memory, for example
                 wrong, status = first_line(error), "cannot run"
@@ -269,7 +270,7 @@ def time_candidates(
             ready = [blocks for blocks in every if done.get(f"compile {kernel} d={d} {blocks}") == "ok"]
             if all(f"{kernel} d={d} {blocks}" in done for blocks in ready):
                 continue
-            case = Case(task, d, length, tokens, hidden_size // (2 * d), kind, device)
+            case = _tuning_case(task, d, length, tokens, hidden_size, dtype, device)
             set_up, timed = attention.step(task, OURS, make_problem(case))
             times: dict[str, list[float]] = {blocks: [] for blocks in ready}
             for i in range(rounds + 1):

@@ -302,7 +302,7 @@ def test_deltas_follow_from_the_norm(monkeypatch):
 
 
 def test_autotuning_takes_the_fastest_blocks(monkeypatch, tmp_path):
-    """The times are made up on purpose: the last candidates of the table win."""
+    """The times are made up on purpose: the last candidates win."""
     from triton.runtime.autotuner import Autotuner
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # else these times would decide what later runs use
@@ -314,6 +314,10 @@ def test_autotuning_takes_the_fastest_blocks(monkeypatch, tmp_path):
         tried.append(self.base_fn.__name__)
         return [-len(tried)] * 3
 
+    def some(*which):  # of the candidates: a GPU's compiler takes seconds for each
+        return candidates(*which)[:4]
+
+    monkeypatch.setattr(flash_diff, "candidates", some)
     monkeypatch.setattr(Autotuner, "do_bench", time_backwards)
     inputs = random_inputs((1, 20, 2, 32), (1, 20, 1, 32))
     mask = causal_mask(20, 20)
@@ -326,8 +330,8 @@ def test_autotuning_takes_the_fastest_blocks(monkeypatch, tmp_path):
     check(ours, lambda q, k, v, lam, w: reference(q, k, v, lam, mask, w), inputs, torch.float32)
     for name in ("forward", "dq", "dkdv"):
         which = flash_diff._capability(DEVICE), torch.float32, 16
-        sizes = candidates(name, *which)
-        assert tried.count(f"{name}_kernel") == len(sizes) > 3
+        sizes = some(name, *which)
+        assert tried.count(f"{name}_kernel") == len(sizes) == 4
         best = flash_diff._autotuned(name, getattr(flash_diff, f"{name}_kernel"), *which).best_config
         assert (best.kwargs["BLOCK_M"], best.kwargs["BLOCK_N"], best.num_warps, best.num_stages) == sizes[-1]
 
