@@ -24,6 +24,8 @@ from .flash_diff_forward import forward_kernel, triton
 
 DECODE_TOKENS = 16  # up to this many query tokens, a cache is read in splits
 _DECODE_ROWS = 32  # a split holds at most this many (query tokens x heads of a group)
+_DECODE_PROGRAMS = 8  # for each multiprocessor: with few, the last ones leave most of the GPU idle
+_SPLIT_KEYS = 128  # at least, as combine_kernel reads the splits one after another
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _PREPARE_ROWS = 16
 _INTERPRETED = triton is not None and not isinstance(forward_kernel, triton.JITFunction)  # TRITON_INTERPRET=1
@@ -219,7 +221,8 @@ def _decode_plan(device, dtype, width, groups, q_len, causal, mask_ndim, precisi
     mask = {0: None, 2: "keys", 3: "full"}[mask_ndim]
     options = blocks(kernel, _capability(device), dtype, d)._asdict()
     # From the shapes only, so that a CUDA graph stays valid while the cache fills
-    programs = 2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    programs = _DECODE_PROGRAMS * multiprocessors
     return shape, {"CAUSAL": causal, "MASK": mask, "PRECISION": precision, **options}, programs
 
 
@@ -231,7 +234,7 @@ def _decode(q, k, v, lambda_full, norm_weight, key_length, mask, scale, causal, 
         device, q.dtype, width, groups, q_len, causal, mask_ndim, dot_precision(q.dtype)
     )
     num_rows = groups * q_len
-    splits = max(1, min(programs // (batch * num_kv_heads), -(-kv_len // constants["BLOCK_N"])))
+    splits = max(1, min(programs // (batch * num_kv_heads), kv_len // _SPLIT_KEYS))
     parts = torch.empty(batch, num_kv_heads, splits, 2, num_rows, width, dtype=torch.float32, device=device)
     stats = torch.empty(batch, num_kv_heads, splits, 2, 2, num_rows, dtype=torch.float32, device=device)
     out = _empty_like(q)

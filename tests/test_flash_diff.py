@@ -28,6 +28,12 @@ pytestmark = pytest.mark.skipif(
 OUT_SCALE, EPS = 0.7, 1e-5
 
 
+@pytest.fixture(autouse=True)
+def short_splits(monkeypatch):
+    """So that the short caches of the tests are read in several splits."""
+    monkeypatch.setattr(flash_diff, "_SPLIT_KEYS", 16)
+
+
 def reference(q, k, v, lambda_full, mask, norm_weight=None):
     """Eq. 1 and 3 as they are written; mask (B or 1, T, S), rows without a key give zero."""
     groups, d = q.shape[2] // k.shape[2], q.shape[3] // 2
@@ -117,11 +123,12 @@ def test_forward_and_gradients(q_len, kv_len, heads, kv_heads, d, causal, norm):
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-@pytest.mark.parametrize("architecture", [80, 86, 90, 100])
-def test_every_entry_of_the_block_table(architecture, head_dim, monkeypatch):
+@pytest.mark.parametrize(
+    "capability", [torch.cuda.get_device_capability()] if ON_GPU else [(8, 0), (8, 6), (9, 0), (10, 0)]
+)
+def test_every_entry_of_the_block_table(capability, head_dim, monkeypatch):
     """With a small d, for time. Each kernel gets blocks without anything to hide, partly hidden ones, and a last one
     that is partly there."""
-    capability = divmod(architecture, 10)
     monkeypatch.setattr(flash_diff, "blocks", lambda name, *_: blocks(name, capability, torch.bfloat16, head_dim))
     monkeypatch.setattr(flash_diff, "key_kernels", lambda *_: key_kernels(capability, torch.bfloat16, head_dim))
     inputs = random_inputs((1, 290, 2, 32), (1, 300, 1, 32))
@@ -315,7 +322,7 @@ def test_autotuning_takes_the_fastest_blocks(monkeypatch, tmp_path):
         return [-len(tried)] * 3
 
     def some(*which):  # of the candidates: a GPU's compiler takes seconds for each
-        return candidates(*which)[:4]
+        return candidates(*which)[:3]
 
     monkeypatch.setattr(flash_diff, "candidates", some)
     monkeypatch.setattr(Autotuner, "do_bench", time_backwards)
@@ -331,7 +338,7 @@ def test_autotuning_takes_the_fastest_blocks(monkeypatch, tmp_path):
     for name in ("forward", "dq", "dkdv"):
         which = flash_diff._capability(DEVICE), torch.float32, 16
         sizes = some(name, *which)
-        assert tried.count(f"{name}_kernel") == len(sizes) == 4
+        assert tried.count(f"{name}_kernel") == len(sizes) == 3
         best = flash_diff._autotuned(name, getattr(flash_diff, f"{name}_kernel"), *which).best_config
         assert (best.kwargs["BLOCK_M"], best.kwargs["BLOCK_N"], best.num_warps, best.num_stages) == sizes[-1]
 
