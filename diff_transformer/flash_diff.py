@@ -24,8 +24,7 @@ from .flash_diff_forward import forward_kernel, triton
 
 DECODE_TOKENS = 16  # up to this many query tokens, a cache is read in splits
 _DECODE_ROWS = 32  # a split holds at most this many (query tokens x heads of a group)
-_DECODE_PROGRAMS = 8  # for each multiprocessor: with few, the last ones leave most of the GPU idle
-_SPLIT_KEYS = 128  # at least, as combine_kernel reads the splits one after another
+_SPLIT_KEYS = 128  # of a split, at least
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _PREPARE_ROWS = 16
 _INTERPRETED = triton is not None and not isinstance(forward_kernel, triton.JITFunction)  # TRITON_INTERPRET=1
@@ -215,26 +214,35 @@ def _backward(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, call
 
 @cache
 def _decode_plan(device, dtype, width, groups, q_len, causal, mask_ndim, precision) -> tuple[dict, dict, int]:
-    """Constants of both kernels, those of split_kernel alone, and how many programs fill the device."""
+    """Constants of both kernels, those of split_kernel alone, and the number of multiprocessors."""
     d, kernel = width // 2, "split16" if groups * q_len <= 16 else "split32"
     shape = {"GROUPS": groups, "D": d}
     mask = {0: None, 2: "keys", 3: "full"}[mask_ndim]
     options = blocks(kernel, _capability(device), dtype, d)._asdict()
-    # From the shapes only, so that a CUDA graph stays valid while the cache fills
-    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-    programs = _DECODE_PROGRAMS * multiprocessors
-    return shape, {"CAUSAL": causal, "MASK": mask, "PRECISION": precision, **options}, programs
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+    return shape, {"CAUSAL": causal, "MASK": mask, "PRECISION": precision, **options}, multiprocessors
+
+
+def _num_splits(heads: int, kv_len: int, multiprocessors: int) -> int:
+    """Of the keys of each of `heads` key/value heads. From the shapes only, so that a CUDA graph stays valid while the
+    cache fills.
+
+    With few heads two programs for each multiprocessor: combine_kernel reads the splits one after another. With more
+    heads many small programs, because the last of them leave most of the GPU idle.
+    """
+    programs = multiprocessors * (2 if heads <= multiprocessors else 16)
+    return max(1, min(programs // heads, kv_len // _SPLIT_KEYS))
 
 
 def _decode(q, k, v, lambda_full, norm_weight, key_length, mask, scale, causal, eps, out_scale) -> torch.Tensor:
     (batch, q_len, num_heads, width), (_, kv_len, num_kv_heads, _), device = q.shape, k.shape, q.device
     groups = num_heads // num_kv_heads
     mask_ndim = 0 if mask is None else mask.ndim
-    shape, constants, programs = _decode_plan(
+    shape, constants, multiprocessors = _decode_plan(
         device, q.dtype, width, groups, q_len, causal, mask_ndim, dot_precision(q.dtype)
     )
     num_rows = groups * q_len
-    splits = max(1, min(programs // (batch * num_kv_heads), kv_len // _SPLIT_KEYS))
+    splits = _num_splits(batch * num_kv_heads, kv_len, multiprocessors)
     parts = torch.empty(batch, num_kv_heads, splits, 2, num_rows, width, dtype=torch.float32, device=device)
     stats = torch.empty(batch, num_kv_heads, splits, 2, 2, num_rows, dtype=torch.float32, device=device)
     out = _empty_like(q)
