@@ -1,10 +1,10 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Blocks of the Triton kernels: what each program holds, for every architecture, kernel and d.
 
-Those of sm_90 were the fastest on an H100 (`make gpu` times them), except for split32. The others were chosen by
-compiling for each architecture and modelling what was compiled (`python -m benchmarks.kernel_model`): of the blocks
-for which no warp computes what another one does, those with the shortest modelled time. Registers that spill count as
-the time of their loads and stores.
+Those of sm_90, except for split32, were the fastest on an H100 or within 1% of it (`make gpu` times them). The others
+were chosen by compiling for each architecture and modelling what was compiled (`python -m benchmarks.kernel_model`):
+of the blocks for which no warp computes what another one does, those with the shortest modelled time. Registers that
+spill count as the time of their loads and stores.
 """
 
 import json
