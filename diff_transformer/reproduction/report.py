@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from textwrap import fill
 
+import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from ..evaluation.protocols.fine_grained_loss import PAPER
 from ..evaluation.render import COLORS, Figure, Opening, Section, Table, write_pages
-from ..evaluation.results import Measure, mean
+from ..evaluation.results import Measure
 from .arms import ARMS
 from .findings import BETTER, NOT_LEARNT, WORSE, Finding, findings, floor_of, of_arms
 from .jobs import chosen_learning_rates, planned_runs
@@ -38,7 +39,7 @@ _EFFECTS = {
     "log_loss": "ratio of the validation losses (geometric means); below 1 the second arm is better",
     "tokens": "ratio of the tokens until the accuracy (geometric means); below 1 the second arm is better",
 }
-_SHORT = {"loss": "loss {}", "log_loss": "loss × {}", "tokens": "tokens × {}"}
+_SHORT = {"loss": "difference of loss {}", "log_loss": "loss × {}", "tokens": "tokens × {}"}
 
 
 class Report:
@@ -168,9 +169,10 @@ class Report:
             axes.axvline(0 if kind == "loss" else 1, color="black", linewidth=0.8)
             if kind != "loss":
                 axes.set_xscale("log")
-                axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
                 axes.xaxis.set_major_formatter("{x:g}")
                 axes.xaxis.set_minor_formatter(NullFormatter())
+                axes.tick_params(axis="x", labelsize=8)
             axes.invert_xaxis()
             axes.set(title=experiment, xlabel=fill(_EFFECTS[kind].split(";")[0], 32))
         panels[0].set_yticks(range(len(names)), [" → ".join(self.study.contrasts[name].arms) for name in names])
@@ -179,17 +181,20 @@ class Report:
     def _curves(self, name: str) -> Section:
         experiment, arms = self.study.experiments[name], self.arms[name]
         threshold, floor = experiment.endpoint.accuracy, floor_of(experiment, arms)
+        has_accuracy, first = floor.metric == "accuracy", next(iter(arms))
+
+        def course(arm: str) -> np.ndarray:
+            """Mean tokens, losses and accuracies."""
+            return np.mean([x.curve for x in arms[arm]], axis=0).T
 
         def draw(canvas: Canvas) -> None:
             panels = canvas.subplots(1, 2 if threshold is None else 1, squeeze=False)[0]
             for arm, runs in arms.items():
                 if threshold is None:
-                    for column, axes in enumerate(panels, 1):
-                        means = [
-                            mean(point[column] for point in points)
-                            for points in zip(*(x.curve for x in runs), strict=True)
-                        ]
-                        axes.plot([point[0] for point in runs[0].curve], means, color=INK[arm], label=arm)
+                    tokens, losses, accuracies = course(arm)
+                    panels[0].plot(tokens, losses, color=INK[arm], label=arm)
+                    other = accuracies if has_accuracy else losses - course(first)[1]
+                    panels[1].plot(tokens, other, color=INK[arm])
                 else:  # the curves of runs that end would have no mean
                     reached = sorted(x.tokens for x in runs if x.accuracy >= threshold)
                     shares = [(i + 1) / len(runs) for i in range(len(reached))]
@@ -197,10 +202,11 @@ class Report:
                     x, y = [0, *reached, end], [0, *shares, len(reached) / len(runs)]
                     panels[0].step(x, y, where="post", color=INK[arm], label=arm)
             if threshold is None:
-                panels[int(floor.metric == "accuracy")].axhline(floor.value, color="black", linestyle=":", linewidth=1)
+                if has_accuracy:
+                    panels[1].axhline(floor.value, color="black", linestyle=":", linewidth=1)
                 panels[0].set(ylabel="validation loss (nats)")
                 panels[0].set_yscale("log" if experiment.endpoint.kind == "log_loss" else "linear")
-                panels[1].set(ylabel="validation accuracy")
+                panels[1].set(ylabel="validation accuracy" if has_accuracy else f"loss minus that of {first} (nats)")
             else:
                 panels[0].set(ylabel=f"share of runs that have\nreached an accuracy of {threshold:g}")
             for axes in panels:
@@ -213,7 +219,8 @@ class Report:
             rows.append([arm, ARMS[arm][0], len(runs), values, Measure.of(x.accuracy for x in runs)])
             if threshold is not None:
                 rows[-1].append(f"{sum(x.accuracy >= threshold for x in runs)} of {len(runs)}")
-        caption = "Validation during training; the dotted line is a model that has not learnt the task."
+        dotted = "; the dotted line is a model that has not learnt the task" if has_accuracy else ""
+        caption = f"Validation during training{dotted}."
         columns = ["arm", "what it is", "seeds", "validation loss", "accuracy"]
         ends = ""
         if threshold is not None:
@@ -255,8 +262,11 @@ class Report:
             panels = canvas.subplots(len(shown), 1, squeeze=False)[:, 0]
             for axes, (arm, result) in zip(panels, shown.items(), strict=True):
                 assert result.map is not None
-                heads, place = result.map["heads"], result.map["answer"]
+                layers, place = result.map["layers"], result.map["answer"]
+                heads = [head for layer in layers for head in layer]
                 axes.imshow(heads, aspect="auto", cmap="RdBu_r", vmin=-1, vmax=1)
+                for i in range(1, len(layers)):
+                    axes.axhline(i * len(layers[0]) - 0.5, color="black", linewidth=0.8)
                 axes.axvline(place, color="#009E73", linewidth=1, alpha=0.6)
                 solved = "" if result.map["solved"] else " (not solved)"
                 axes.set_ylabel(arm + solved, rotation=0, ha="right", va="center", fontsize=8)
@@ -265,9 +275,9 @@ class Report:
         return Section(
             title=f"{name}: attention of one example",
             paper="Figure 1 has one of the paper's",
-            text="Attention of the last layer from the first question of a validation row to the tokens before it, "
-            "one line for each head, after training with the first seed. The green line marks the answer. DIFF's "
-            "lines are the difference of both maps: red is positive, blue negative.",
+            text="Attention from the first question of a validation row, one of the hardest, to the tokens before it, "
+            "after training with the first seed: one line for each head, the first layer on top. The green line "
+            "marks the answer. DIFF's lines are the difference of both maps: red is positive, blue negative.",
             figures=[Figure(f"{name}_map", "Attention to the context.", draw, (10.0, 0.55 * len(shown) + 0.4))],
         )
 
@@ -348,7 +358,7 @@ class Report:
             text="All arms of a seed began with the same matrices, copied from one Transformer, and saw the same "
             "batches; digests of both are compared before anything is drawn. Parameters are equal within 0.1 %. "
             "Where there are several learning rates, each arm has the one that was best for it on other seeds. All "
-            "runs of an experiment are measured on the same validation rows.",
+            "runs of an experiment are measured on the same validation rows, whose choice is in no interval.",
             tables=[Table("Arms", columns, rows)],
             notes=[f"{name}: {_tuning(self.study.experiments[name])}" for name in self.arms],
         )
@@ -406,7 +416,8 @@ def _tuning(experiment: Experiment) -> str:
     rates = ", ".join(f"{x:g}" for x in experiment.learning_rates)
     if not experiment.tunes:
         return f"learning rate {rates}"
-    return f"learning rates {rates} on the seeds {', '.join(map(str, experiment.tuning_seeds))}"
+    seeds, steps = ", ".join(map(str, experiment.tuning_seeds)), experiment.tuning_steps
+    return f"learning rates {rates} on the seeds {seeds}{'' if steps is None else f', in runs of {steps:,} steps'}"
 
 
 def _exp(value: float) -> float:

@@ -14,7 +14,7 @@ seed and learning rate:
 | `diverged` | whether the loss became infinite or NaN; the curve ends before |
 | `unigram_loss` | of text: the validation loss of a model that knows how frequent each token is, and nothing else |
 | `matrices`, `data`, `batches` | digests of the initial matrices, the text, and all batches up to each evaluation |
-| `map` | of the first seed: where the first question of the first validation row looks, and if the answer is right |
+| `map` | of the first seed: where the first question of a row looks, by layer and head, and if the answer is right |
 | `seconds`, `date`, `hardware`, `packages` | how long it took since it was last resumed, when and where |
 """
 

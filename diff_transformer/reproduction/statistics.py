@@ -24,10 +24,10 @@ class Comparison:
     """The second of two samples against the first.
 
     effect: mean of the second - mean of the first, of times of their logarithms.
-    df: degrees of freedom of Student's t.
+    df: degrees of freedom of the interval.
     p: two-sided; of times that of the log-rank test, while the interval is Welch's.
-    null_stderr: the standard error with which an effect is detected; for times that of the log hazard ratio if the
-        samples were equal.
+    null_stderr, null_df: the standard error with which an effect is detected, and its degrees of freedom; for times
+        those of the log hazard ratio if the samples were equal.
     """
 
     effect: float
@@ -36,6 +36,7 @@ class Comparison:
     method: Method
     p: float
     null_stderr: float
+    null_df: float
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
         half = float(stats.t.ppf(1 - level / 2, self.df)) * self.stderr
@@ -47,7 +48,7 @@ class Comparison:
         For times it is a log hazard ratio, and an approximation: if a third of them are censored, a later event is
         found with a power of about 0.7, and a sooner one with 0.85.
         """
-        return float(stats.t.ppf(1 - level / 2, self.df) + stats.t.ppf(power, self.df)) * self.null_stderr
+        return float(stats.t.ppf([1 - level / 2, power], self.null_df).sum()) * self.null_stderr
 
 
 def correlation(arms: Sequence[Mapping[int, float]]) -> float:
@@ -78,7 +79,8 @@ def compare(first: Mapping[int, float], second: Mapping[int, float], paired: boo
         stderr = float(np.std(b - a, ddof=1)) / math.sqrt(len(a))
     else:
         effect, stderr, df = _welch(a, b)
-    return Comparison(effect, stderr, df, "paired t" if paired else "Welch", _two_sided(effect, stderr, df), stderr)
+    method: Method = "paired t" if paired else "Welch"
+    return Comparison(effect, stderr, df, method, _two_sided(effect, stderr, df), stderr, df)
 
 
 def _welch(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float]:
@@ -114,7 +116,8 @@ def compare_times(first: Sequence[tuple[float, bool]], second: Sequence[tuple[fl
     n = len(first) + len(second)
     p = _two_sided(surplus, 1.0, n - 2) if surplus * effect < 0 else 1.0  # neither is sooner if the two disagree
     events = sum(happened for _, happened in (*first, *second))
-    return Comparison(effect, stderr, df, "log-rank", p, n / math.sqrt(events * len(first) * len(second)))
+    null_stderr = n / math.sqrt(events * len(first) * len(second))
+    return Comparison(effect, stderr, df, "log-rank", p, null_stderr, n - 2)
 
 
 def _censored(sample: Sequence[tuple[float, bool]]) -> stats.CensoredData:

@@ -163,16 +163,17 @@ class Trainings:
         return isinstance(self.task, KeyValue) and run.seed == self.experiment.seeds[0] and not run.tuning
 
     def _map(self, model: PreTrainedModel) -> dict[str, Any]:
-        """The attention of the last layer's heads from the first question of the first row to the context."""
+        """The attention of all layers' heads from the first question of a row, one of the hardest, to its context."""
         assert isinstance(self.task, KeyValue)
-        row, labels = (x[0] for x in self.validation.rows)
+        *_, hardest = [{}, *self.task.conditions.values()]
+        row, labels = (x[0] for x in self._validation(**hardest).rows)
         question = int((labels != IGNORED).argmax()) - 1
         model.set_attn_implementation("eager")
         with torch.no_grad():
             output = model(torch.from_numpy(row[None]).to(model.device), output_attentions=True)
-        heads = output.attentions[-1][0, :, question, : question + 1].float().cpu()
+        layers = [x[0, :, question, : question + 1].tolist() for x in output.attentions]
         return {
-            "heads": [[round(x, 4) for x in head] for head in heads.tolist()],
+            "layers": [[[round(x, 4) for x in head] for head in heads] for heads in layers],
             "answer": self.task.answer_place(row, question),
             "solved": bool(output.logits[0, question].argmax() == row[question + 1]),
         }

@@ -30,6 +30,10 @@ _SENTENCES = (
     "the subtraction on top of all three is {subtraction}.",
     "DIFF V2, which subtracts but has neither wide heads nor a head norm, is {v2}, compared with the Transformer.",
 )
+_KEY = (
+    "Right of the line the second model is better. Green and red are decided, black is undecided, and grey only "
+    "describes. The bars are 95 % intervals."
+)
 
 
 def reports(root: Path = ROOT) -> dict[Path, Report]:
@@ -60,23 +64,28 @@ def texts(root: Path = ROOT, found: dict[Path, Report] | None = None) -> dict[Pa
 
 
 def readme_text(found: dict[Path, Report], root: Path) -> str:
-    """Three sentences on all studies, and the figure of each."""
+    """Three sentences on all studies, the figure of each, and its key."""
     sentences = " ".join(x.format(**_verdicts(list(found.values()))) for x in _SENTENCES)
     figures = [f"![{x.study.title}]({(path / 'figures/forest.png').relative_to(root)})" for path, x in found.items()]
-    return "\n\n".join([sentences, *figures])
+    return "\n\n".join([sentences, *figures, _KEY])
 
 
 def _verdicts(found: Sequence[Report]) -> dict[str, str]:
-    """For each contrast: `better on retrieval and recall but not shown to differ on text`."""
+    """For each contrast: `better on retrieval, worse on recall and needles, but not shown to differ on text`."""
     rows = [row for report in found for row in report.findings]
     words = {"seeds": " or ".join(map(str, sorted({row.seeds for row in rows})))}
     for name in dict.fromkeys(row.name for row in rows):
         told = []
         for verdict, word in _VERDICTS.items():
             where = [row.experiment for row in rows if (row.name, row.verdict) == (name, verdict)]
-            told += [f"{word} on {' and '.join(where)}"] if where else []
-        words[name] = " but ".join(told)
+            told += [f"{word} on {_listed(where)}"] if where else []
+        words[name] = _listed(told, ", but ")
     return words
+
+
+def _listed(parts: Sequence[str], before_last: str = " and ") -> str:
+    *others, last = parts
+    return f"{', '.join(others)}{before_last}{last}" if others else last
 
 
 def update(root: Path = ROOT) -> list[Path]:

@@ -18,7 +18,7 @@ def file(tmp_path):
 
 
 def result(seed: int = 0):
-    return make_result("recall", "diff", seed, 1e-3, [[320, 1.5, 0.25]], map={"heads": [[0.1]], "answer": 0})
+    return make_result("recall", "diff", seed, 1e-3, [[320, 1.5, 0.25]], map={"layers": [[[0.1]]], "answer": 0})
 
 
 def test_what_is_appended_is_loaded(file):

@@ -54,7 +54,8 @@ def test_a_new_page(root):
     assert sorted(update.update(root)) == sorted([readme, page])
     text = readme.read_text()
     assert text.startswith("# A\n\n<!-- results -->\n\nWith 20 seeds an arm") and "old" not in text
-    assert text.endswith("(docs/results/cpu/figures/forest.png)\n\n<!-- /results -->\n\nmore\n")
+    assert "(docs/results/cpu/figures/forest.png)\n\nRight of the line the second model is better." in text
+    assert text.endswith("\n\n<!-- /results -->\n\nmore\n")
     assert text.count("{") == 0 and "retrieval" in text
     assert "[The sources, one by one](../../replications.md)" in page.read_text()
     assert all(path.read_text() == content for path, content in update.texts(root).items()), "drawn again it differs"

@@ -192,7 +192,7 @@ def test_the_minimum_detectable_effect_is_found_in_80_percent(paired, level):
     n, repetitions, rng = 10, 1500, np.random.default_rng(7)
     rho = 0.8 if paired else 0.0
     stderr, df = math.sqrt((2 - 2 * rho) / n), (1 if paired else 2) * (n - 1)
-    exact = Comparison(0.0, stderr, df, "paired t", p=1.0, null_stderr=stderr)
+    exact = Comparison(0.0, stderr, df, "paired t", p=1.0, null_stderr=stderr, null_df=df)
     effect, found = exact.minimum_detectable(level), 0
     for _ in range(repetitions):
         first, second, *_ = equal_arms(rng, n, rho)

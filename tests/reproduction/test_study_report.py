@@ -11,7 +11,7 @@ from matplotlib.figure import Figure as Canvas
 
 from diff_transformer.evaluation.render import markdown_page
 from diff_transformer.evaluation.results import Measure
-from diff_transformer.reproduction.report import Report, _ratio, _significant
+from diff_transformer.reproduction.report import INK, Report, _ratio, _significant
 from diff_transformer.reproduction.study import Contrast
 
 pytestmark = pytest.mark.slow
@@ -51,7 +51,7 @@ def test_the_answers_come_first(page):
         "# Made up\n\n- Is DIFF better than the Transformer? `diff` against `transformer`: text:"
     )
     assert (
-        "text: better (loss -0.1000 [-0.1260, -0.0740]); retrieval: better (loss × 0.14 [0.11, 0.17]); "
+        "text: better (difference of loss -0.1000 [-0.1260, -0.0740]); retrieval: better (loss × 0.14 [0.11, 0.17]); "
         "recall: no difference shown (tokens × 0.34 [0.18, 0.63])" in opening
     )
     assert "retrieval: worse (loss × 2.72 [2.23, 3.32])." in opening
@@ -180,6 +180,24 @@ def test_nothing_on_the_pages_is_not_a_number(folder):
         assert not re.search(r"\b(nan|inf|None)\b", text)
 
 
+def lines(name: str) -> list[dict[str, list]]:
+    """Of each panel of a figure: the values of the lines by color."""
+    canvas = Canvas()
+    (figure,) = (figure for x in Report(STUDY, RESULTS).sections() for figure in x.figures if figure.name == name)
+    figure.draw(canvas)
+    return [{line.get_color(): list(line.get_ydata()) for line in axes.lines} for axes in canvas.axes]
+
+
+def test_the_curves_are_means_and_those_of_text_are_compared_with_the_first_arm():
+    losses, differences = lines("text_curves")
+    assert losses[INK["transformer"]] == pytest.approx([3.9, 3.15])
+    assert differences[INK["transformer"]] == [0, 0]
+    assert differences[INK["diff"]] == pytest.approx([0, -0.1])
+    losses, accuracies = lines("retrieval_curves")
+    assert losses[INK["diff"]] == pytest.approx([2.0, (math.exp(-5.1) + math.exp(-4.9)) / 2])
+    assert accuracies[INK["diff"]] == pytest.approx([0.3, 0.99])
+
+
 def drawn(study=STUDY, results=RESULTS) -> dict[str, dict[str, tuple]]:
     """By experiment and contrast of the forest plot: the ends of the bar and the point, from left to right in pixels,
     those of the line of no difference, and the color."""
@@ -277,7 +295,7 @@ def test_arms_without_lambda_and_maps(tmp_path):
         for seed in (10, 11, 12, 13)
     ]
     _, path = Report(replace(STUDY, experiments=experiments, contrasts=contrasts), results).write(tmp_path)
-    assert "no difference shown (loss 0.0000 [0.0000, 0.0000])" in path.read_text()
+    assert "no difference shown (difference of loss 0.0000 [0.0000, 0.0000])" in path.read_text()
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {"forest.png", "text_curves.png"}
 
 
