@@ -183,18 +183,15 @@ class Report:
         threshold, floor = experiment.endpoint.accuracy, floor_of(experiment, arms)
         has_accuracy, first = floor.metric == "accuracy", next(iter(arms))
 
-        def course(arm: str) -> np.ndarray:
-            """Mean tokens, losses and accuracies."""
-            return np.mean([x.curve for x in arms[arm]], axis=0).T
-
         def draw(canvas: Canvas) -> None:
             panels = canvas.subplots(1, 2 if threshold is None else 1, squeeze=False)[0]
             for arm, runs in arms.items():
                 if threshold is None:
-                    tokens, losses, accuracies = course(arm)
+                    tokens, losses, accuracies = np.mean([x.curve for x in runs], axis=0).T
+                    if arm == first:
+                        reference = losses
                     panels[0].plot(tokens, losses, color=INK[arm], label=arm)
-                    other = accuracies if has_accuracy else losses - course(first)[1]
-                    panels[1].plot(tokens, other, color=INK[arm])
+                    panels[1].plot(tokens, accuracies if has_accuracy else losses - reference, color=INK[arm])
                 else:  # the curves of runs that end would have no mean
                     reached = sorted(x.tokens for x in runs if x.accuracy >= threshold)
                     shares = [(i + 1) / len(runs) for i in range(len(reached))]

@@ -87,6 +87,9 @@ def test_the_effect_on_times_is_that_on_their_logarithms():
         found = compare_times(*([(unit * t, happened) for t, happened in x] for x in (first, second)))
         assert found.effect == pytest.approx(4 / 3 * math.log(2)) == pytest.approx(logs.effect * math.log(2))
         assert found.interval() == pytest.approx([x * math.log(2) for x in logs.interval()])
+        # A log hazard ratio, with the degrees of freedom of the test and not of the interval: 5 events in 3 + 3 runs
+        detectable = stats.t.ppf([0.975, 0.8], 4).sum() * 6 / math.sqrt(5 * 3 * 3)
+        assert found.minimum_detectable() == pytest.approx(detectable)
 
 
 def test_where_times_and_log_rank_disagree_neither_is_sooner():
