@@ -15,6 +15,7 @@ import accelerate
 import torch
 import torch.distributed as dist
 import transformers
+from torch.distributed._functional_collectives import all_to_all_single_autograd
 from transformers import PreTrainedModel, modeling_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -144,23 +145,7 @@ def sdpa_by_document(
 def _exchange(tensor: torch.Tensor, split_dim: int, gather_dim: int, group: dist.ProcessGroup) -> torch.Tensor:
     """Every process sends each process a part of `split_dim`, and joins the parts it receives along `gather_dim`."""
     parts = torch.stack(tensor.chunk(group.size(), dim=split_dim))
-    return torch.cat(_AllToAll.apply(parts, group).unbind(), dim=gather_dim)
-
-
-class _AllToAll(torch.autograd.Function):
-    """Entry j of dimension 0 goes to process j, entry i of the result comes from process i. It is its own transpose,
-    so gradients take the same exchange."""
-
-    @staticmethod
-    def forward(ctx, parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        received = torch.empty_like(parts)
-        dist.all_to_all_single(received, parts, group=group)
-        return received
-
-    @staticmethod
-    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _AllToAll.apply(gradient.contiguous(), ctx.group), None
+    return torch.cat(all_to_all_single_autograd(parts, None, None, group).unbind(), dim=gather_dim)
 
 
 def _skip_first_batches(dataloader, num_batches: int = 0):
