@@ -8,7 +8,7 @@ exact when a run is resumed: docs/training_data.md.
 import lzma
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -33,7 +33,6 @@ logger = logging.get_logger(__name__)
 
 _CACHE_VERSION = 1  # raise it when the same documents give other tokens or rows: the cache does not see our code
 _DOCUMENTS_AT_ONCE = 256
-_TOKENS_AT_ONCE = 2**22
 _HOPELESS = 10_000  # documents: a stream that begins with this many unusable documents has the wrong column
 # Errors of a broken file; a lost connection is not among them
 _UNREADABLE = (pa.ArrowInvalid, UnicodeDecodeError, EOFError, zlib.error, lzma.LZMAError)
@@ -209,37 +208,28 @@ def pack(
     for fault in pc.value_counts(tokens.data.column("fault")).to_pylist():
         skipped.add(fault["values"] or "used", fault["counts"])
     skipped.raise_if_nothing_used()
-    return _cut(tokens, sequence_length, num_proc)
+    features = Features({"row": Value("int64"), "input_ids": Sequence(Value("int32"))})
+    options = {"tokens": tokens, "sequence_length": sequence_length, "version": _CACHE_VERSION}
+    return Dataset.from_generator(_numbered_rows, features, gen_kwargs=options)
 
 
-def _cut(tokens: Dataset, sequence_length: int, num_proc: int | None) -> Dataset:
-    """Cuts the line of all documents' tokens. Rows are made from the line, so `num_proc` cannot change them."""
-    ends = np.cumsum(pc.list_value_length(tokens.data.column("input_ids")).to_numpy(), dtype=np.int64)
-    rows = Dataset.from_dict({"row": np.arange(-(-int(ends[-1]) // sequence_length))})
-    key = Hasher.hash((tokens._fingerprint, sequence_length, _CACHE_VERSION))
-    at_once = max(1, _TOKENS_AT_ONCE // sequence_length)
-    return rows.map(
-        _slice,
-        batched=True,
-        batch_size=at_once,
-        writer_batch_size=at_once,
-        fn_kwargs={"tokens": tokens, "ends": ends, "sequence_length": sequence_length},
-        features=Features({"row": Value("int64"), "input_ids": Sequence(Value("int32"))}),
-        num_proc=num_proc,
-        cache_file_name=str(_cache_dir() / f"rows-{key}.arrow"),
-        new_fingerprint=key,
-        desc="Packing",
-    )
+def _cut(batches: Iterable[list[np.ndarray]], sequence_length: int) -> Iterator[np.ndarray]:
+    """The tokens of all documents as one line, cut into rows; the last one may be shorter."""
+    line = np.empty(0, np.int32)
+    for documents in batches:
+        line = np.concatenate([line, *documents])
+        whole = len(line) // sequence_length * sequence_length
+        for begin in range(0, whole, sequence_length):
+            yield line[begin : begin + sequence_length].copy()  # a view would keep all of `line`
+        line = line[whole:]
+    if len(line):
+        yield line
 
 
-def _slice(batch: dict[str, list[int]], tokens: Dataset, ends: np.ndarray, sequence_length: int) -> dict[str, list]:
-    """Consecutive rows of the line of tokens. ends: where each document ends in it."""
-    begin = batch["row"][0] * sequence_length
-    end = min((batch["row"][-1] + 1) * sequence_length, int(ends[-1]))
-    first, last = np.searchsorted(ends, [begin, end - 1], side="right")  # the documents of its first and last token
-    line = pc.list_flatten(tokens.data.column("input_ids").slice(first, last + 1 - first)).to_numpy()
-    line = line[begin - (ends[first - 1] if first else 0) :][: end - begin]
-    return {"input_ids": [line[i : i + sequence_length] for i in range(0, len(line), sequence_length)]}
+def _numbered_rows(tokens: Dataset, sequence_length: int, version: int) -> Iterator[dict[str, Any]]:
+    batches = tokens.with_format("arrow").iter(_DOCUMENTS_AT_ONCE)
+    lines = ([pc.list_flatten(batch["input_ids"]).to_numpy()] for batch in batches)
+    yield from ({"row": i, "input_ids": row} for i, row in enumerate(_cut(lines, sequence_length)))
 
 
 def _pack_stream(
@@ -288,23 +278,21 @@ def _rows_of_shard(
     max_characters: int | None,
     sequence_length: int,
 ) -> Iterator[dict[str, np.ndarray]]:
-    line = np.empty(0, np.int32)
-    # `iter(batch_size)` and not `for`: inside a DataLoader worker the latter would split the shard once more
-    try:
-        for batch in documents.iter(batch_size=_DOCUMENTS_AT_ONCE):
-            encoded = _encode(batch, tokenizer, max_characters)
-            for fault, count in Counter(encoded["fault"]).items():
-                skipped.add(fault or "used", count)
-            skipped.raise_if_nothing_used(_HOPELESS)
-            line = np.concatenate([line, *(np.array(ids, np.int32) for ids in encoded["input_ids"])])
-            for begin in range(0, len(line) - sequence_length + 1, sequence_length):
-                yield {"input_ids": line[begin : begin + sequence_length].copy()}  # a view would keep all of `line`
-            line = line[len(line) // sequence_length * sequence_length :]
-    except _UNREADABLE as error:
-        skipped.add("unreadable")
-        logger.warning(f"The rest of {name} of the corpus cannot be read and is left out: {error!r}")
-    if len(line):
-        yield {"input_ids": line}
+    def encoded() -> Iterator[list[np.ndarray]]:
+        # `iter(batch_size)` and not `for`: inside a DataLoader worker the latter would split the shard once more
+        batches = documents.iter(batch_size=_DOCUMENTS_AT_ONCE)
+        try:
+            for batch in batches:
+                tokens = _encode(batch, tokenizer, max_characters)
+                for fault, count in Counter(tokens["fault"]).items():
+                    skipped.add(fault or "used", count)
+                skipped.raise_if_nothing_used(_HOPELESS)
+                yield [np.array(ids, np.int32) for ids in tokens["input_ids"]]
+        except _UNREADABLE as error:
+            skipped.add("unreadable")
+            logger.warning(f"The rest of {name} of the corpus cannot be read and is left out: {error!r}")
+
+    yield from ({"input_ids": row} for row in _cut(encoded(), sequence_length))
 
 
 def load_rows(
