@@ -41,18 +41,14 @@ def enable_ulysses(model: PreTrainedModel) -> None:
     The batches need `position_ids`, which restart at every document of a packed row, and a length that s divides. Rows
     are padded on the right, since DeepSpeed does not communicate masks.
 
-    Raises ValueError for a V1 model from remote code, for rope types that Ulysses cannot compute, and for a V2 model
-    with another attention implementation or a sliding window.
+    A V1 model from remote code has attention functions of its own, and rejects split sequences itself. Raises
+    ValueError for rope types that Ulysses cannot compute, and for a V2 model with another attention implementation or
+    a sliding window.
     """
     config = model.config
     is_v2 = config.model_type == DiffTransformerV2Config.model_type
     if config.model_type != DiffTransformerConfig.model_type and not is_v2:
         return
-    if not is_v2 and not isinstance(config, DiffTransformerConfig):
-        raise ValueError(
-            f"{type(model).__name__} comes from remote code ({type(model).__module__}), but only the classes of the "
-            "installed package can split sequences. Import diff_transformer and load without trust_remote_code=True."
-        )
     rope_type = config.rope_parameters["rope_type"]
     if rope_type in ("dynamic", "longrope"):
         raise ValueError(
@@ -73,9 +69,15 @@ def enable_ulysses(model: PreTrainedModel) -> None:
         return
     ALL_ATTENTION_FUNCTIONS[FLASH_DIFF] = ulysses_attention_forward
     DIFFERENTIAL_ATTENTION_FUNCTIONS.add(ulysses_attention_forward)
-    # DeepSpeed compares it with the recipe's, which accelerate allows to be "sdpa" but not "flash_diff": the default,
-    # which is "sdpa" until the first forward
-    config._attn_implementation = model._check_and_adjust_attn_implementation(None)
+    # DeepSpeed compares the name with the recipe's, which accelerate allows to be "sdpa" but not "flash_diff". It has
+    # done so by the first forward.
+    config._attn_implementation = "sdpa"
+
+    def run_on_flash_diff(module, inputs):
+        config._attn_implementation = FLASH_DIFF
+        hook.remove()
+
+    hook = model.register_forward_pre_hook(run_on_flash_diff)
 
 
 def ulysses_attention_forward(
