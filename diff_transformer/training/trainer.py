@@ -27,7 +27,7 @@ from ..modeling_diff import DiffTransformerAttention
 from ..modeling_diff_v2 import DiffTransformerV2Attention
 from .batch_record import BatchRecord
 from .budget import model_flops_per_token
-from .run_arguments import RunArguments
+from .run_arguments import RunArguments, RunOptions
 from .whole_checkpoints import seal
 
 logger = logging.get_logger(__name__)
@@ -100,6 +100,10 @@ class RunTrainer(Trainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
+        if not isinstance(self.args, RunOptions):
+            raise TypeError(
+                f"args is {type(self.args).__name__}; RunTrainer needs RunArguments, or another class with RunOptions."
+            )
         self._token_lambdas = TokenLambdas(self.model)
         self._record = None
         if self.args.record_batches:

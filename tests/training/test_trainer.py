@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainingArguments
 
 from diff_transformer import DiffTransformerForCausalLM, DiffTransformerV2ForCausalLM, folders
 from diff_transformer.training import trainer as trainer_module
@@ -116,6 +116,12 @@ def test_lambda_lr_multiplier_of_zero_freezes_lambda(make_trainer, make_model):
     trainer.train()
     for name, parameter in trainer.model.named_parameters():
         assert torch.equal(parameter, before[name]) == (name in lambdas_of(trainer.model)), name
+
+
+def test_run_trainer_rejects_plain_training_arguments(tiny_config, tmp_path):
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+    with pytest.raises(TypeError, match="args is TrainingArguments; RunTrainer needs RunArguments"):
+        RunTrainer(DiffTransformerForCausalLM(tiny_config()), args)
 
 
 @pytest.mark.parametrize("multiplier", [-0.1, math.nan, math.inf])
