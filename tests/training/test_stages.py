@@ -150,6 +150,7 @@ def test_command_line_overrides_smoke_and_smoke_overrides_the_file(tmp_path, cap
         assert set(smoke_recipe(stage)) <= known, f"the smoke recipe of {stage} has unknown arguments"
 
 
+@pytest.mark.oldest
 def test_checkpointing_has_one_name(training_arguments):
     for kind in (training_arguments, partial(sft_math.MathRunArguments, use_cpu=True, bf16=False, output_dir="x")):
         for value in (True, False):
