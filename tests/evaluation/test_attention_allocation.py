@@ -19,6 +19,7 @@ from diff_transformer import (
     cl100k_tokenizer,
 )
 from diff_transformer.evaluation.__main__ import Options, main
+from diff_transformer.evaluation.comparison import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
 from diff_transformer.evaluation.protocols import attention_allocation
 from diff_transformer.evaluation.protocols.attention_allocation import (
     NORMALIZATIONS,
@@ -29,7 +30,6 @@ from diff_transformer.evaluation.protocols.attention_allocation import (
     token_spans,
 )
 from diff_transformer.evaluation.protocols.needle.haystack import BOOKS, WORDINGS, NeedlePrompt, needle_prompt
-from diff_transformer.evaluation.render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
 from diff_transformer.evaluation.results import Measure, Results, ResultSet
 
 OPTIONS = Options(device="cpu")
@@ -267,7 +267,7 @@ def test_report(tmp_path):
     ours = results_of("ours", {0: 0.25, 40: 0.5, 100: 0.75}, tmp_path)
     other = results_of("other", {0: 0.125}, tmp_path)
     found = section(ResultSet([ours, other]))
-    answer, noise = found.tables
+    answer, noise = (comparison.table() for comparison in found.comparisons)
     assert answer.columns == ["depth (%)", PAPER_TRANSFORMER, PAPER_DIFF, "ours", "other", DIFFERS]
     assert [row[:4] for row in answer.rows] == [
         [0, 0.03, 0.27, Measure(0.25, 50)],
@@ -276,12 +276,13 @@ def test_report(tmp_path):
     ]
     assert [row[1:4] for row in noise.rows][::2] == [[0.51, 0.01, Measure(0.75, 50)], [0.49, 0.01, Measure(0.25, 50)]]
     assert [row[4] for row in answer.rows] == [Measure(0.125, 50), None, None]
-    assert answer.rows[0][-1] == f"haystack: {BOOKS}; wording: yoco; 4,096 tokens, 1 needle, samples: 50"
+    how = "not stated in the paper: length 4,096, needles 1, samples 50, "
+    assert answer.rows[0][-1] == f"{how}dataset {BOOKS}, wording yoco, normalization total"
     assert "sum of the scores" in found.notes[1] and "Table 3 is compared with the former" in found.notes[1]
 
     for cell in ours.cells:
         cell.measures["absolute_noise"] = Measure(2.0, 50)
-    _, signed, absolute = section(ResultSet([ours])).tables
+    _, signed, absolute = (comparison.table() for comparison in section(ResultSet([ours])).comparisons)
     assert signed.rows[0][1:4] == [0.51, 0.01, Measure(0.75, 50)]
     assert absolute.rows[0][1:4] == [None, None, Measure(2.0, 50)]
 

@@ -244,14 +244,14 @@ def test_run_stops_resumes_and_is_reported(twin_folders, data_dir, text, tmp_pat
         assert plain.measures["acc_norm"].n == 6
 
     (section,) = sections({"logit_quantization": whole})
-    hellaswag, nll_table = section.tables
+    hellaswag, nll_table = (comparison.table() for comparison in section.comparisons)
     rows = {(row[0], row[1]): row for row in hellaswag.rows}
-    assert rows["16", "tensor"][4:6] == [63.4, 66.2] and rows["4", "head"][4:6] == [33.9, 58.8]
+    assert rows[16, "tensor"][2:4] == [63.4, 66.2] and rows[4, "head"][2:4] == [33.9, 58.8]
     found = whole[1].select(task="hellaswag", bits=4, granularity="head")[0]
-    assert rows["4", "head"][3].value == pytest.approx(100 * found["acc_norm"])
-    assert rows["4", "head"][-1].startswith("models of 0.1 million parameters; one range")
-    assert rows["4", "head"][-1].endswith(f"one range per head; the paper does not say; rows of {data_dir}")
-    assert nll_table.rows[0][4:6] == [None, None] and "4 rows of 40 tokens), not HellaSwag" in nll_table.rows[0][-1]
+    assert rows[4, "head"][5].value == pytest.approx(100 * found["acc_norm"])
+    how = f"models of 0.1 million parameters; data dir {data_dir}; not stated in the paper: granularity head"
+    assert rows[4, "head"][-1] == how
+    assert nll_table.rows[0][2:4] == [None, None] and "task nll (paper: hellaswag)" in nll_table.rows[0][-1]
     assert "read off the figure" in section.notes[0]
 
     canvas = Canvas(layout="constrained")

@@ -13,6 +13,7 @@ from transformers import GenerationConfig, LlamaConfig
 
 from diff_transformer import cl100k_tokenizer
 from diff_transformer.evaluation.__main__ import Options, main
+from diff_transformer.evaluation.comparison import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
 from diff_transformer.evaluation.models import LoadedModel
 from diff_transformer.evaluation.protocols import needle
 from diff_transformer.evaluation.protocols.needle import (
@@ -24,7 +25,6 @@ from diff_transformer.evaluation.protocols.needle import (
     section,
 )
 from diff_transformer.evaluation.protocols.needle.haystack import BOOKS
-from diff_transformer.evaluation.render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
 from diff_transformer.evaluation.results import Measure, Results, ResultSet
 from diff_transformer.evaluation.text import load_documents
 from diff_transformer.text_data import STDLIB
@@ -281,14 +281,13 @@ def test_report_of_table_2(tmp_path):
     ours = results_of("ours", {(4096, 1, 1): [1.0] * 5, (4096, 6, 2): [0.5, 0.6, 0.7, 0.8, 0.9]}, tmp_path)
     other = results_of("other", {(4096, 1, 1): [0.2, 0.3, 0.4]}, tmp_path)
     found = section(ResultSet([ours, other]))
-    (table,) = found.tables
+    table = found.comparisons[0].table()
     assert table.columns == ["tokens", "N", "R", PAPER_TRANSFORMER, PAPER_DIFF, "ours", "other", DIFFERS]
     one, six = table.rows
     assert one[:5] == [4096, 1, 1, 1.00, 1.00] and six[:5] == [4096, 6, 2, 0.55, 0.85]
     assert one[5].value == 1 and one[5].n == 250 and one[5].stderr == pytest.approx(0.03 / 5**0.5)
     assert one[6].value == pytest.approx(0.3) and six[5].value == pytest.approx(0.7) and six[6] is None
-    assert "other unfinished" in one[-1] and "ours unfinished" not in one[-1] and f"haystack: {BOOKS}" in one[-1]
-    assert "samples" not in one[-1] and "depths" not in one[-1]
+    assert one[-1] == f"not stated in the paper: dataset {BOOKS}, wording yoco; other unfinished"
     assert found.figures == []
 
 
@@ -296,7 +295,7 @@ def test_only_the_same_needles_stand_beside_the_papers(tmp_path):
     """N alone does not make the task of Table 2: R does, too."""
     asked = [(4096, 2, 2), (4096, 4, 1), (4096, 6, 1), (128, 6, 2)]
     results = ResultSet([results_of("ours", dict.fromkeys(asked, [0.5] * 5), tmp_path)])
-    shown = {tuple(row[:3]): row[3:5] for row in section(results).tables[0].rows}
+    shown = {tuple(row[:3]): row[3:5] for row in section(results).comparisons[0].table().rows}
     assert shown == dict.fromkeys(asked, [None, None]) | {(4096, 2, 2): [0.85, 0.92]}
 
 
@@ -305,18 +304,23 @@ def test_the_report_names_the_haystack(tmp_path):
     with pytest.raises(ValueError, match=f"'{BOOKS}'.* nor from the Hub .*--dataset PATH"):
         load_documents(Arguments())  # the tests are offline
     arguments = Arguments(dataset=STDLIB)
-    (row,) = section(ResultSet([results_of("x", {(4096, 1, 1): [1.0] * 5}, tmp_path, arguments)])).tables[0].rows
-    assert "haystack: Python source code (stdlib)" in row[-1]
+    (row,) = (
+        section(ResultSet([results_of("x", {(4096, 1, 1): [1.0] * 5}, tmp_path, arguments)]))
+        .comparisons[0]
+        .table()
+        .rows
+    )
+    assert "dataset Python source code (stdlib)" in row[-1]
 
 
 def test_report_of_figure_5(tmp_path):
     arguments = Arguments(lengths=[8192, 65536], pairs=["8:1"], depths=[0, 25])
     ours = results_of("ours", {(8192, 8, 1): [0.25, 0.75], (65536, 8, 1): [0.11]}, tmp_path, arguments)
     found = section(ResultSet([ours]))
-    rows = found.tables[0].rows
+    rows = found.comparisons[0].table().rows
     assert [row[:3] for row in rows] == [[8192, 8, 1], [65536, 8, 1]]
     assert [[round(value, 2) for value in row[3:5]] for row in rows] == [[0.95, 1.00], [0.52, 0.86]]
-    assert "depths 0, 25 %" in rows[0][-1]
+    assert "depth 0, 25 (paper: 0, 25, 50, 75, 100)" in rows[0][-1]
 
     canvas = Canvas()
     found.figures[0].draw(canvas)
@@ -330,5 +334,5 @@ def test_report_of_figure_5(tmp_path):
 def test_report_says_what_the_paper_has_not(tmp_path):
     arguments = replace(SMALL, depths=[0, 25, 50, 75, 100])
     found = section(ResultSet([read_with(in_order, tmp_path, arguments)]))
-    assert found.tables[0].rows[0][3:5] == [None, None]
-    assert "samples per depth: 3, not 50" in found.tables[0].rows[0][-1]
+    assert found.comparisons[0].table().rows[0][3:5] == [None, None]
+    assert "samples 3 (paper: 50)" in found.comparisons[0].table().rows[0][-1]

@@ -39,7 +39,7 @@ def test_a_report_from_results_alone(folder, capsys):
     assert main(["report", str(folder), "--title", "Ours & <theirs>"]) == 0
     assert capsys.readouterr().out.split() == [str(folder / "report.html"), str(folder / "report.md")]
     markdown = (folder / "report.md").read_text()
-    differs = "models of 0.0 million parameters; text: books, 2 documents"
+    differs = "models of 0.0 million parameters; not stated in the paper: samples 2, dataset books"
     assert f"| 9 | 1.500 ± 0.250 | 2.250 ± 0.250 | {differs} |" in markdown
     assert "| DIFF | DIFF | x | 10 | float32 | – | r |" in markdown
     (figure,) = re.findall(r"\((figures/.+?\.png)\)", markdown)
@@ -62,7 +62,7 @@ def test_only_documents_that_all_models_have_are_compared(folder):
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, "cells": content["cells"][:1]}))  # as if stopped
     main(["report", str(folder)])
-    row = "| 9 | 1.250 | 2.000 | models of 0.0 million parameters; text: books, 1 documents; DIFF has more |"
+    row = "| 9 | 1.250 | 2.000 | models of 0.0 million parameters; not stated in the paper: samples 1, dataset books |"
     assert row in (folder / "report.md").read_text()
 
 

@@ -18,17 +18,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from tqdm.auto import tqdm
 
 from ....arguments import option
+from ...comparison import PAPER_DIFF, PAPER_TRANSFORMER, UNSTATED, Comparison, Row
 from ...generate import BATCH_TOKENS, end_tokens, generate_greedily, in_batches
 from ...models import LoadedModel, check_length
-from ...render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Figure, Section, Table, model_columns, other_models
+from ...render import Figure, Section
 from ...results import Key, Measure, Results, ResultSet, mean
-from ...text import describe_text, load_documents
+from ...text import load_documents
 from .haystack import WORDINGS, NeedleArguments, NeedlePrompt, haystack_tokens, needle_prompt
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ NO_SETTINGS = ("lengths", "pairs")  # points of the grid, to which a later run m
 KEY = ("length", "needles", "queried")
 _NUMBER = r"\d+(?:[.,]\d+)*"  # 1,234 is one number
 
-PAPER = (PAPER_TRANSFORMER, PAPER_DIFF)
 PAPER_DEPTHS, PAPER_SAMPLES = (0, 25, 50, 75, 100), 50
+PAPER_SETTINGS = {"depth": PAPER_DEPTHS, "samples": PAPER_SAMPLES, "dataset": UNSTATED, "wording": UNSTATED}
 
 # Table 2, 4K tokens: by (N, R), averaged over depths
 PAPER_TABLE_2 = {(1, 1): (1.00, 1.00), (2, 2): (0.85, 0.92), (4, 2): (0.62, 0.84), (6, 2): (0.55, 0.85)}
@@ -144,22 +145,19 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
 
 def section(results: ResultSet) -> Section:
     points = results.keys(*KEY)
-    rows: list[list] = []
-    for point in points:
-        key = dict(zip(KEY, point, strict=True))
-        paper, measures = _paper_average(*point), model_columns(results, "accuracy", **key)
-        rows.append([*point, *paper, *measures, _differs(results, key)])
+    rows = [Row(x, "accuracy", dict(zip(KEY, x, strict=True)), _paper_average(*x)) for x in points]
     pairs, sizes = Counter(point[1:] for point in points), Counter((point[0], point[2]) for point in points)
     figures = [_map_of_lengths(pair, results) for pair in sorted(pairs) if pairs[pair] > 1]
     figures += [_map_of_needles(*size, results) for size in sorted(sizes) if sizes[size] > 1]
-    columns = ["tokens", "N", "R", *PAPER, *results.labels, DIFFERS]
     return Section(
         title="Multi-needle retrieval",
         paper="Table 2 and Figure 5",
         text="N sentences in a long text each give a city (or a letter) a number, and a question asks for R of the "
         "numbers. Accuracy is the share of the queried numbers that are in the answer, averaged over the depths of "
         "the queried needles; all other needles are at random depths.",
-        tables=[Table("Accuracy, averaged over depths", columns, rows, digits=2)],
+        tables=[
+            Comparison("Accuracy, averaged over depths", results, ["tokens", "N", "R"], rows, PAPER_SETTINGS, digits=2)
+        ],
         figures=figures,
         notes=[
             'The paper varies the depth of "the answer needle"; where several needles are queried, all of them are at '
@@ -169,26 +167,10 @@ def section(results: ResultSet) -> Section:
     )
 
 
-def _paper_average(length: int, needles: int, queried: int) -> Sequence[Any]:
-    if length == 4096:
-        return PAPER_TABLE_2.get((needles, queried), (None, None))
-    if length in PAPER_FIGURE_5 and (needles, queried) == (8, 1):
-        return [mean(column) for column in PAPER_FIGURE_5[length]]
-    return (None, None)
-
-
-def _differs(results: ResultSet, key: Mapping[str, int]) -> str:
-    settings = results.settings
-    cells = {label: results.select(label, **key) for label in results.labels}
-    samples = {cell.measures["accuracy"].n for found in cells.values() for cell in found}
-    found = [*other_models(results), f"haystack: {describe_text(settings)}", f"wording: {settings['wording']}"]
-    if samples != {PAPER_SAMPLES}:
-        found.append(f"samples per depth: {min(samples)}, not {PAPER_SAMPLES}")
-    if sorted(settings["depths"]) != list(PAPER_DEPTHS):
-        found.append(f"depths {', '.join(map(str, sorted(settings['depths'])))} %")
-    depths = len(set(settings["depths"]))
-    found += [f"{label} unfinished" for label in results.labels if len(cells[label]) < depths * len(results.of(label))]
-    return "; ".join(found)
+def _paper_average(length: int, needles: int, queried: int) -> Sequence[float]:
+    if (needles, queried) == (8, 1):
+        return [mean(column) for column in PAPER_FIGURE_5.get(length, ())]
+    return PAPER_TABLE_2.get((needles, queried), ()) if length == 4096 else ()
 
 
 def _grid(results: ResultSet, label: str, column: str, **key: int) -> Grid:
@@ -204,7 +186,7 @@ def _map_of_lengths(pair: tuple[int, int], results: ResultSet) -> Figure:
     grids = {label: _grid(results, label, "length", needles=pair[0], queried=pair[1]) for label in results.labels}
     lengths = sorted({length for grid in grids.values() for length in grid})
     if pair == (8, 1):
-        for i, label in enumerate(PAPER):
+        for i, label in enumerate((PAPER_TRANSFORMER, PAPER_DIFF)):
             of_paper = {k: columns[i] for k, columns in PAPER_FIGURE_5.items() if k in lengths}
             grids[label] = {k: dict(zip(PAPER_DEPTHS, column, strict=True)) for k, column in of_paper.items()}
     caption = f"Accuracy by length and by depth of the queried needles: N = {pair[0]}, R = {pair[1]}."
