@@ -212,9 +212,9 @@ def prepare_attention(
         past_key_values=past_key_values if packed is None else None,
         position_ids=None if packed is None else _restart(packed),
     )
-    has_queries_only = isinstance(mask, torch.Tensor) and mask.shape == inputs_embeds.shape[:2]
-    if takes_spans and has_queries_only and not is_tracing(mask):
-        mask, options["padding_spans"] = padding_spans(mask)
+    is_tensor = takes_spans and isinstance(mask, torch.Tensor) and not is_tracing(mask)
+    if is_tensor and mask.shape == inputs_embeds.shape[:2]:
+        mask, options["padding_spans"] = padding_spans(mask)  # type: ignore[arg-type]
     return position_ids, mask, options
 
 
