@@ -47,18 +47,14 @@ def data(tmp_path_factory):
     xsum += [{"document": " ", "summary": "nothing"}, {"document": "Article x", "summary": ""}]
     passages = [f"Passage {i} is here. " + "".join(f"Then {n}. " for n in range(900 * (i == 3))) for i in range(6)]
     hotpotqa = [{"context": x, "input": f"Which? {i}", "answers": [str(i), "it"]} for i, x in enumerate(passages)]
-    labels = enumerate([True, True, True, False, False, True])
-    labelled = [{"document": f"Labelled {i}", "ground_truth": "t", "output": "o", "label": x} for i, x in labels]
-    for name, rows in (("xsum", xsum), ("hotpotqa", hotpotqa), ("labelled", labelled)):
+    for name, rows in (("xsum", xsum), ("hotpotqa", hotpotqa)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
 def verdict(prompt, times):
-    """True, False, True, ... for articles and passages 0, 1, 2, ...; none for article 5; a table for labelled rows."""
-    kind, number = re.search(r"(Article|Passage|Labelled) (\d)", prompt).groups()
-    if kind == "Labelled":
-        return {"0": TRUE, "1": TRUE, "2": FALSE, "3": FALSE, "4": TRUE, "5": "perhaps"}[number]
+    """True, False, True, ... for articles and passages 0, 1, 2, ...; none for article 5."""
+    kind, number = re.search(r"(Article|Passage) (\d)", prompt).groups()
     if (kind, number) == ("Article", "5"):
         return f"I cannot say. You sent {KEY}."
     return (TRUE, FALSE)[int(number) % 2]
@@ -93,7 +89,7 @@ def finished(twin_folders, data, tmp_path_factory):
         assert evaluate(twin_folders, data, out) == 0
         assert not list(out.glob("*/*.json")) and len(list(out.glob("*/*.outputs.jsonl"))) == 2
         patch.setattr(hallucination, "iterate_texts", only_nothing)
-        assert evaluate(twin_folders, data, out, server, "--labelled", str(data / "labelled.jsonl")) == 0
+        assert evaluate(twin_folders, data, out, server) == 0
         assert {headers["Authorization"] for _, headers, _ in server.requests} == {f"Bearer {KEY}"}
         return out
 
@@ -138,13 +134,6 @@ def test_run_twins(finished, label):
     assert xsum.data["unparsed"] == 1, "the reply without a verdict is missing"
 
 
-def test_run_judges_a_labelled_sample(finished):
-    """Labels T T T F F (T), verdicts T T F F T (none): 3 of 5 are equal."""
-    (cell,) = load(finished, "DIFF").select(labelled="labelled.jsonl")
-    assert cell["accuracy"] == pytest.approx(0.6) and cell.measures["accuracy"].n == 5
-    assert cell.data == {"samples": 6, "unparsed": 1}
-
-
 def test_run_writes_the_key_nowhere(finished):
     texts = [path.read_bytes() for path in finished.rglob("*") if path.is_file()]
     assert len(texts) >= 6 and not [text for text in texts if KEY.encode() in text]
@@ -155,7 +144,7 @@ def test_section(finished):
     results = [load(finished, label) for label in LABELS]
     found = section(ResultSet(results))
     summaries, answers = (comparison.table() for comparison in found.comparisons)
-    _, _, agreed, details = found.tables
+    *_, details = found.tables
     (row,) = summaries.rows
     assert summaries.columns[:5] == ["dataset", "paper: Transformer", "paper: DIFF", *LABELS]
     assert row[:3] == ["XSum", 0.44, 0.53]
@@ -163,7 +152,6 @@ def test_section(finished):
     assert "samples 5 (paper: 100); rows from" in row[5] and "judge" not in row[5]
     (row,) = answers.rows
     assert row[:3] == ["HotpotQA", 0.36, 0.46] and "1 documents cut" in row[5]
-    assert [line[0] for line in agreed.rows] == list(LABELS) and agreed.rows[0][3].value == pytest.approx(0.6)
     assert [line[:3] for line in details.rows[:2]] == [["XSum", label, 0] for label in LABELS]
     for r in results:
         r.settings["judge_model"] = "gpt-4o-mini"
@@ -198,9 +186,7 @@ def test_run_resumes_and_asks_nothing_twice(finished, twin_folders, data, tmp_pa
         assert evaluate(*arguments, labels=["DIFF"]) == 0
         twice = [prompt for prompt, times in server.asked.items() if times > 1]
     assert len(twice) <= 2, "more than the reply that was interrupted and the request under way was repeated"
-    whole = [cell for cell in without_time(finished, "DIFF") if "dataset" in cell.key]
-    for cell, expected in zip(without_time(tmp_path, "DIFF"), whole, strict=True):
-        assert cell == expected, "the interrupted run differs from the uninterrupted one"
+    assert without_time(tmp_path, "DIFF") == without_time(finished, "DIFF"), "the interrupted run differs"
 
 
 def test_run_that_is_finished_asks_and_writes_nothing(finished, twin_folders, data, monkeypatch, tmp_path):
@@ -356,7 +342,6 @@ def test_arguments_reject():
         ({"datasets": []}, "at least one of xsum"),
         ({"judge_model": "m"}, "needs both"),
         ({"judge_base_url": "http://localhost"}, "needs both"),
-        ({"labelled": "rows.jsonl"}, "Got --labelled without a judge"),
         ({"samples": 0}, "Got --samples 0 .* at least 1"),
         ({"judge_concurrency": 0}, "--judge_concurrency 0; .* at least 1"),
     ]:
@@ -382,10 +367,6 @@ def test_run_rejects_bad_input(twin_folders, data, tmp_path, capsys, monkeypatch
         assert evaluate(twin_folders, data, tmp_path / "out", None, *more, labels=["DIFF"]) == 1
         error = capsys.readouterr().err
         assert message in error and "hunter2" not in error
-    with judge_server(TRUE) as server:
-        labelled = ("--labelled", str(tmp_path / "rows.jsonl"), "--limit", "1")
-        assert evaluate(twin_folders, data, tmp_path / "out", server, *labelled, labels=["DIFF"]) == 1
-        assert "'maybe'" in capsys.readouterr().err and not server.requests
     assert not [path for path in (tmp_path / "out").rglob("*.json*") if "hunter2" in path.read_text()]
 
 

@@ -12,14 +12,12 @@ import os
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
 
 from ....arguments import option
 from ....extras import require
-from ....text_data import load_table
 from ...comparison import UNSTATED, Comparison, Row
 from ...generate import iterate_texts
 from ...models import LoadedModel
@@ -29,8 +27,8 @@ from .judge import PROMPT, Judge, ask_all
 from .samples import TASKS, draw, load_rows
 
 ORDER = 6
-# No existing cell depends on how the judge is reached or checked
-NO_SETTINGS = ("judge_base_url", "judge_key_variable", "judge_concurrency", "judge_timeout", "labelled")
+# No existing cell depends on how the judge is reached
+NO_SETTINGS = ("judge_base_url", "judge_key_variable", "judge_concurrency", "judge_timeout")
 
 # Table 4 (page 8): Transformer, DIFF
 PAPER = {
@@ -63,9 +61,6 @@ class Arguments:
     judge_max_tokens: int = option(1024, "Maximum tokens of a reply, that is, of an explanation and its verdict.")
     judge_concurrency: int = option(8, "Number of requests at once.")
     judge_timeout: float = option(120.0, "Seconds to wait for a reply.")
-    labelled: str | None = option(
-        None, "Rows with document, ground_truth, output and label (true or false) to check the judge on."
-    )
 
     def __post_init__(self):
         names = [entry.partition("=")[0] for entry in self.datasets]
@@ -76,8 +71,6 @@ class Arguments:
             )
         if (self.judge_base_url is None) != (self.judge_model is None):
             raise ValueError("Got only one of --judge_base_url and --judge_model; a judge needs both.")
-        if self.labelled is not None and self.judge_model is None:
-            raise ValueError("Got --labelled without a judge; add --judge_base_url and --judge_model.")
         if self.samples < 1 or self.judge_concurrency < 1:
             raise ValueError(
                 f"Got --samples {self.samples} and --judge_concurrency {self.judge_concurrency}; each must be at "
@@ -112,8 +105,6 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         print(f"{loaded.label}: {len(outputs.records)} outputs in {outputs.path}; --judge_base_url has them judged.")
         return
     verdicts = results.journal("verdicts")
-    if arguments.labelled is not None:
-        _add_agreement(judge, arguments, results, verdicts)
     for name, pairs in written.items():
         asked = {s.id: (s.document, s.reference, o["text"]) for s, o in pairs if o["text"].strip()}
         replies = ask(judge, asked, arguments.judge_concurrency, verdicts, f"{loaded.label}: {name}, judging")
@@ -146,23 +137,6 @@ def ask(
     return [journal.records[id] for id in ids]
 
 
-def _add_agreement(judge: Judge, arguments: Arguments, results: Results, journal: Journal) -> None:
-    path = arguments.labelled or ""
-    rows = list(load_table(path, columns=["document", "ground_truth", "output", "label"]))
-    wrong = [row["label"] for row in rows if row["label"] not in (True, False)]
-    if wrong:
-        raise ValueError(f"{path} has the label {wrong[0]!r}; every label must be true or false.")
-    key = {"labelled": Path(path).name, "digest": _digest(rows)}
-    if key in results:
-        return
-    questions = {f"labelled/{i}": (row["document"], row["ground_truth"], row["output"]) for i, row in enumerate(rows)}
-    replies = ask(judge, questions, arguments.judge_concurrency, journal, "Labelled sample, judging")
-    pairs = [(reply["verdict"], bool(row["label"])) for reply, row in zip(replies, rows, strict=True)]
-    equal = [verdict == label for verdict, label in pairs if verdict is not None]
-    measures = {"accuracy": Measure.of(equal)} if equal else {}
-    results.add(key, measures, {"samples": len(rows), "unparsed": len(rows) - len(equal)})
-
-
 def _digest(*content: Any) -> str:
     """A digest of everything that a record depends on, so that no other record is taken for it."""
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
@@ -181,7 +155,7 @@ def section(results: ResultSet) -> Section:
         "is better. The judge is a language model, which is given a reference and the document, as far as the model "
         "read it. It explains first and gives its verdict last. A reply without a verdict in the requested form "
         "counts neither way, and an empty output counts as inaccurate.",
-        tables=[*comparisons, *(table for table in (_agreement(results), _details(results)) if table.rows)],
+        tables=[*comparisons, _details(results)],
         notes=[
             "The paper gives neither its prompts nor the lengths of its outputs. The prompts for answers are "
             "LongBench's, those for summaries are our own. The judge is asked what Chuang et al. (arXiv:2407.07071) "
@@ -201,17 +175,6 @@ def _row(name: str, paper: tuple[float, float], results: ResultSet) -> Row:
     if cut := max(cell.data["cut"] for cell in _cells(name, results)):
         differs.append(f"{cut} documents cut in the middle")
     return Row([TASKS[name].title], "accuracy", {"dataset": name}, paper, differs)
-
-
-def _agreement(results: ResultSet) -> Table:
-    rows = [
-        [r.label, r.seed, x.key["labelled"], x.measures.get("accuracy"), x.data["samples"], x.data["unparsed"]]
-        for r in results.results
-        for x in r.cells
-        if "labelled" in x.key
-    ]
-    columns = ["model", "seed", "labelled sample", "accuracy", "rows", "unparsed"]
-    return Table("Agreement of the judge with a labelled sample", columns, rows, digits=2)
 
 
 def _details(results: ResultSet) -> Table:

@@ -8,9 +8,7 @@ For robustness the same demonstrations are shown in other orders: at random, or 
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import chain
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
 
 import torch
 from tqdm.auto import tqdm
@@ -20,14 +18,11 @@ from ....arguments import option
 from ...comparison import UNSTATED, Comparison, Row
 from ...generate import prefill
 from ...models import LoadedModel, check_length
-from ...render import Figure, Section, color
+from ...render import Figure, Section, draw_models
 from ...results import Cell, Key, Measure, Results, ResultSet, mean
 from .classification import SOURCES, ClassificationTask, Example, find_source, load_task
 from .demonstrations import ORDERS, Prompts
 from .label_trie import SCORINGS, choose_labels
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 ORDER = 5
 
@@ -188,18 +183,13 @@ def _measure(
         add(key, extend(None, ORDERS[order](examples, f"{prompts.seed}|{order}|{key['order_seed']}")), permuted)
 
 
-def stable(cells: Sequence[Cell]) -> list[Cell]:
-    """The cells with at least half of the largest number of demonstrations.
-
-    The paper averages "after the performance becomes stable" and does not say where that is.
-    """
-    most = max(cell.data["demonstrations"] for cell in cells)
-    return [cell for cell in cells if 2 * cell.data["demonstrations"] >= most]
-
-
 def condense(results: ResultSet) -> ResultSet:
-    """For each dataset a cell with the average `accuracy` of the points of the curve that all models have (a run that
-    was stopped has fewer); for each dataset and order one with the `margin`, best minus worst accuracy."""
+    """For each dataset a cell with the average `accuracy` once it is stable, over the points that all models have (a
+    run that was stopped has fewer); for each dataset and order one with the `margin`, best minus worst accuracy.
+
+    The paper averages "after the performance becomes stable" and does not say where that is: here, with at least half
+    of the largest number of demonstrations.
+    """
 
     def condensed(cells: list[Cell]) -> list[Cell]:
         groups: dict[tuple[str, str | None], list[Cell]] = defaultdict(list)
@@ -209,13 +199,15 @@ def condense(results: ResultSet) -> ResultSet:
                 groups[dataset, order].append(cell)
         found = []
         for (dataset, order), group in groups.items():
-            values = [cell["accuracy"] for cell in (group if order else stable(group))]
             data = {"source": group[0].data["source"], "length": max(cell.key.get("length", 0) for cell in group)}
+            values = [cell["accuracy"] for cell in group]
             if order:
                 margin = Measure(max(values) - min(values), len(values))
                 found.append(Cell({"dataset": dataset, "order": order}, {"margin": margin}, data))
             else:
-                shown = Measure(mean(values), group[0].measures["accuracy"].n)
+                most = max(cell.data["demonstrations"] for cell in group)
+                stable = [cell["accuracy"] for cell in group if 2 * cell.data["demonstrations"] >= most]
+                shown = Measure(mean(stable), group[0].measures["accuracy"].n)
                 found.append(Cell({"dataset": dataset}, {"accuracy": shown}, data))
         return found
 
@@ -225,9 +217,9 @@ def condense(results: ResultSet) -> ResultSet:
 def section(results: ResultSet) -> Section:
     condensed = condense(results)
     names = dict.fromkeys(cell.key["dataset"] for cell in results.cells)
-    figures = [_figure("many_shot", "by number of demonstrations; dashed: the average once it is stable", results)]
+    figures = [_figure("many_shot", "by number of demonstrations (Figure 6)", results)]
     for order, (arranged, paper) in ORDER_NAMES.items():
-        caption = f"with demonstrations arranged {arranged}; dotted: best and worst ({paper})"
+        caption = f"with demonstrations arranged {arranged} ({paper})"
         figures.append(_figure(f"many_shot_{order}", caption, results, order))
     averages = [
         Row([_title(name)], "accuracy", {"dataset": name}, AVERAGES.get(name, (name,))[1:])
@@ -293,54 +285,30 @@ def _title(dataset: str) -> str:
 
 def _figure(name: str, caption: str, results: ResultSet, order: str | None = None) -> Figure | None:
     """The curves, or the accuracies of the permutations in one order: a panel for each dataset, two per row."""
-    found = [cell for cell in results.cells if cell.key.get("order") == order]
-    datasets = list(dict.fromkeys(cell.key["dataset"] for cell in found))
+    places: dict[tuple, list[int]] = defaultdict(list)  # a seed may have other numbers of demonstrations
+    for cell in results.cells:
+        if cell.key.get("order") == order:
+            places[tuple(cell.key.items())].append(cell.data["demonstrations"])
+    datasets = list(dict.fromkeys(dict(key)["dataset"] for key in places))
     if not datasets:
         return None
     columns = min(2, len(datasets))
     rows = -(-len(datasets) // columns)
 
+    def placed(cells: list[Cell], dataset: str) -> list[Cell]:
+        found = [(cell, places[tuple(cell.key.items())]) for cell in cells if cell.matches(dataset=dataset)]
+        return [replace(cell, key={**cell.key, "demonstrations": mean(shown)}) for cell, shown in found if shown]
+
     def draw(canvas):
         grid = canvas.subplots(rows, columns, squeeze=False).flat
         for axes, dataset in zip(grid, datasets, strict=False):
-            for label in results.labels:
-                cells = [[x for x in r.select(dataset=dataset) if x in found] for r in results.of(label)]
-                if any(cells):
-                    _draw(axes, label, [of_seed for of_seed in cells if of_seed], color(results.labels, label))
-            axes.set(title=_title(dataset), ylabel="accuracy (%)")
+            panel = results.condensed(lambda cells, dataset=dataset: placed(cells, dataset))
+            draw_models(axes, panel, "accuracy", "order_seed" if order else "demonstrations", marker=".")
+            axes.set(
+                title=_title(dataset), xlabel="seed of the order" if order else "demonstrations", ylabel="accuracy"
+            )
+            axes.legend(frameon=False)
         for axes in grid[len(datasets) :]:
             axes.remove()
-        grid[0].legend(frameon=False)
 
     return Figure(name, f"Accuracy {caption}.", draw, (4.5 * columns, 3.2 * rows))
-
-
-def _draw(axes: "Axes", label: str, of_seeds: list[list[Cell]], ink: str) -> None:
-    """Draws accuracy over the number of demonstrations or the permutation, averaged over seeds, with a band from the
-    lowest to the highest seed."""
-    permuted = "order" in of_seeds[0][0].key
-    points: dict[tuple, list[Cell]] = defaultdict(list)
-    for cell in chain.from_iterable(of_seeds):
-        points[tuple(cell.key.items())].append(cell)
-    drawn = sorted(
-        (
-            mean(cell.key["order_seed"] if permuted else cell.data["demonstrations"] for cell in cells),
-            [100 * cell["accuracy"] for cell in cells],
-        )
-        for cells in points.values()
-    )
-    places = [x for x, _ in drawn]
-    axes.plot(places, [mean(values) for _, values in drawn], ".-", label=label, color=ink)
-    if len(of_seeds) > 1:
-        low, high = ([bound(values) for _, values in drawn] for bound in (min, max))
-        axes.fill_between(places, low, high, color=ink, alpha=0.15, linewidth=0)
-    if permuted:
-        for bound in (min, max):
-            height = 100 * mean(bound(cell["accuracy"] for cell in cells) for cells in of_seeds)
-            axes.axhline(height, linestyle="dotted", linewidth=1, color=ink)
-        axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]  # typed as the base class
-        axes.set_xlabel("seed of the permutation")
-    else:
-        height = 100 * mean(mean(cell["accuracy"] for cell in stable(cells)) for cells in of_seeds)
-        axes.hlines(height, places[-1] / 2, places[-1], linestyles="dashed", color=ink)
-        axes.set_xlabel("demonstrations")
