@@ -87,7 +87,9 @@ def check_texts(staged: Staged) -> Iterator[Problem]:
             match = re.search(pattern, text)
             if match and not (kind == PATH and name in VOCABULARIES):  # the message does not repeat the secret
                 where = f"{name}, line {text.count(chr(10), 0, match.start()) + 1}"
-                yield Problem("secrets", f"{where}, contains what looks like {kind}. Remove it; revoke a secret.")
+                yield Problem(
+                    "secrets", f"{where}, contains what looks like {kind}. Remove it; a secret must be revoked."
+                )
 
 
 def check_model(staged: Staged, offline: bool) -> tuple[torch.Tensor | None, list[Problem]]:

@@ -74,6 +74,8 @@ def stage(source: str | Path, exclude: Sequence[str] = (), base_model: str | Non
     Raises ValueError or OSError for a folder that holds neither.
     """
     source = Path(source)
+    if not source.is_dir():  # transformers would ask the Hub for it
+        raise ValueError(f"{source} is not a folder. Pass the folder that save_pretrained or a training run wrote.")
     adapter = read_json(source / "adapter_config.json")
     if not adapter:
         config, _ = PreTrainedConfig.get_config_dict(source)  # an error if it is missing or not JSON

@@ -200,7 +200,7 @@ def test_staging_rejects_what_it_cannot_upload(folder, tmp_path):
         (folder, "notes.txt is a link to a file outside of the folder"),
         (tmp_path / "llama", "'llama'.*hf upload"),
         (tmp_path / "broken", "not a valid JSON file"),
-        (tmp_path / "absent", "absent"),
+        (Path("owner/absent"), "is not a folder"),
     ):
         with pytest.raises((ValueError, OSError), match=message), stage(source):
             pass
