@@ -15,6 +15,7 @@ from traceback import format_exception
 
 from tqdm.auto import tqdm
 
+from ..extras import skip_unused_deepspeed
 from ..training.callbacks import StopOnSignal
 from .findings import chosen_learning_rates
 from .results import RESULTS, Result, RunId, load
@@ -95,6 +96,7 @@ def _train(folder: Path, run: RunId) -> None:
 
 def _start_worker() -> None:
     """The first process decides what a signal to all of them means; when it is killed, the others end."""
+    skip_unused_deepspeed()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     parent = parent_process()

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import StackDataset
-from transformers import EvalPrediction, PrinterCallback, TrainerCallback, TrainingArguments
+from transformers import EvalPrediction, PrinterCallback, TrainerCallback
 from transformers.utils import logging
 
 from ..evaluation.results import this_run
 from ..training.budget import model_flops_per_token
 from ..training.callbacks import StopOnSignal
+from ..training.run_arguments import RunArguments
 from ..training.trainer import NonFiniteLossError, RunTrainer
 from ..training.whole_checkpoints import last_whole_checkpoint
 from .arms import layer_lambda_init, matrices_digest, new_model
@@ -95,6 +96,8 @@ def train(data: Data, run: RunId, output_dir: Path, stop: StopOnSignal) -> Resul
         "eval_strategy": "steps",
         "logging_steps": experiment.training["eval_steps"],
         "disable_tqdm": True,
+        "record_batches": True,
+        "lambda_lr_multiplier": experiment.lambda_lr_multiplier,
         **experiment.training,
         "learning_rate": run.learning_rate,
         "seed": run.seed,
@@ -106,14 +109,12 @@ def train(data: Data, run: RunId, output_dir: Path, stop: StopOnSignal) -> Resul
     matrices = matrices_digest(model)
     trainer = RunTrainer(
         model=model,
-        args=TrainingArguments(output_dir=str(output_dir), **arguments),
+        args=RunArguments(output_dir=str(output_dir), **arguments),
         train_dataset=data.train,
         eval_dataset=data.validation(),
         compute_metrics=accuracy,
         preprocess_logits_for_metrics=_likeliest,
         callbacks=[stop, *([] if threshold is None else [_StopAt(threshold)])],
-        record_batches=True,
-        lambda_lr_multiplier=experiment.lambda_lr_multiplier,
     )
     trainer.remove_callback(PrinterCallback)
     checkpoint = last_whole_checkpoint(output_dir)[0] if output_dir.is_dir() else None
