@@ -96,7 +96,7 @@ def _run(staged: Staged, options: argparse.Namespace) -> None:
     if stale := stale_files(repo, card, set(files)):
         print(f"Deleted on the Hub, left by an earlier upload: {', '.join(stale)}", flush=True)
     done = push(staged, repo, stale, options)
-    is_new = done.pr_url is not None or repo is None or done.oid != repo.sha
+    is_new = repo is None or done.oid != repo.sha
     print(f"{'Uploaded ' if is_new else 'Unchanged, no commit made:'} {done.pr_url or done.commit_url}", flush=True)
     if not options.no_verify:
         base, revision = staged.adapter.get("base_model_name_or_path"), done.pr_revision or done.oid

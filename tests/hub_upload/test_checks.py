@@ -4,6 +4,7 @@
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,7 @@ BROKEN = [
     (lambda f: (give_code(f), write("sub/train.py", "x = 1")(f)), "code", "sub/train.py: Python that"),
     (lambda f: torch.save({}, f / "pytorch_model.bin"), "files", "pytorch_model.bin"),
     (write("optimizer.pt", "x"), "files", "optimizer.pt"),
+    (write("a/b.npy", "x"), "files", "a/b.npy"),
     (write("events.out.tfevents.7", "x"), "files", "events.out.tfevents.7"),
     (write("checkpoint-5/x.json", "{}"), "files", "checkpoint-5/x.json"),
     (write("deep/rng_state_0", "x"), "files", "deep/rng_state_0"),
@@ -161,6 +163,12 @@ def test_a_clean_process_runs_the_code_in_the_folder(folder):
     with stage(folder) as staged:
         expected, (problem,) = check_model(staged, offline=True)
     assert expected.shape == (1, 32, 320) and "a clean process computes different logits" in problem.message
+
+
+def test_a_clean_process_that_fails_says_why(monkeypatch, tmp_path):
+    failed = subprocess.CompletedProcess([], 1, stderr="ImportError: no scale_tiny")
+    monkeypatch.setattr(clean_load.subprocess, "run", lambda *args, **options: failed)
+    assert "ImportError: no scale_tiny" in clean_load.compare_in_clean_process(tmp_path, None)
 
 
 def test_clean_load_imports_every_class_of_auto_map(folder, tmp_path):

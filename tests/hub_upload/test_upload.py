@@ -190,6 +190,18 @@ def test_upload_that_fails_leaves_nothing_and_can_be_repeated(hub, folder, endpo
     hub.upload_well(folder, repo)
 
 
+def test_upload_does_not_overwrite_what_arrives_meanwhile(hub, folder):
+    def check_model(staged, offline):
+        HfApi().upload_file(repo_id="tester/race", path_or_fileobj=b"theirs", path_in_repo="notes.md")
+        return None, []
+
+    hub.upload_well(folder, "tester/race")
+    change(folder)
+    hub.patch.setattr(cli, "check_model", check_model)
+    code, printed = hub.upload(folder, "tester/race")
+    assert code == 1 and "412" in printed and hub.commits("tester/race") == 3
+
+
 def test_upload_names_what_is_missing_for_a_connection(hub, folder):
     with hub.patch.context() as patch:
         patch.setenv("HF_TOKEN", "")
