@@ -1,6 +1,7 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """results.jsonl: what is appended is loaded again, whatever happens to the processes that append."""
 
+import fcntl
 import json
 import multiprocessing
 from dataclasses import replace
@@ -48,6 +49,21 @@ def test_processes_that_append_at_the_same_time_lose_nothing(file):
         process.join(60)
     assert [process.exitcode for process in processes] == [0, 0, 0]
     assert sorted(x.seed for x in load(file)) == [first + i for first in (0, 100, 200) for i in range(30)]
+
+
+def test_a_process_waits_while_another_appends(file):
+    """What it would take for the half line of a killed process may be a line that is being written."""
+    process = multiprocessing.get_context("fork").Process(target=append, args=(file, result()))
+    with file.open("a") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        stream.write("half of ")
+        stream.flush()
+        process.start()
+        process.join(0.3)
+        assert process.is_alive() and file.read_text() == "half of "
+        fcntl.flock(stream, fcntl.LOCK_UN)  # of the process too, which has inherited the stream
+    process.join(60)
+    assert load(file) == [result()]
 
 
 @pytest.mark.parametrize("whole", [0, 2])
