@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from test_tokenization_cl100k import own_cl100k
+from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, DiffLlamaForCausalLM, LlamaConfig, PreTrainedModel
 
 from diff_transformer import (
@@ -30,15 +31,13 @@ from diff_transformer import (
 )
 from diff_transformer.conversion import (
     VerificationError,
-    checkpoint_files,
     compare,
     convert,
-    layouts,
     open_checkpoint,
     yoco_tokenizer,
 )
 from diff_transformer.conversion.__main__ import main
-from diff_transformer.conversion.layouts import LAYOUTS
+from diff_transformer.conversion.layouts import LAYOUTS, Layout
 from diff_transformer.conversion.verification import Run, hidden_states, logits
 
 IDS = torch.arange(30).view(2, 15) % 96
@@ -255,7 +254,7 @@ def test_ablations_and_biases(tmp_path):
         with pytest.raises(ValueError, match=f"use_head_scale=False, which {layout} cannot represent"):
             out(unscaled, layout, tmp_path / "none")
 
-    with pytest.raises(ValueError, match="mlp_bias=True, which diffllama cannot represent"):
+    with pytest.raises(ValueError, match="mlp_bias=True, .*which diffllama cannot represent"):
         out(save(make_model(mlp_bias=True), tmp_path / "mlp_biased"), "diffllama", tmp_path / "none")
 
     biased = make_model(attention_bias=True)
@@ -297,9 +296,8 @@ def test_a_wrong_permutation_fails_by_orders_of_magnitude(tmp_path, monkeypatch,
     right = compare(source, open_checkpoint(tmp_path / "ours", LAYOUTS[layout].ours), 1e-4)
     assert all(verdict.passed for verdict in right)
     wrong = replace(source.layout, interleaved_rotary=False, heads_in_blocks=False)
-    monkeypatch.setattr(
-        "diff_transformer.conversion.converter.into_ours", lambda _, *rest: layouts.into_ours(wrong, *rest)
-    )
+    into_ours = Layout.into_ours
+    monkeypatch.setattr(Layout, "into_ours", lambda _, *rest: into_ours(wrong, *rest))
     with pytest.raises(VerificationError, match="WRONG"):
         convert(source, tmp_path / "back")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "theirs"], "a failed check left something"
@@ -384,16 +382,21 @@ def test_contradictions_show_the_arithmetic(tmp_path):
     folder = out(save(make_model(), tmp_path / "ours"), "yoco", tmp_path / "theirs")
     odd = damaged(tmp_path / "odd", lambda state: state.update({"layers.0.attention.wk.weight": torch.zeros(40, 64)}))
     flat = damaged(tmp_path / "flat", lambda state: state.update({"tok_embeddings.weight": torch.zeros(96)}))
+    (bare := tmp_path / "bare").mkdir()
+    save_file(state_of(folder), bare / "model.safetensors")
     for place, layout, sizes, message in (
-        (folder, "yoco", {"num_attention_heads": 8}, r"num_attention_heads=8 was given.*d = 8.*64 rows = 4 x 16"),
+        (folder, "yoco", {"num_attention_heads": 8}, r"num_attention_heads=8 was given.*imply 4.*64 rows = 4 x 16"),
         (folder, "yoco", {"head_dim": 8}, "head_dim=8 was given"),
-        (folder, "unilm", {}, "has no 'model.embed_tokens.weight', by which a unilm checkpoint is recognized"),
-        (v2, "unilm_v2", {"num_attention_heads": 2}, r"lambda_proj h = 2 rows, head_dim = d = 32.*128 rows = 4 x 32"),
-        (three, "unilm_v2", {}, r"o_proj has 64 columns.*64 / h = 21.333 is not a whole head dimension"),
-        (odd, "yoco", {}, r"k_proj has 40 rows.*40 / 16 = 2.500 is not a whole number of heads"),
+        (folder, "unilm", {}, "config.json states yoco, but unilm was requested"),
+        (bare, "unilm", {}, "no 'model.embed_tokens.weight', by which a unilm checkpoint is recognized"),
+        (bare, "diffllama", {}, "config.json does not exist"),
+        (v2, "unilm_v2", {"num_attention_heads": 2}, "num_attention_heads=2 was given.*128 rows = 4 x 32"),
+        (three, "unilm_v2", {}, r"o_proj has 64 columns.*64 / 3 = 21.333 is not a whole number"),
+        (odd, "yoco", {}, r"k_proj has 40 rows.*40 / 16 = 2.500 is not a whole number"),
         (flat, "yoco", {}, r"has the shape \(96,\); it must have 2 dimensions"),
+        (tmp_path / "ours", "diff_transformer", {"rope_theta": 5.0}, "states this in its own config.json"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
             open_checkpoint(place, layout, **sizes)
 
 
@@ -492,12 +495,11 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path, capsys):
 
 
 def test_an_interrupted_conversion_cleans_up(tmp_path, monkeypatch):
-    def interrupt(*args, **options):
-        save_file(*args, **options)
+    def interrupt(*args):
         raise KeyboardInterrupt  # not by SIGINT, which the background jobs of a shell ignore
 
     ours = save(make_model(), tmp_path / "ours")
-    monkeypatch.setattr(checkpoint_files, "save_file", interrupt)
+    monkeypatch.setattr(tqdm, "update", interrupt)
     with pytest.raises(KeyboardInterrupt):
         main(["convert", str(ours), str(tmp_path / "theirs"), "--to", "yoco"])
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]
@@ -505,13 +507,9 @@ def test_an_interrupted_conversion_cleans_up(tmp_path, monkeypatch):
 
 KILLED = """
 import os, signal, sys
-from diff_transformer.conversion import checkpoint_files
+from tqdm import tqdm
 from diff_transformer.conversion.__main__ import main
-save_file = checkpoint_files.save_file
-def save_and_die(*args, **options):
-    save_file(*args, **options)
-    os.kill(os.getpid(), signal.SIGKILL)
-checkpoint_files.save_file = save_and_die
+tqdm.update = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 main(sys.argv[1:])
 """
 

@@ -251,12 +251,12 @@ def test_a_converted_checkpoint_computes_the_formulas_and_returns_bit_by_bit(che
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"num_noise_heads": 4}, "grouped differential attention"),
+        ({"num_noise_heads": 4}, "num_noise_heads=4"),
         ({"attn_rms_norm_eps": None, "rope_theta": None}, "lacks attn_rms_norm_eps, rope_theta"),
         ({"rope_scaling": {"type": "yarn"}}, "cannot represent: rope_scaling={'type': 'yarn'}"),
         ({"use_sliding_window": True, "mix_attn": True}, "use_sliding_window=True, mix_attn=True"),
         ({"hidden_act": "silu"}, "hidden_act='silu'"),
-        ({"model_type": "llama"}, "states model_type='llama'"),
+        ({"model_type": "llama"}, "config.json states llama, but motif was requested"),
     ],
 )
 def test_what_a_configuration_must_not_say(checkpoint, motif, tmp_path, capsys, changes, said):
@@ -281,7 +281,7 @@ def test_every_missing_and_unknown_tensor_is_named(checkpoint, motif, tmp_path, 
 def test_other_layouts_have_no_poly_norm(checkpoint, tmp_path, capsys, to):
     assert command(checkpoint, tmp_path / "ours", "--from", "motif") == 0
     assert command(tmp_path / "ours", tmp_path / "theirs", "--to", to) == 1
-    assert "hidden_act='poly_norm'" in capsys.readouterr().err
+    assert "model.layers.{i}.mlp.act_fn.weight" in capsys.readouterr().err
 
 
 def test_what_motif_cannot_represent(tmp_path, capsys):
@@ -294,13 +294,19 @@ def test_what_motif_cannot_represent(tmp_path, capsys):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_tensor_larger_than_a_shard_is_written_in_blocks(tmp_path, dtype):
-    tensors = {"large": torch.randn(20_001, 3).to(dtype), "small": torch.randn(5).to(dtype)}
+    tensors = {"odd": torch.randn(5).bfloat16(), "large": torch.randn(20_001, 3).to(dtype), "small": torch.randn(5)}
     save_file(tensors, tmp_path / "model.safetensors")
     files, sizes = CheckpointFiles(tmp_path), []
-    (tmp_path / "written").mkdir()
-    no_whole_tensor = {"small": tensors["small"]}.__getitem__
-    write_shards(tmp_path / "written", files.meta, no_whole_tensor, "10KB", sizes.append, files.read_blocks)
-    assert len(sizes) == 4  # three blocks of the large one
-    assert sum(sizes) == sum(x.nbytes for x in tensors.values())
-    written = CheckpointFiles(tmp_path / "written")
-    assert all(torch.equal(written.read(name), x) for name, x in tensors.items())
+
+    def blocks(name):
+        for block in files.read_blocks(name):
+            sizes.append(len(block))
+            yield block
+
+    for max_shard_size in ("1GB", "10KB"):
+        sizes.clear()
+        (tmp_path / max_shard_size).mkdir()
+        write_shards(tmp_path / max_shard_size, files.meta, blocks, max_shard_size)
+        assert sorted(sizes) == [5, 5, 20_001 - 2 * 8192, 8192, 8192]
+        written = CheckpointFiles(tmp_path / max_shard_size)
+        assert all(torch.equal(written.read(name), x) for name, x in tensors.items())
