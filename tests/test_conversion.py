@@ -38,7 +38,7 @@ from diff_transformer.conversion import (
 )
 from diff_transformer.conversion.__main__ import main
 from diff_transformer.conversion.layouts import LAYOUTS, Layout
-from diff_transformer.conversion.verification import Run, hidden_states, logits
+from diff_transformer.conversion.verification import Inputs, hidden_states, logits
 
 IDS = torch.arange(30).view(2, 15) % 96
 
@@ -72,7 +72,7 @@ def out(folder, to, destination, **options):
 
 
 def logits_of(checkpoint):
-    return logits(checkpoint, *hidden_states(checkpoint, [Run(IDS)]))
+    return logits(checkpoint, *hidden_states(checkpoint, [Inputs(IDS)]))
 
 
 def state_of(folder):

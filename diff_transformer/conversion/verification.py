@@ -35,7 +35,7 @@ EQUAL, ROUNDED = 0.0, 1e-4
 
 
 @dataclass(frozen=True)
-class Run:
+class Inputs:
     """input_ids (batch, tokens), and how they are run; by default our V1 on flash_diff, everything else on sdpa."""
 
     input_ids: torch.Tensor
@@ -44,7 +44,7 @@ class Run:
 
 
 @torch.no_grad()
-def hidden_states(source: OpenCheckpoint, runs: list[Run]) -> list[torch.Tensor]:
+def hidden_states(source: OpenCheckpoint, runs: list[Inputs]) -> list[torch.Tensor]:
     """The normalised output of the last layer (batch, tokens, hidden_size) for each run."""
     config, layout = source.config, source.layout
     norm = source.read(FINAL_NORM)
@@ -58,7 +58,7 @@ def hidden_states(source: OpenCheckpoint, runs: list[Run]) -> list[torch.Tensor]
     return [F.rms_norm(x, x.shape[-1:], norm.to(x.dtype), config.rms_norm_eps) for x in hidden]
 
 
-def _embed(source: OpenCheckpoint, runs: list[Run]) -> list[torch.Tensor]:
+def _embed(source: OpenCheckpoint, runs: list[Inputs]) -> list[torch.Tensor]:
     """The embeddings (batch, tokens, hidden_size) of each run."""
     embedded = [torch.empty(*run.input_ids.shape, source.config.hidden_size) for run in runs]
     start = 0
@@ -87,7 +87,7 @@ def _model_config(source: OpenCheckpoint) -> PreTrainedConfig | None:
     return AutoConfig.from_pretrained(folder) if (folder / "config.json").is_file() else theirs
 
 
-def _model_layer(config: PreTrainedConfig, run: Run) -> Callable[..., torch.Tensor]:
+def _model_layer(config: PreTrainedConfig, run: Inputs) -> Callable[..., torch.Tensor]:
     """A function from the index, the weights and the input of a layer to its output: the model with that layer alone,
     which makes masks and rotary embeddings as always."""
     attention = run.attention or ("flash_diff" if isinstance(config, DiffTransformerConfig) else "sdpa")
@@ -211,22 +211,19 @@ def _text_ids() -> list[int]:
     return cl100k_tokenizer()(TEXT).input_ids
 
 
-def default_tolerance(first: OpenCheckpoint, second: OpenCheckpoint) -> float:
-    """Llama and its like give the same bits as V2, and everything else the same logits up to rounding."""
-    layouts = (first.layout, second.layout)
-    is_exact = any(x.single_queries for x in layouts) and not any(x.interleaved_rotary for x in layouts)
-    return EQUAL if is_exact else ROUNDED
-
-
 def compare(
     first: OpenCheckpoint, second: OpenCheckpoint, tolerance: float | None = None, length: int = 64
 ) -> list[Verdict]:
     """Compares the logits on random ids and on the ids of a text.
 
-    tolerance: Of the logits, relative to the largest; by default `default_tolerance`. If they must be equal, they are
-    computed in float32 and bfloat16, with eager attention and sdpa.
+    tolerance: Of the logits, relative to the largest; by default they must be equal between Llama-like models and V2,
+    and agree up to rounding elsewhere. Equal logits are demanded in float32 and bfloat16, with eager attention and
+    sdpa.
     """
-    tolerance = default_tolerance(first, second) if tolerance is None else tolerance
+    if tolerance is None:
+        layouts = (first.layout, second.layout)
+        is_exact = any(x.single_queries for x in layouts) and not any(x.interleaved_rotary for x in layouts)
+        tolerance = EQUAL if is_exact else ROUNDED
     vocab_size = first.config.vocab_size
     if second.config.vocab_size != vocab_size:
         sizes = f"{vocab_size} and {second.config.vocab_size} entries"
@@ -235,10 +232,10 @@ def compare(
     generator = torch.Generator().manual_seed(0)
     text = torch.tensor(_text_ids()).repeat(2)[:length][None] % vocab_size
     inputs = {"random ids": torch.randint(0, vocab_size, (2, length), generator=generator), "a text": text}
-    runs = {name: Run(ids) for name, ids in inputs.items()}
+    runs = {name: Inputs(ids) for name, ids in inputs.items()}
     if tolerance == EQUAL:
         runs = {
-            f"{name:12} {attention:5} {str(dtype).removeprefix('torch.'):8}": Run(ids, attention, dtype)
+            f"{name:12} {attention:5} {str(dtype).removeprefix('torch.'):8}": Inputs(ids, attention, dtype)
             for dtype in (torch.float32, torch.bfloat16)
             for attention in ("eager", "sdpa")
             for name, ids in inputs.items()

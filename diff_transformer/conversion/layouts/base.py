@@ -38,6 +38,12 @@ QK_NORMS = [ATTENTION + "q_norm.weight", ATTENTION + "k_norm.weight"]
 POLY_NORM = [MLP + "act_fn.weight", MLP + "act_fn.bias"]
 
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+# Fields of the same name and meaning in our configurations and in those of Llama, DiffLlama and Motif
+SAME = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "hidden_act", "rms_norm_eps"),
+    *("max_position_embeddings", "initializer_range", "tie_word_embeddings", "attention_dropout", "use_cache"),
+    *SPECIAL_IDS,
+)
 # Fields of a config.json that do not change what a causal language model computes
 NO_EFFECT = (
     *("model_type", "architectures", "auto_map", "_name_or_path", "transformers_version", "dtype", "torch_dtype"),

@@ -7,13 +7,9 @@ from typing import Any
 from transformers import DiffLlamaConfig
 
 from ...configuration_diff import DiffTransformerConfig
-from .base import ATTENTION_BIASES, SPECIAL_IDS, SUBLN, V1_WEIGHTS, Layout, OurConfig, same
+from .base import ATTENTION_BIASES, SAME, SUBLN, V1_WEIGHTS, Layout, OurConfig, same
 
-SAME = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings", "hidden_act"),
-    *("rms_norm_eps", "tie_word_embeddings", "attention_bias", "initializer_range", "lambda_std_dev"),
-    *SPECIAL_IDS,
-)
+OWN = ("attention_bias", "lambda_std_dev")
 
 
 @dataclass(frozen=True)
@@ -23,14 +19,14 @@ class DiffLlamaLayout(Layout):
         if stated.get("lambda_init", "exponential") != "exponential":
             raise ValueError(f"lambda_init={stated['lambda_init']} is stated, which DiffLlama does not support.")
         theirs = DiffLlamaConfig.from_dict(dict(stated))
-        return {name: getattr(theirs, name) for name in (*SAME, "rope_parameters")} | {
+        return {name: getattr(theirs, name) for name in (*SAME, *OWN, "rope_parameters")} | {
             "num_attention_heads": theirs.num_attention_heads // 2,
             "num_key_value_heads": theirs.num_key_value_heads // 2,
             "head_dim": 2 * theirs.head_dim,
         }
 
     def to_theirs(self, config: OurConfig) -> DiffLlamaConfig:
-        values = {name: getattr(config, name) for name in SAME}
+        values = {name: getattr(config, name) for name in (*SAME, *OWN)}
         values |= {name: 2 * getattr(config, name) for name in ("num_attention_heads", "num_key_value_heads")}
         rope = {key: value for key, value in config.rope_parameters.items() if key != "partial_rotary_factor"}
         return DiffLlamaConfig(**values, head_dim=config.diff_head_dim, rope_parameters=rope)

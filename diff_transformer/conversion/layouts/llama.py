@@ -17,18 +17,13 @@ from .base import (
     Q_PROJ,
     Q_PROJ_BIAS,
     QK_NORMS,
+    SAME,
     Layout,
     OurConfig,
     same,
 )
 
-# Fields of the same name and meaning in ours and, if they have them, in theirs
-SAME = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_key_value_heads", "hidden_act"),
-    *("max_position_embeddings", "initializer_range", "rms_norm_eps", "use_cache", "tie_word_embeddings"),
-    *("pad_token_id", "bos_token_id", "eos_token_id", "rope_parameters", "attention_dropout"),
-    *("attention_bias", "mlp_bias"),
-)
+OWN = ("num_key_value_heads", "rope_parameters", "attention_bias", "mlp_bias")  # if they have them
 # How they state a window; `layer_types` says in which layers
 WINDOW = ("sliding_window", "use_sliding_window", "max_window_layers")
 
@@ -54,7 +49,7 @@ class LlamaLayout(Layout):
                 f"layer_types={own['layer_types']} mixes layers with and without the sliding window, but in diff_v2 "
                 "all layers have the same sliding_window, or none."
             )
-        return {name: own[name] for name in SAME if name in own} | {
+        return {name: own[name] for name in (*SAME, *OWN) if name in own} | {
             "num_attention_heads": 2 * own["num_attention_heads"],
             "head_dim": own.get("head_dim") or own["hidden_size"] // own["num_attention_heads"],
             "attention_bias": biased,
@@ -65,7 +60,7 @@ class LlamaLayout(Layout):
 
     def to_theirs(self, config: OurConfig) -> PreTrainedConfig:
         fields, own = self.their_class().to_dict(), config.to_dict()
-        values = {name: own[name] for name in SAME if name in fields}
+        values = {name: own[name] for name in (*SAME, *OWN) if name in fields}
         values["num_attention_heads"] = config.num_attention_heads // 2
         if "head_dim" in fields or config.head_dim * values["num_attention_heads"] != config.hidden_size:
             values["head_dim"] = config.head_dim

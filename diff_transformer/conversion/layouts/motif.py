@@ -10,12 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...configuration_diff import DiffTransformerConfig
-from .base import POLY_NORM, SPECIAL_IDS, V1_WEIGHTS, Layout, OurConfig, same
+from .base import POLY_NORM, SAME, V1_WEIGHTS, Layout, OurConfig, same
 
-SAME = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "hidden_act", "max_position_embeddings"),
-    *("initializer_range", "rms_norm_eps", "use_cache", "tie_word_embeddings", "attention_dropout", *SPECIAL_IDS),
-)
 # Without them, defaults of a class that nobody can read would decide what the model computes
 REQUIRED = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_act"),
