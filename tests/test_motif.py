@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, Generat
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.conversion.__main__ import main
-from diff_transformer.conversion.checkpoint_files import CheckpointFiles, write_shards
 from diff_transformer.modeling_diff_base import DiffTransformerPolyNorm
 
 SMALL = {"hidden_size": 48, "intermediate_size": 56, "num_attention_heads": 12, "num_key_value_heads": 4}
@@ -290,23 +289,3 @@ def test_what_motif_cannot_represent(tmp_path, capsys):
     DiffTransformerForCausalLM(config).save_pretrained(tmp_path / "ours")
     assert command(tmp_path / "ours", tmp_path / "theirs", "--to", "motif") == 1
     assert "hidden_act='silu', lambda_init='exponential', which motif" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_tensor_larger_than_a_shard_is_written_in_blocks(tmp_path, dtype):
-    tensors = {"odd": torch.randn(5).bfloat16(), "large": torch.randn(20_001, 3).to(dtype), "small": torch.randn(5)}
-    save_file(tensors, tmp_path / "model.safetensors")
-    files, sizes = CheckpointFiles(tmp_path), []
-
-    def blocks(name):
-        for block in files.read_blocks(name):
-            sizes.append(len(block))
-            yield block
-
-    for max_shard_size in ("1GB", "10KB"):
-        sizes.clear()
-        (tmp_path / max_shard_size).mkdir()
-        write_shards(tmp_path / max_shard_size, files.meta, blocks, max_shard_size)
-        assert sorted(sizes) == [5, 5, 20_001 - 2 * 8192, 8192, 8192]
-        written = CheckpointFiles(tmp_path / max_shard_size)
-        assert all(torch.equal(written.read(name), x) for name, x in tensors.items())
