@@ -23,7 +23,7 @@ import torch
 from benchmarks.report import argument_parser, versions, write
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.conversion.checkpoint_files import write_shards
-from diff_transformer.conversion.layouts import YOCO, layer_names
+from diff_transformer.conversion.layouts import LAYOUTS
 from tests.motif_reference import CONFIG as MOTIF
 from tests.motif_reference import shapes
 
@@ -40,8 +40,8 @@ def write_checkpoint(folder: Path, size: int, hidden_size: int) -> int:
         one, two = model(1).num_parameters(), model(2).num_parameters()
         written = model(max(1, round((size / 2 - 2 * one + two) / (two - one)))).to(torch.bfloat16)
     config, state = written.config, written.state_dict()
-    meta = {theirs: state[ours] for ours, theirs in layer_names(YOCO.names, config).items()}
-    write_shards(folder, meta, lambda name: torch.randn(meta[name].shape).mul_(0.02).bfloat16(), "400MB")
+    meta = {theirs: state[ours] for ours, theirs in LAYOUTS["yoco"].layer_names(config).items()}
+    write_shards(folder, meta, lambda name: [torch.randn(meta[name].shape).mul_(0.02).bfloat16()], "400MB")
     return sum(x.nbytes for x in meta.values())
 
 
@@ -49,7 +49,7 @@ def write_motif(folder: Path) -> int:
     """Writes random weights in the shapes of Motif-2.6B and returns their size."""
     (folder / "config.json").write_text(json.dumps(MOTIF))
     meta = {name: torch.empty(shape, device="meta") for name, shape in shapes(MOTIF).items()}
-    write_shards(folder, meta, lambda name: torch.randn(meta[name].shape).mul_(0.02), "5GB")
+    write_shards(folder, meta, lambda name: [torch.randn(meta[name].shape).mul_(0.02)], "5GB")
     return sum(x.nbytes for x in meta.values())
 
 
