@@ -28,7 +28,7 @@ from .architectures import (
     new_tokenizer,
 )
 from .corpus import CorpusArguments
-from .data import CausalCollator, ReportPasses, ReportSkipped, load_rows
+from .data import CausalCollator, ReportPasses, load_rows
 from .loss import use_linear_cross_entropy
 from .run_arguments import RunArguments
 from .runs import checkpoint_to_resume, fit, parse, print_budget, sequence_parallel_size, set_batch
@@ -71,10 +71,10 @@ def train_on_corpus(
 
     # 2. Data
     with training.main_process_first(desc="packing the corpus"):
-        train, validation, skipped = load_rows(corpus, tokenizer, seed=training.seed)
+        train, validation = load_rows(corpus, tokenizer, seed=training.seed)
 
     # 3. Budget, training
-    callbacks = [ReportSkipped(skipped), *([ReportPasses(corpus.dataset)] if corpus.streaming else [])]
+    callbacks = [ReportPasses(corpus.dataset)] if corpus.streaming else []
     train_on_rows(model, tokenizer, train, validation, training, corpus.sequence_length, resume, callbacks)
 
 
