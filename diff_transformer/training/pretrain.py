@@ -20,7 +20,6 @@ from . import smoke
 from .architectures import (
     NewModelArguments,
     check_all_is_trained,
-    check_length,
     load,
     load_config,
     loading_options,
@@ -60,8 +59,7 @@ def train_on_corpus(
     # 1. Model, the same weights on every process
     if new_model is None:
         path = chosen_model.model_name_or_path
-        config = load_config(path, revision=chosen_model.model_revision)
-        check_length(path, config, sequence_length=corpus.sequence_length)
+        config = load_config(path, chosen_model.model_revision, sequence_length=corpus.sequence_length)
         model, tokenizer = load(path, config, **loading_options(chosen_model))
     else:
         tokenizer = new_tokenizer(new_model, corpus.sequence_length)
