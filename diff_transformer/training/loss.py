@@ -151,7 +151,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return *(None if gradient is None else gradient * grad_loss for gradient in ctx.saved_tensors), None
 
 
-def use_linear_cross_entropy(model: nn.Module, evaluation: bool = True) -> None:
+def use_linear_cross_entropy(model: nn.Module) -> None:
     """Lets `model(..., labels=...)` compute its loss without logits, in place.
 
     The output then has `logits=None`. The loss is transformers' `ForCausalLMLoss`, also for `num_items_in_batch` and
@@ -163,8 +163,6 @@ def use_linear_cross_entropy(model: nn.Module, evaluation: bool = True) -> None:
     Args:
         model: A DiffTransformerForCausalLM, DiffTransformerV2ForCausalLM or LlamaForCausalLM, before it is passed to
             PEFT, `Trainer`, accelerate or torch.compile.
-        evaluation: Without logits in `model.eval()` as well. `Trainer` needs `False` if it has `compute_metrics`,
-            which would otherwise receive no predictions.
 
     Raises:
         ValueError: The architecture is not supported, the forward was already replaced, the model has another loss, or
@@ -208,7 +206,7 @@ def use_linear_cross_entropy(model: nn.Module, evaluation: bool = True) -> None:
         kwargs |= {"past_key_values": past_key_values, "inputs_embeds": inputs_embeds, "use_cache": use_cache}
         has_labels = labels is not None or kwargs.get("shift_labels") is not None
         all_positions = isinstance(logits_to_keep, int) and logits_to_keep == 0
-        if has_labels and all_positions and (self.training or evaluation):
+        if has_labels and all_positions:
             return _forward_without_logits(self, labels=labels, **kwargs)
         # Looked up now: a copy of the model, or one that FSDP2 gave another class, has its own
         return type(self).forward(self, labels=labels, logits_to_keep=logits_to_keep, **kwargs)

@@ -491,15 +491,6 @@ def test_trainer_in_bf16_and_after_it(make_model, make_trainer):
     assert unwrapped is patched and unwrapped(**batch()).logits is None
 
 
-def test_trainer_with_metrics(make_model, make_trainer):
-    model = make_model()
-    use_linear_cross_entropy(model, evaluation=False)
-    trainer = make_trainer(model, compute_metrics=lambda x: {"shape": str(x.predictions.shape)})
-    metrics = trainer.evaluate()
-    assert metrics["eval_shape"] == f"(5, 10, {VOCAB})", "evaluation without logits"
-    assert model.train()(**batch()).logits is None
-
-
 @pytest.fixture
 def mesh(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
