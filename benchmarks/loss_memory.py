@@ -22,16 +22,8 @@ import torch
 from torch import nn
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from benchmarks.report import (
-    argument_parser,
-    measure_apart,
-    processor,
-    reset_peak,
-    resident_peak,
-    rounded,
-    versions,
-    write,
-)
+from benchmarks.report import argument_parser, mebibytes, processor, rounded, show, versions, write
+from benchmarks.timing import measure_apart, peak_memory
 from diff_transformer.training.loss import linear_cross_entropy
 
 VOCAB_SIZE = 100_288
@@ -60,23 +52,20 @@ def measure(way: str, tokens: int, hidden_size: int, device: str) -> dict:
     labels = torch.randint(VOCAB_SIZE, (1, tokens), device=device)
     WAYS[way](hidden_states[:, :8], head, labels[:, :8]).backward()  # initializes the libraries
     head.weight.grad = hidden_states.grad = None
-    if cuda:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-    else:
-        before = reset_peak()
     start = time.perf_counter()
-    loss = WAYS[way](hidden_states, head, labels)
-    loss.backward()
-    loss = loss.item()  # waits for the device
-    seconds = time.perf_counter() - start
-    peak = torch.cuda.max_memory_allocated() if cuda else resident_peak()
-    return {"peak": peak - before, "seconds": seconds, "loss": loss}
+
+    def run() -> float:
+        loss = WAYS[way](hidden_states, head, labels)
+        loss.backward()
+        return loss.item()  # waits for the device
+
+    peak, loss = peak_memory(run, device)
+    return {"peak": peak, "seconds": time.perf_counter() - start, "loss": loss}
 
 
 def free_memory(device: str) -> int:
     if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(device)[0]
     return int(re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())[1]) * 1024
 
@@ -113,12 +102,11 @@ def main() -> None:
             if way == "chunks" or logits_fit(tokens, options.device):
                 line = measure_apart("benchmarks.loss_memory", way, tokens, hidden_size, options.device)
                 result = results[way] = json.loads(line)
-                row |= {"status": "measured", "peak_mib": round(result["peak"] / 2**20)}
+                row |= {"status": "measured", "peak_mib": mebibytes(result["peak"])}
                 row["over_chunks"] = rounded(result["peak"] / results["chunks"]["peak"])
                 row["seconds"] = rounded(result["seconds"])
-            row["float32_logits_mib_computed_not_measured"] = round(logits / 2**20)
-            print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-            rows.append({**row, **where})
+            row["float32_logits_mib_computed_not_measured"] = mebibytes(logits)
+            rows.append(show(row) | where)
         losses = [result["loss"] for result in results.values()]
         if not math.isclose(losses[0], losses[-1], rel_tol=1e-3 if cuda else 1e-6):
             raise SystemExit(
