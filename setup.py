@@ -61,7 +61,14 @@ setup(
     license="MIT",
     python_requires=">=3.10",
     packages=find_packages(include=["diff_transformer", "diff_transformer.*"]),
-    package_data={"diff_transformer": ["cl100k_base.tiktoken", "py.typed", "reproduction/studies/*.yaml"]},
+    package_data={
+        "diff_transformer": [
+            "cl100k_base.tiktoken",
+            "py.typed",
+            "reproduction/studies/*.yaml",
+            "training/smoke_recipes/*.yaml",
+        ]
+    },
     install_requires=["torch>=2.6", "transformers>=5.17", "huggingface_hub>=1.33"],  # the last for the command line
     extras_require=EXTRAS,
     entry_points={

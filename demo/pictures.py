@@ -6,8 +6,7 @@ import re
 import matplotlib
 import torch
 from matplotlib.figure import Figure
-
-from diff_transformer.modeling_diff_base import apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 matplotlib.use("Agg")
 

@@ -57,13 +57,24 @@ for _auto_class, *_model_classes in (
     (AutoModelForQuestionAnswering, DiffTransformerForQuestionAnswering, DiffTransformerV2ForQuestionAnswering),
 ):
     for _model_class in _model_classes:
-        _auto_class.register(_model_class.config_class, _model_class)
+        _auto_class.register(_model_class.config_class, _model_class, exist_ok=True)
         _model_class.register_for_auto_class(_auto_class.__name__)
         # By its name, `Trainer` knows a causal model, whose labels it must shift before it smooths them
         _model_type = _model_class.config_class.model_type  # type: ignore[union-attr]
         _auto_class._model_mapping._model_mapping[_model_type] = _model_class.__name__
         # `transformers serve` looks up model classes by name, and only in transformers itself
         setattr(sys.modules["transformers"], _model_class.__name__, _model_class)
+
+try:
+    from peft.utils import constants as _peft_constants
+except ImportError:  # optional package
+    pass
+else:
+    # `LoraConfig()`, `IA3Config()`, ... without target_modules: as for Llama, whose linear layers have the same names
+    for _name, _modules in vars(_peft_constants).items():
+        if _name.startswith("TRANSFORMERS_MODELS_TO_") and "llama" in _modules:
+            _modules.setdefault("diff_transformer", _modules["llama"])
+            _modules.setdefault("diff_transformer_v2", _modules["llama"])
 
 __all__ = [
     "PAPER_SIZES",

@@ -20,18 +20,14 @@ from collections.abc import Callable
 import torch
 from torch import nn
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
-from transformers.masking_utils import (
-    AttentionMaskInterface,
-    causal_mask_function,
-    sdpa_mask,
-)
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as TRANSFORMERS_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import AttentionInterface
 from transformers.utils import logging
 from transformers.utils.generic import is_flash_attention_requested
-from transformers.utils.import_utils import is_flash_attn_2_available, is_tracing
+from transformers.utils.import_utils import is_tracing
 
-from .attention_diff_base import mask_or_lengths, reject_dropout
+from .attention_diff_base import reject_dropout
 from .flash_diff import (
     can_decode,
     flash_diff_attention,
@@ -39,8 +35,7 @@ from .flash_diff import (
     flash_diff_attention_with_kvcache,
     is_available,
     is_head_dim,
-    is_proven,
-    is_supported,
+    is_verified,
 )
 from .flash_diff_cpu import flash_diff_attention_cpu
 
@@ -155,6 +150,46 @@ def packed_attention(
     return output1 - lambda_full * output2, None
 
 
+def flash_diff_kernel(
+    device: torch.device, dtype: torch.dtype, head_dim: int, attention_mask: torch.Tensor | None = None
+) -> str:
+    """What runs under `attn_implementation="flash_diff"` for queries of this device, type and width: the one decision.
+
+    - "cpu": the row-blocked kernel of `flash_diff_cpu`, on the CPU;
+    - "triton": the Triton kernels of `flash_diff`, on NVIDIA GPUs on which they are verified (`is_verified`), except
+      for float64, heads that are too wide, additive masks and masks with several heads;
+    - "sdpa": the packed call of torch's SDPA for everything else, with the same result.
+    """
+    if _is_exporting():
+        return _sdpa_because("an exported program runs without the operators of this package")
+    if is_verified(device):
+        if not is_head_dim(head_dim):
+            return _sdpa_because(f"the kernels take d up to 128, and this model has {head_dim // 2}")
+        is_boolean = attention_mask is None or (
+            attention_mask.dtype == torch.bool and (attention_mask.ndim == 2 or attention_mask.shape[1] == 1)
+        )
+        return "triton" if is_boolean and dtype != torch.float64 else "sdpa"
+    if device.type == "cpu":
+        return "cpu"
+    if is_available(device):
+        return _sdpa_because(
+            "nobody has run the kernels on a GPU as new as this one (`flash_diff_blocks.VERIFIED` names the results "
+            "of those on which they have been run)"
+        )
+    return _sdpa_because(
+        "the kernels need an NVIDIA GPU of compute capability 8.0 or later, and triton 3.6 or later (`pip install "
+        "triton`)"
+    )
+
+
+def _sdpa_because(reason: str) -> str:
+    if _is_exporting() or not torch.compiler.is_compiling():
+        logger.warning_once(
+            f'attn_implementation="flash_diff" runs on the packed call of SDPA, with the same result: {reason}.'
+        )
+    return "sdpa"
+
+
 def flash_diff_attention_forward(
     module: nn.Module,
     query: torch.Tensor,
@@ -168,15 +203,14 @@ def flash_diff_attention_forward(
     cu_seq_lens_q: torch.Tensor | None = None,
     max_length_q: int | None = None,
     padding_spans: tuple[torch.Tensor, torch.Tensor] | None = None,
+    kernel: str | None = None,
     head_norm: dict | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
     """`attn_implementation="flash_diff"`: fused differential attention (shapes as in the oracle).
 
-    On CUDA the Triton kernels of `flash_diff`, on the CPU the row-blocked kernel of `flash_diff_cpu`. What the Triton
-    kernels do not support (`runs_fused`), GPUs that they do not support, and exported programs go through the packed
-    call of torch's SDPA, with the same result. `head_norm`, the arguments `norm_weight`, `norm_eps` and `out_scale`,
-    and `padding_spans` (`flash_diff_padding_spans`) are for the Triton kernels only.
+    `kernel` is what `flash_diff_kernel` said. `padding_spans` (of `prepare_attention`) and `head_norm`, the arguments
+    `norm_weight`, `norm_eps` and `out_scale`, are for the Triton kernels only.
     """
     reject_dropout(module, dropout)
     _reject_split_sequences(module)
@@ -186,7 +220,17 @@ def flash_diff_attention_forward(
             'Load the model with attn_implementation="eager" to get the differential maps.'
         )
     is_causal = bool(module.is_causal) if is_causal is None else is_causal
-    if runs_fused(query, attention_mask):
+    if kernel is None:
+        kernel = flash_diff_kernel(query.device, query.dtype, query.shape[-1], attention_mask)
+    if kernel == "cpu":
+        attn_output = flash_diff_attention_cpu(
+            query, key, value, lambda_full, attention_mask, cu_seq_lens_q, scale=scaling, is_causal=is_causal
+        )
+    elif kernel == "sdpa":
+        attn_output = packed_sdpa_attention(
+            module, query, key, value, attention_mask, lambda_full, scaling, is_causal, cu_seq_lens_q
+        )
+    else:
         options = {"softmax_scale": scaling, "causal": is_causal, **(head_norm or {})}
         if cu_seq_lens_q is not None:
             attn_output = _fused_varlen_attention(
@@ -195,36 +239,7 @@ def flash_diff_attention_forward(
         else:
             options |= {"mask": attention_mask, "spans": padding_spans}
             attn_output = _fused_attention(query, key, value, lambda_full, **options)
-        return attn_output, None
-    if _is_exporting():
-        _warn_of_sdpa("an exported program runs without the operators of this package")
-    elif query.device.type == "cpu":
-        attn_output = flash_diff_attention_cpu(
-            query, key, value, lambda_full, attention_mask, cu_seq_lens_q, scale=scaling, is_causal=is_causal
-        )
-        return attn_output, None
-    elif query.device.type != "cuda" or (is_supported(query.device) and not is_available(query.device)):
-        raise ValueError(
-            'attn_implementation="flash_diff" runs on the CPU, and on CUDA with triton 3.6 or later (`pip install '
-            f"triton`), but the model is on {query.device}"
-            f"{' and there is no such triton' if query.device.type == 'cuda' else ''}. "
-            'model.set_attn_implementation("sdpa") computes the same.'
-        )
-    elif not is_tracing(query):
-        if not is_supported(query.device):
-            _warn_of_sdpa("the kernels need an NVIDIA GPU of compute capability 8.0 or later")
-        elif not is_head_dim(query.shape[-1]):
-            _warn_of_sdpa(f"the kernels take d up to 128, and this model has {query.shape[-1] // 2}")
-    attn_output = packed_sdpa_attention(
-        module, query, key, value, attention_mask, lambda_full, scaling, is_causal, cu_seq_lens_q
-    )
     return attn_output, None
-
-
-def _warn_of_sdpa(reason: str) -> None:
-    logger.warning_once(
-        f'attn_implementation="flash_diff" runs on the packed call of SDPA, with the same result: {reason}.'
-    )
 
 
 def packed_sdpa_attention(
@@ -256,36 +271,6 @@ def packed_sdpa_attention(
     return packed_attention(
         sdpa_attention_forward, module, query, key, value, attention_mask, lambda_full, scaling, is_causal=is_causal
     )[0]
-
-
-def default_attention(device: torch.device, dtype: torch.dtype, head_dim: int, takes_flash_attn: bool = True) -> str:
-    """The implementation of a model for which none was requested.
-
-    "flash_diff" on the CPU, on CUDA where a result of benchmarks/ has shown it correct and the fastest
-    (`flash_diff.is_proven`), and for Ulysses, which needs it. Elsewhere on CUDA "flash_attention_2", where flash-attn
-    is installed and can compute the input (`takes_flash_attn`: no 4-D mask, no static cache, no tracing); else "sdpa".
-    """
-    if device.type == "cpu" or is_proven(device) or sequence_parallel_group() is not None:
-        return FLASH_DIFF
-    if takes_flash_attn and device.type == "cuda" and is_supported(device) and is_flash_attn_2_available():
-        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else dtype
-        if dtype in (torch.float16, torch.bfloat16) and head_dim <= 256:
-            return "flash_attention_2"
-    return "sdpa"
-
-
-def runs_fused(query: torch.Tensor, attention_mask: torch.Tensor | None) -> bool:
-    """Whether "flash_diff" uses the Triton kernels: where they run, except for float64, additive masks and masks with
-    several heads."""
-    if not _has_kernel(query.device, query.dtype, query.shape[-1]):
-        return False
-    return attention_mask is None or (
-        attention_mask.dtype == torch.bool and (attention_mask.ndim == 2 or attention_mask.shape[1] == 1)
-    )
-
-
-def _has_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    return is_available(device) and dtype != torch.float64 and is_head_dim(head_dim) and not _is_exporting()
 
 
 def _is_exporting() -> bool:
@@ -406,67 +391,16 @@ def flash_diff_mask(
 AttentionMaskInterface.register(FLASH_DIFF, flash_diff_mask)
 
 
-def flash_diff_padding_spans(
-    attention_mask: torch.Tensor | None, q_length: int, head_dim: int, dtype: torch.dtype
-) -> tuple[torch.Tensor | None, tuple[torch.Tensor, torch.Tensor] | None]:
-    """For the Triton kernels, which skip padding if they know where the tokens of each row start and end: `None` and
-    these in place of a (B, S) mask of padding on either side of as many queries.
-
-    Any other mask is returned unchanged. The mask is inspected once for all layers, as transformers does for SDPA.
-    """
-    if (
-        attention_mask is None
-        or attention_mask.ndim != 2
-        or attention_mask.shape[1] != q_length
-        or is_tracing(attention_mask)
-        or not _has_kernel(attention_mask.device, dtype, head_dim)
-    ):
-        return attention_mask, None
-    is_token = attention_mask.int()
-    counts, starts = is_token.sum(-1), is_token.argmax(-1)
-    ends = starts + counts
-    positions = torch.arange(attention_mask.shape[1], device=attention_mask.device)
-    span = (starts[:, None] <= positions) & (positions < ends[:, None])
-    has_holes, has_padding = torch.stack(((span != attention_mask.bool()).any(), ~attention_mask.all())).tolist()
-    if has_holes:
-        return attention_mask, None
-    return None, (starts, ends) if has_padding else None
-
-
-def prepare_flash_diff(
-    config,
-    inputs_embeds: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    past_key_values,
-    packed_position_ids: torch.Tensor | None,
-    cu_seq_lens_q: torch.Tensor | None = None,
-) -> tuple[torch.Tensor | None, dict]:
-    """`prepare_attention` for "flash_diff", which also takes the spans of padding."""
-    device, dtype = inputs_embeds.device, inputs_embeds.dtype
-    takes_lengths = device.type == "cpu" or _has_kernel(device, dtype, config.head_dim)
-    if is_tracing(inputs_embeds) and cu_seq_lens_q is None:  # the lengths are values, and those are unknown
-        takes_lengths = False
-    inputs = (inputs_embeds, attention_mask, past_key_values, packed_position_ids, cu_seq_lens_q)
-    causal_mask, attention_kwargs = mask_or_lengths(config, *inputs, takes_lengths)
-    causal_mask, attention_kwargs["padding_spans"] = flash_diff_padding_spans(
-        causal_mask, inputs_embeds.shape[1], config.head_dim, dtype
-    )
-    return causal_mask, attention_kwargs
-
-
 __all__ = [
     "ALL_ATTENTION_FUNCTIONS",
     "DIFFERENTIAL_ATTENTION_FUNCTIONS",
     "FLASH_DIFF",
-    "default_attention",
     "differential_lambda",
     "eager_attention_forward",
     "flash_diff_attention_forward",
+    "flash_diff_kernel",
     "flash_diff_mask",
-    "flash_diff_padding_spans",
     "packed_attention",
     "packed_sdpa_attention",
-    "prepare_flash_diff",
-    "runs_fused",
     "sequence_parallel_group",
 ]

@@ -1,12 +1,14 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""What both Differential Transformers, V1 and V2, prepare once for the attention of all layers: mask and documents."""
+"""What both Differential Transformers, V1 and V2, prepare once for the attention of all layers: mask and documents.
+
+Legend for shapes: B batch, T new tokens, S tokens including the cached ones.
+"""
 
 from typing import Any
 
 import torch
 from torch import nn
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
-from transformers.utils.generic import is_flash_attention_requested
 from transformers.utils.import_utils import is_tracing
 
 
@@ -57,10 +59,54 @@ def cu_seq_lens_from_position_ids(position_ids: torch.Tensor) -> tuple[torch.Ten
     return offsets, int(offsets.diff().max())
 
 
-def _check_flash_attention(config, q_length: int, attention_mask: torch.Tensor | None, past_key_values) -> None:
-    implementation = config._attn_implementation
-    if not is_flash_attention_requested(config):
+def padding_spans(attention_mask: torch.Tensor) -> tuple[torch.Tensor | None, tuple[torch.Tensor, ...] | None]:
+    """Where the tokens of each row start and end, two (B,) tensors, in place of a mask (B, T) with padding on either
+    side; neither if nothing is padded. A mask with holes is returned unchanged.
+
+    The mask is inspected once for all layers, as transformers does for SDPA.
+    """
+    is_token = attention_mask.int()
+    starts = is_token.argmax(-1)
+    ends = starts + is_token.sum(-1)
+    positions = torch.arange(attention_mask.shape[1], device=attention_mask.device)
+    span = (starts[:, None] <= positions) & (positions < ends[:, None])
+    has_holes, has_padding = torch.stack(((span != attention_mask.bool()).any(), ~attention_mask.all())).tolist()
+    if has_holes:
+        return attention_mask, None
+    return None, (starts, ends) if has_padding else None
+
+
+def check_attention_mask(inputs_embeds: torch.Tensor, attention_mask, past_key_values) -> None:
+    """Rejects masks that transformers would take and misread: it pads a short mask with zeros, and adds an integer 4-D
+    mask to the scores."""
+    if not isinstance(attention_mask, torch.Tensor):
         return
+    shape, (batch_size, q_length) = tuple(attention_mask.shape), inputs_embeds.shape[:2]
+    if len(shape) == 4:
+        if not (attention_mask.dtype == torch.bool or attention_mask.is_floating_point()):
+            raise ValueError(
+                f"attention_mask has four dimensions and the type {attention_mask.dtype}, but a 4-D mask is either "
+                "boolean, True for what is seen, or float, added to the scores. Use attention_mask.bool()."
+            )
+        if shape[0] not in (1, batch_size) or shape[2] != q_length:
+            raise ValueError(
+                f"attention_mask has the shape {shape}; for {batch_size} rows of {q_length} tokens a 4-D mask must be "
+                "(batch, heads or 1, queries, keys)."
+            )
+    # The length of a static cache lives on the device, and `generate` cuts the mask of one with a sliding window
+    elif past_key_values is None or not past_key_values.is_compileable:
+        num_cached = 0 if past_key_values is None else past_key_values.get_seq_length()
+        if shape != (batch_size, num_cached + q_length):
+            raise ValueError(
+                f"attention_mask has the shape {shape}, but there are {batch_size} rows of {num_cached + q_length} "
+                f"tokens{f' ({num_cached} of them cached)' if num_cached else ''}. Give it one entry for every token, "
+                "including the cached tokens, 1 for tokens to keep and 0 for padding, or omit it."
+            )
+
+
+def check_flash_attention(config, q_length: int, attention_mask, past_key_values) -> None:
+    """Rejects what flash-attn, as transformers calls it, would compute wrongly."""
+    implementation = config._attn_implementation
     if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 4:
         raise ValueError(
             f"attention_mask has the shape {tuple(attention_mask.shape)}, but attn_implementation={implementation!r} "
@@ -76,63 +122,104 @@ def _check_flash_attention(config, q_length: int, attention_mask: torch.Tensor |
         )
 
 
+def _packed_position_ids(
+    inputs_embeds: torch.Tensor, attention_mask, position_ids, past_key_values, cu_seq_lens_q
+) -> torch.Tensor | None:
+    """Positions (B, T) that restart at every document if rows may hold several documents, else `None`.
+
+    Documents are given by `position_ids` that restart (`document_starts`) or by `cu_seq_lens_q`, in a forward without
+    a mask and without cached tokens.
+    """
+    if cu_seq_lens_q is not None and attention_mask is not None:
+        raise ValueError(
+            "Got both attention_mask and cu_seq_lens_q, but padding and packing exclude each other. Omit the "
+            "attention_mask of a packed batch."
+        )
+    if attention_mask is not None or (cu_seq_lens_q is None and position_ids is None):
+        return None
+    if past_key_values is not None and (past_key_values.is_compileable or past_key_values.get_seq_length() > 0):
+        if cu_seq_lens_q is not None:
+            raise ValueError(
+                "Got cu_seq_lens_q with a static cache or with cached tokens, but packed documents start from "
+                "scratch. Omit past_key_values, or cu_seq_lens_q."
+            )
+        return None
+    batch_size, q_length = inputs_embeds.shape[:2]
+    if cu_seq_lens_q is not None:
+        return position_ids_from_cu_seq_lens(cu_seq_lens_q, batch_size, q_length)
+    return position_ids.expand(batch_size, -1)
+
+
 def prepare_attention(
     config,
     inputs_embeds: torch.Tensor,
     attention_mask: torch.Tensor | None,
+    position_ids: torch.Tensor | None,
     past_key_values,
-    packed_position_ids: torch.Tensor | None,
-    cu_seq_lens_q: torch.Tensor | None = None,
-) -> tuple[Any, dict]:
-    """Once for all layers: the mask for the attention implementation of `config`, and for flash-attn the keyword
-    arguments that describe documents.
-
-    inputs_embeds (B, T, hidden_size), attention_mask (B, S) or (B, heads or 1, T, S); packed_position_ids (B, T)
-    restart at every document (`document_starts`), and are `None` if no row is packed. cu_seq_lens_q is what they were
-    made from, if anything.
-    """
-    _check_flash_attention(config, inputs_embeds.shape[1], attention_mask, past_key_values)
-    takes_lengths = is_flash_attention_requested(config)
-    inputs = (inputs_embeds, attention_mask, past_key_values, packed_position_ids, cu_seq_lens_q)
-    return mask_or_lengths(config, *inputs, takes_lengths)
-
-
-def mask_or_lengths(
-    config,
-    inputs_embeds: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    past_key_values,
-    packed_position_ids: torch.Tensor | None,
-    cu_seq_lens_q: torch.Tensor | None,
+    *,
     takes_lengths: bool,
-) -> tuple[Any, dict]:
-    """`prepare_attention` for an implementation that takes the lengths of documents, or a mask."""
-    attention_kwargs: dict[str, Any] = {}
+    takes_spans: bool = False,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    cache=None,
+    **kwargs,
+) -> tuple[torch.Tensor, Any, dict[str, Any]]:
+    """Once a forward, for the attention of all layers on any backend: positions, mask, and keyword arguments.
+
+    Args:
+        inputs_embeds (`torch.Tensor`): (B, T, hidden_size).
+        attention_mask (`torch.Tensor`, *optional*): (B, S), or (B or 1, heads or 1, T, S).
+        position_ids (`torch.Tensor`, *optional*): (B or 1, T); where they restart, a document starts
+            (`document_starts`). By default from the documents of `cu_seq_lens_q`, or counted from the cached tokens.
+        takes_lengths (`bool`): Whether the attention takes documents as offsets, `cu_seq_lens_q`; otherwise they
+            become part of the mask.
+        takes_spans (`bool`): Whether it takes the padding of a batch as `padding_spans` in place of a mask.
+        cu_seq_lens_q (`torch.Tensor`, *optional*): (documents + 1,) offsets into the B T tokens.
+        cache: The paged cache of continuous batching, which packs requests and passes its own mask or lengths.
+
+    Returns:
+        The positions (B or 1, T), the mask of the attention implementation (a tensor, a BlockMask for flex_attention,
+        or `None`), and the keyword arguments that describe documents and padding.
+    """
+    packed = None
+    if cache is None:
+        check_attention_mask(inputs_embeds, attention_mask, past_key_values)
+        packed = _packed_position_ids(inputs_embeds, attention_mask, position_ids, past_key_values, cu_seq_lens_q)
+    if position_ids is None:
+        num_cached = 0 if past_key_values is None else past_key_values.get_seq_length()
+        counted = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)[None] + num_cached
+        position_ids = counted if packed is None else packed
+
+    options: dict[str, Any] = {}
     cu_seq_lens, max_length = None, None
-    if packed_position_ids is not None:
-        if takes_lengths and cu_seq_lens_q is not None and is_tracing(packed_position_ids):
+    if packed is not None:
+        if takes_lengths and cu_seq_lens_q is not None and is_tracing(packed):
             # Values are unknown, and a length that varies would recompile the graph
-            cu_seq_lens, max_length = cu_seq_lens_q.to(torch.int32), packed_position_ids.shape[1]
+            cu_seq_lens, max_length = cu_seq_lens_q.to(torch.int32), packed.shape[1]
         elif takes_lengths:
-            cu_seq_lens, max_length = cu_seq_lens_from_position_ids(packed_position_ids)
-        attention_kwargs |= {"cu_seq_lens_q": cu_seq_lens, "cu_seq_lens_k": cu_seq_lens}
-        attention_kwargs |= {"max_length_q": max_length, "max_length_k": max_length}
+            cu_seq_lens, max_length = cu_seq_lens_from_position_ids(packed)
+        options |= {"cu_seq_lens_q": cu_seq_lens, "cu_seq_lens_k": cu_seq_lens}
+        options |= {"max_length_q": max_length, "max_length_k": max_length}
     if cu_seq_lens is not None:  # the documents need no mask beside their offsets
-        return None, attention_kwargs
+        return position_ids, None, options
+
     is_sliding = getattr(config, "sliding_window", None) is not None
     create_mask = create_sliding_window_causal_mask if is_sliding else create_causal_mask
-    causal_mask = create_mask(
+    mask = create_mask(
         config=config,
         inputs_embeds=inputs_embeds,
         attention_mask=attention_mask,
         # With a cache, even an empty one, transformers does not look for packed documents
-        past_key_values=past_key_values if packed_position_ids is None else None,
-        position_ids=None if packed_position_ids is None else _restart(packed_position_ids),
+        past_key_values=past_key_values if packed is None else None,
+        position_ids=None if packed is None else _restart(packed),
     )
-    return causal_mask, attention_kwargs  # a tensor, or a BlockMask for flex_attention
+    has_queries_only = isinstance(mask, torch.Tensor) and mask.shape == inputs_embeds.shape[:2]
+    if takes_spans and has_queries_only and not is_tracing(mask):
+        mask, options["padding_spans"] = padding_spans(mask)
+    return position_ids, mask, options
 
 
 def reject_dropout(module: nn.Module, dropout: float) -> None:
+    """Raises a ValueError for attention dropout that would act on the two maps of a head independently."""
     if dropout > 0.0:
         implementation = module.config._attn_implementation  # type: ignore[union-attr]
         raise ValueError(
@@ -144,10 +231,9 @@ def reject_dropout(module: nn.Module, dropout: float) -> None:
 
 
 __all__ = [
+    "check_flash_attention",
     "cu_seq_lens_from_position_ids",
     "document_starts",
-    "mask_or_lengths",
-    "position_ids_from_cu_seq_lens",
     "prepare_attention",
     "reject_dropout",
 ]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 from .flash_diff_backward import dkdv_kernel, dq_kernel, prepare_kernel
-from .flash_diff_blocks import PROVEN, architecture, blocks, candidates, key_kernels
+from .flash_diff_blocks import VERIFIED, architecture, blocks, candidates, key_kernels
 from .flash_diff_decode import combine_kernel, split_kernel
 from .flash_diff_forward import forward_kernel, triton
 
@@ -39,25 +39,22 @@ def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" and torch.version.hip is None else (0, 0)
 
 
-# torch.compile takes the answers of the following three as they are, since it cannot trace the look-ups
-
-
-@torch.compiler.assume_constant_result
-def is_supported(device: torch.device) -> bool:
-    """Whether this is an NVIDIA GPU of compute capability 8.0 or later, or any device under TRITON_INTERPRET=1."""
-    return _capability(device) >= (8, 0)
+# torch.compile takes the answers of the following two as they are, since it cannot trace the look-ups
 
 
 @torch.compiler.assume_constant_result
 def is_available(device: torch.device) -> bool:
-    """Whether the kernels run on tensors of this device: where they are supported, with triton 3.6 or later."""
+    """Whether the kernels run on tensors of this device: on NVIDIA GPUs of compute capability 8.0 or later, or on any
+    device under TRITON_INTERPRET=1, with triton 3.6 or later."""
     return triton is not None and _capability(device) >= (8, 0)
 
 
 @torch.compiler.assume_constant_result
-def is_proven(device: torch.device) -> bool:
-    """Whether a result of benchmarks/ shows the kernels correct and faster than their rivals on such a GPU."""
-    return device.type == "cuda" and is_available(device) and architecture(_capability(device)) in PROVEN
+def is_verified(device: torch.device) -> bool:
+    """Whether attn_implementation="flash_diff" runs the kernels on this device: where they are available, except on
+    architectures newer than those on which somebody has run them (`flash_diff_blocks.VERIFIED`)."""
+    capability = _capability(device)
+    return is_available(device) and (capability < (9, 0) or architecture(capability) in VERIFIED)
 
 
 def is_head_dim(width: int) -> bool:

@@ -28,9 +28,9 @@ class Blocks(NamedTuple):
 HEAD_DIMS = (64, 96, 128)  # columns of the tables: d up to and including these
 SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes that a program may have
 
-# Architecture: the result of benchmarks/gpu_suite.py in benchmarks/results that shows flash_diff correct there, and
-# faster than every rival. It is the default on these
-PROVEN: dict[int, str] = {}
+# The newest architectures on which the kernels have been run, and the result in benchmarks/results. On newer ones
+# attn_implementation="flash_diff" runs on SDPA until somebody has run `make gpu` there and entered the result
+VERIFIED = {90: "gpu_suite_nvidia_h100_80gb_hbm3_2026-11-23.jsonl"}
 
 # Architecture, kernel: rows/keys/warps/stages for each of HEAD_DIMS, for types of 2 bytes. "dkdv" are the gradients of
 # keys and values in one kernel; "-" where they do not fit without computing something twice, "dk" and "dv" do there
@@ -153,4 +153,4 @@ def candidates(kernel: str, capability: tuple[int, int], dtype: torch.dtype, d: 
     return [_parse(cell) for cell in dict.fromkeys(cells)]
 
 
-__all__ = ["HEAD_DIMS", "PROVEN", "SHARED_MEMORY", "Blocks", "architecture", "blocks", "candidates", "key_kernels"]
+__all__ = ["HEAD_DIMS", "SHARED_MEMORY", "VERIFIED", "Blocks", "architecture", "blocks", "candidates", "key_kernels"]

@@ -6,6 +6,7 @@ Eq. 4-5: `Y = MultiHead(RMSNorm(X)) + X`, `X' = SwiGLU(RMSNorm(Y)) + Y` (modelin
 """
 
 from collections.abc import Callable
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -14,6 +15,13 @@ from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
 from transformers.integrations import use_kernelized_func
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+)
+from transformers.models.auto import AutoModel
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring, logging
 from transformers.utils.import_utils import is_tracing
@@ -22,25 +30,20 @@ from .attention_diff import (
     ALL_ATTENTION_FUNCTIONS,
     DIFFERENTIAL_ATTENTION_FUNCTIONS,
     FLASH_DIFF,
-    default_attention,
     differential_lambda,
     eager_attention_forward,
     flash_diff_attention_forward,
+    flash_diff_kernel,
     packed_attention,
-    prepare_flash_diff,
-    runs_fused,
 )
+from .attention_diff_base import prepare_attention
 from .configuration_diff import DiffTransformerConfig
 from .modeling_diff_base import (
     DiffTransformerBaseDecoderLayer,
     DiffTransformerBaseForCausalLM,
-    DiffTransformerBaseForQuestionAnswering,
-    DiffTransformerBaseForSequenceClassification,
-    DiffTransformerBaseForTokenClassification,
     DiffTransformerBaseModel,
     DiffTransformerBasePreTrainedModel,
     DiffTransformerRMSNorm,
-    apply_rotary_pos_emb,
 )
 
 logger = logging.get_logger(__name__)
@@ -111,9 +114,19 @@ class DiffTransformerAttention(nn.Module):
         attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
-        if attention_interface not in DIFFERENTIAL_ATTENTION_FUNCTIONS:
+        options = {}
+        if attention_interface is flash_diff_attention_forward:
+            options["kernel"] = flash_diff_kernel(
+                query_states.device, query_states.dtype, self.head_dim, attention_mask
+            )
+            if options["kernel"] == "triton" and self._has_plain_norm():
+                options["head_norm"] = {
+                    "norm_weight": self.subln.weight,
+                    "norm_eps": self.subln.variance_epsilon,
+                    "out_scale": self.head_scale,
+                }
+        elif attention_interface not in DIFFERENTIAL_ATTENTION_FUNCTIONS:
             attention_interface = partial(packed_attention, attention_interface)
-        head_norm = self._fused_head_norm(attention_interface, query_states, attention_mask)
 
         attn_output, attn_weights = attention_interface(
             self,
@@ -124,49 +137,27 @@ class DiffTransformerAttention(nn.Module):
             lambda_full=self.get_lambda(),
             dropout=0.0 if not self.training else self.attention_dropout,
             scaling=self.scaling,
-            **({"head_norm": head_norm} if head_norm else {}),
+            **options,
             **kwargs,
         )  # (B, T, H, 2d)
 
-        if not head_norm:
+        if "head_norm" not in options:
             attn_output = self.subln(attn_output) * self.head_scale
         attn_output = attn_output.reshape(*input_shape, -1).to(hidden_states.dtype)
         return self.o_proj(attn_output), attn_weights
 
-    def _fused_head_norm(self, attention_interface, query_states, attention_mask) -> dict | None:
-        """The head norm and its factor as arguments of the kernel that also computes them, `None` if it does not.
+    def _has_plain_norm(self) -> bool:
+        """Whether the Triton kernels may compute the head norm.
 
         A norm with hooks (tensor parallelism, probes), with another forward (offloaded weights, kernels of the Hub) or
         of another class (PEFT) must be called as a module.
         """
-        is_plain = getattr(self.subln.forward, "__func__", None) is _RMS_NORM_FORWARD and not (
-            self.subln._forward_hooks or self.subln._forward_pre_hooks
-        )
-        if (
-            attention_interface is not flash_diff_attention_forward
-            or not is_plain
-            or not runs_fused(query_states, attention_mask)
-        ):
-            return None
-        return {
-            "norm_weight": self.subln.weight,
-            "norm_eps": self.subln.variance_epsilon,
-            "out_scale": self.head_scale,
-        }
+        is_plain = getattr(self.subln.forward, "__func__", None) is _RMS_NORM_FORWARD
+        return is_plain and not (self.subln._forward_hooks or self.subln._forward_pre_hooks)
 
 
 class DiffTransformerDecoderLayer(DiffTransformerBaseDecoderLayer):
     attention_class = DiffTransformerAttention
-
-
-class _Default(str):
-    """The attention implementation of a model for which none was requested: "sdpa", as transformers expects, and from
-    the first forward on what every forward chooses (`_resolve_attn_implementation`). It is a type, because the same
-    name can also be requested, and because the configuration, which does not save it, is all that a model and its base
-    model share."""
-
-    def __repr__(self) -> str:
-        return f"{super().__repr__()} (default, chosen at every forward)"
 
 
 @auto_docstring
@@ -193,102 +184,98 @@ class DiffTransformerPreTrainedModel(DiffTransformerBasePreTrainedModel):
             for vector in (module.lambda_q1, module.lambda_k1, module.lambda_q2, module.lambda_k2):
                 init.normal_(vector, mean=0.0, std=self.config.lambda_std_dev)
 
-    def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args, **kwargs) -> str:
-        # transformers takes every other name with "flash" in it for a flash-attn kernel
-        if attn_implementation == FLASH_DIFF or isinstance(attn_implementation, _Default):
-            return attn_implementation
-        checked = super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
-        return _Default(checked) if attn_implementation is None else checked
+    # transformers takes every name with "flash" in it for a flash-attn kernel that it would import, also one that
+    # `_compatible_flash_implementations` lists
 
-    def _resolve_attn_implementation(self, device: torch.device, dtype: torch.dtype, takes_flash_attn: bool) -> str:
-        """The attention implementation, in the configuration too: where none was requested, the default for an input
-        of this kind."""
-        current = self.config._attn_implementation
-        if isinstance(current, _Default):
-            default = default_attention(device, dtype, self.config.head_dim, takes_flash_attn)
-            if default != current:
-                self.config._attn_implementation = _Default(default)
-        return self.config._attn_implementation
+    def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args, **kwargs) -> str:
+        if attn_implementation in (None, FLASH_DIFF):  # the default, set here for every model made or loaded
+            return FLASH_DIFF
+        return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        if requested_attention == FLASH_DIFF:
+        if requested_attention in (None, FLASH_DIFF):
             return FLASH_DIFF
-        known = [FLASH_DIFF, "eager", *(key for key in ALL_ATTENTION_FUNCTIONS if key != FLASH_DIFF)]
-        if requested_attention is not None and requested_attention not in known:
+        if requested_attention not in ("eager", *ALL_ATTENTION_FUNCTIONS):
             raise ValueError(
                 f'Specified `attn_implementation="{requested_attention}"` is not supported: {type(self).__name__} '
-                f"runs on {', '.join(known)}. Omit it for flash_diff, or register your own function with "
-                "transformers.AttentionInterface."
+                f"runs on eager, {', '.join(ALL_ATTENTION_FUNCTIONS)}. Omit it for flash_diff, or register your own "
+                "function with transformers.AttentionInterface."
             )
         return super().get_correct_attn_implementation(requested_attention, is_init_check)
-
-    def set_attn_implementation(self, attn_implementation: str | dict, *args, **kwargs):
-        super().set_attn_implementation(attn_implementation, *args, **kwargs)
-        requested = attn_implementation.get("") if isinstance(attn_implementation, dict) else attn_implementation
-        if requested == self.config._attn_implementation:  # it may have equalled a default, which nobody requested
-            self.config._attn_implementation = requested
 
 
 @auto_docstring
 class DiffTransformerModel(DiffTransformerPreTrainedModel, DiffTransformerBaseModel):
     layer_class = DiffTransformerDecoderLayer
 
-    def _prepare_attention(
-        self,
-        inputs_embeds,
-        attention_mask,
-        past_key_values,
-        packed_position_ids,
-        cu_seq_lens_q=None,
-        cache=None,
-        **kwargs,
-    ):
-        if cache is None:  # not in continuous batching, which flash_diff cannot run
-            has_full_mask = attention_mask is not None and attention_mask.ndim == 4
-            is_static = past_key_values is not None and past_key_values.is_compileable
-            takes_flash_attn = not (has_full_mask or is_static or is_tracing(inputs_embeds))
-            self._resolve_attn_implementation(inputs_embeds.device, inputs_embeds.dtype, takes_flash_attn)
-        inputs = (inputs_embeds, attention_mask, past_key_values, packed_position_ids, cu_seq_lens_q)
-        if self.config._attn_implementation == FLASH_DIFF:
-            return prepare_flash_diff(self.config, *inputs)
-        return super()._prepare_attention(*inputs)
+    def _prepare_attention(self, inputs_embeds, *inputs, cu_seq_lens_q=None, **kwargs):
+        if self.config._attn_implementation != FLASH_DIFF:
+            return super()._prepare_attention(inputs_embeds, *inputs, cu_seq_lens_q=cu_seq_lens_q, **kwargs)
+        kernel = flash_diff_kernel(inputs_embeds.device, inputs_embeds.dtype, self.config.head_dim)
+        # While tracing, lengths cannot be read from positions
+        takes_lengths = kernel != "sdpa" and not (is_tracing(inputs_embeds) and cu_seq_lens_q is None)
+        options = {"takes_lengths": takes_lengths, "takes_spans": kernel == "triton", "cu_seq_lens_q": cu_seq_lens_q}
+        return prepare_attention(self.config, inputs_embeds, *inputs, **options, **kwargs)
 
 
 @auto_docstring
 class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, DiffTransformerBaseForCausalLM, GenerationMixin):
-    """identical to Llama's, except that continuous batching switches from flash_diff to sdpa."""
+    r"""
+    identical to Llama's, except that continuous batching switches from flash_diff to sdpa.
+
+    ```python
+    >>> import diff_transformer
+    >>> from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    >>> model = AutoModelForCausalLM.from_pretrained("demo/out/model")
+    >>> tokenizer = AutoTokenizer.from_pretrained("demo/out/model")
+
+    >>> inputs = tokenizer("def mean(values):", return_tensors="pt")
+    >>> tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0])
+    ```"""
 
     model_class = DiffTransformerModel
 
     def init_continuous_batching(self, *args, **kwargs):
         """As in transformers, but a model on flash_diff runs on sdpa (or on flash-attn if transformers finds it) until
         the manager stops: only those can read a paged cache. The tokens are the same."""
-        implementation = self._resolve_attn_implementation(self.device, self.dtype, takes_flash_attn=True)
-        with self._keeps_attn_implementation_on_error():
-            if implementation == FLASH_DIFF:
-                logger.warning_once(
-                    "Continuous batching: attention runs on sdpa instead of flash_diff, with the same result."
-                )
-                self.set_attn_implementation("sdpa")
+        if self.config._attn_implementation != FLASH_DIFF:
+            return super().init_continuous_batching(*args, **kwargs)
+        logger.warning_once("Continuous batching: attention runs on sdpa instead of flash_diff, with the same result.")
+        self.set_attn_implementation("sdpa")
+        try:
             manager = super().init_continuous_batching(*args, **kwargs)
-        if implementation == FLASH_DIFF:
-            manager._original_attn_impl = FLASH_DIFF  # restored by its stop()
+        except BaseException:
+            self.set_attn_implementation(FLASH_DIFF)
+            raise
+        manager._original_attn_impl = FLASH_DIFF  # restored by its stop()
         return manager
 
+    @contextmanager
+    def continuous_batching_context_manager(self, *args, **kwargs):
+        """As in transformers, but the attention implementation is restored also if warming up fails."""
+        implementation = self.config._attn_implementation
+        try:
+            with super().continuous_batching_context_manager(*args, **kwargs) as manager:
+                yield manager
+        finally:
+            self.set_attn_implementation(implementation)
 
-class DiffTransformerForSequenceClassification(
-    DiffTransformerPreTrainedModel, DiffTransformerBaseForSequenceClassification
-):
-    model_class = DiffTransformerModel
+
+class DiffTransformerForSequenceClassification(GenericForSequenceClassification, DiffTransformerPreTrainedModel):
+    pass
 
 
-class DiffTransformerForTokenClassification(DiffTransformerPreTrainedModel, DiffTransformerBaseForTokenClassification):
-    model_class = DiffTransformerModel
+class DiffTransformerForTokenClassification(GenericForTokenClassification, DiffTransformerPreTrainedModel):
+    pass
 
 
-class DiffTransformerForQuestionAnswering(DiffTransformerPreTrainedModel, DiffTransformerBaseForQuestionAnswering):
-    model_class = DiffTransformerModel
+class DiffTransformerForQuestionAnswering(GenericForQuestionAnswering, DiffTransformerPreTrainedModel):
+    pass
 
+
+# The generic heads build their base model with AutoModel, which must know that of remote code too
+AutoModel.register(DiffTransformerConfig, DiffTransformerModel, exist_ok=True)
 
 __all__ = [
     "DiffTransformerForCausalLM",

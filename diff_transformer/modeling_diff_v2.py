@@ -20,7 +20,14 @@ from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
 from transformers.integrations import use_kernelized_func
 from transformers.integrations.sdpa_attention import repeat_kv
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.auto import AutoModel
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring
 from transformers.utils.generic import is_flash_attention_requested
@@ -30,13 +37,9 @@ from .configuration_diff_v2 import DiffTransformerV2Config
 from .modeling_diff_base import (
     DiffTransformerBaseDecoderLayer,
     DiffTransformerBaseForCausalLM,
-    DiffTransformerBaseForQuestionAnswering,
-    DiffTransformerBaseForSequenceClassification,
-    DiffTransformerBaseForTokenClassification,
     DiffTransformerBaseModel,
     DiffTransformerBasePreTrainedModel,
     DiffTransformerRMSNorm,
-    apply_rotary_pos_emb,
 )
 
 
@@ -222,20 +225,20 @@ class DiffTransformerV2ForCausalLM(DiffTransformerV2PreTrainedModel, DiffTransfo
 
 
 class DiffTransformerV2ForSequenceClassification(
-    DiffTransformerV2PreTrainedModel, DiffTransformerBaseForSequenceClassification
-):
-    model_class = DiffTransformerV2Model
+    GenericForSequenceClassification, DiffTransformerV2PreTrainedModel
+): ...
 
 
-class DiffTransformerV2ForTokenClassification(
-    DiffTransformerV2PreTrainedModel, DiffTransformerBaseForTokenClassification
-):
-    model_class = DiffTransformerV2Model
+class DiffTransformerV2ForTokenClassification(GenericForTokenClassification, DiffTransformerV2PreTrainedModel):
+    pass
 
 
-class DiffTransformerV2ForQuestionAnswering(DiffTransformerV2PreTrainedModel, DiffTransformerBaseForQuestionAnswering):
-    model_class = DiffTransformerV2Model
+class DiffTransformerV2ForQuestionAnswering(GenericForQuestionAnswering, DiffTransformerV2PreTrainedModel):
+    pass
 
+
+# The generic heads build their base model with AutoModel, which must know that of remote code too
+AutoModel.register(DiffTransformerV2Config, DiffTransformerV2Model, exist_ok=True)
 
 __all__ = [
     "DiffTransformerV2ForCausalLM",

@@ -2,7 +2,9 @@
 """The attention module against the authors' code, against finite differences, and every backend against the oracle."""
 
 import itertools
+import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,16 +22,17 @@ from diff_transformer import (
     flash_diff,
 )
 from diff_transformer.attention_diff import (
-    default_attention,
     differential_lambda,
     eager_attention_forward,
     flash_diff_attention_forward,
+    flash_diff_kernel,
     packed_attention,
     packed_sdpa_attention,
 )
 from diff_transformer.flash_diff_cpu import flash_diff_attention_cpu
 from diff_transformer.modeling_diff import DiffTransformerAttention
 
+ROOT = Path(__file__).parents[1]
 CPU_TRAINING_BACKENDS = ["flash_diff", "eager", "sdpa"]
 
 
@@ -387,71 +390,60 @@ def test_kernels_need_an_nvidia_gpu_from_sm_80(gpu):
         assert not flash_diff.is_available(torch.device("cpu"))
 
 
-def test_default_on_a_gpu_has_to_be_earned(gpu, monkeypatch):
-    installed = []
-    monkeypatch.setattr(attention_diff, "is_flash_attn_2_available", lambda: bool(installed))
-    monkeypatch.setattr(flash_diff, "PROVEN", {})
-    bf16, fp32 = torch.bfloat16, torch.float32
-    gpu(9, 0)
-    assert default_attention(GPU, bf16, 128) == "sdpa"
-    installed.append("flash-attn")
-    assert default_attention(GPU, bf16, 128) == default_attention(GPU, torch.float16, 256) == "flash_attention_2"
-    assert default_attention(GPU, fp32, 128) == default_attention(GPU, bf16, 272) == "sdpa"
-    assert default_attention(GPU, bf16, 128, takes_flash_attn=False) == "sdpa"
-    for device in ("meta", "mps", "xpu"):
-        assert default_attention(torch.device(device), bf16, 128) == "sdpa"
-    assert default_attention(torch.device("cpu"), bf16, 128) == "flash_diff"
-    flash_diff.PROVEN[90] = "a result file"
-    assert default_attention(GPU, bf16, 128) == default_attention(GPU, fp32, 128) == "flash_diff"
-    gpu(8, 0)
-    assert default_attention(GPU, bf16, 128) == "flash_attention_2", "proven on another architecture"
-    gpu(9, 0, triton=None)
-    assert default_attention(GPU, bf16, 128) == "flash_attention_2", "proven, but without triton"
-    gpu(7, 5)
-    assert default_attention(GPU, bf16, 128) == "sdpa", "flash-attn needs sm_80"
-    monkeypatch.setattr(attention_diff, "sequence_parallel_group", lambda: "a group")
-    assert default_attention(GPU, bf16, 128) == "flash_diff", "only it can split sequences"
-
-
-def test_default_under_autocast_takes_the_type_of_autocast(gpu, monkeypatch):
-    gpu(8, 0)
-    monkeypatch.setattr(attention_diff, "is_flash_attn_2_available", lambda: True)
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device_type: device_type == "cuda")
-    monkeypatch.setattr(torch, "get_autocast_dtype", {"cuda": torch.bfloat16}.get)
-    assert default_attention(GPU, torch.float32, 128) == "flash_attention_2"
-
-
 @pytest.mark.parametrize(
-    ("capability", "options", "head_dim", "reason"),
+    ("capability", "options", "expected", "reason"),
     [
-        ((7, 5), {}, 32, "need an NVIDIA GPU of compute capability 8.0 or later"),
-        ((7, 5), {"triton": None}, 32, "need an NVIDIA GPU of compute capability 8.0 or later"),
-        ((9, 4), {"hip": "6.4"}, 32, "need an NVIDIA GPU of compute capability 8.0 or later"),
-        ((8, 0), {}, 272, "take d up to 128, and this model has 136"),
-        ((8, 0), {}, 32, None),
-        ((8, 0), {"triton": None}, 32, "an error"),
+        ((8, 0), {}, "triton", None),
+        ((8, 9), {}, "triton", None),
+        ((9, 0), {}, "triton", None),
+        ((10, 0), {}, "sdpa", "nobody has run the kernels on a GPU as new"),
+        ((12, 0), {}, "sdpa", "nobody has run the kernels on a GPU as new"),
+        ((7, 5), {}, "sdpa", "compute capability 8.0 or later"),
+        ((9, 4), {"hip": "6.4"}, "sdpa", "compute capability 8.0 or later"),
+        ((9, 0), {"triton": None}, "sdpa", "pip install triton"),
+        ((9, 0), {"dtype": torch.float64}, "sdpa", None),
+        ((9, 0), {"head_dim": 256}, "triton", None),
+        ((9, 0), {"head_dim": 272}, "sdpa", "take d up to 128, and this model has 136"),
+        ((9, 0), {"mask": torch.ones(2, 9, dtype=torch.bool)}, "triton", None),
+        ((9, 0), {"mask": torch.ones(2, 1, 9, 9, dtype=torch.bool)}, "triton", None),
+        ((9, 0), {"mask": torch.ones(2, 4, 9, 9, dtype=torch.bool)}, "sdpa", None),
+        ((9, 0), {"mask": torch.zeros(2, 1, 9, 9)}, "sdpa", None),
     ],
 )
-def test_flash_diff_runs_on_sdpa_where_the_kernels_cannot(gpu, monkeypatch, capability, options, head_dim, reason):
-    """Said once, with the reason, unless triton would help; on tensors without memory that claim to be on a GPU."""
+def test_flash_diff_kernel_on_a_gpu(gpu, monkeypatch, capability, options, expected, reason):
+    """On tensors without memory that claim to be on a GPU. A warning says why SDPA runs."""
+    dtype, head_dim, mask = options.pop("dtype", torch.float32), options.pop("head_dim", 32), options.pop("mask", None)
     gpu(*capability, **options)
     said, ran = [], []
     monkeypatch.setattr(attention_diff.logger, "warning_once", said.append)
-    monkeypatch.setattr(attention_diff, "is_tracing", lambda tensor: False)
+    assert flash_diff_kernel(GPU, dtype, head_dim, mask) == expected
+    assert (not said) if reason is None else (len(said) == 1 and reason in said[0] and "same result" in said[0])
     monkeypatch.setattr(attention_diff, "packed_sdpa_attention", lambda *args: ran.append("sdpa"))
-    monkeypatch.setattr(attention_diff, "_fused_attention", lambda *args, **kwargs: ran.append("kernel"))
+    monkeypatch.setattr(attention_diff, "_fused_attention", lambda *args, **kwargs: ran.append("triton"))
     with FakeTensorMode():
-        q, k = (torch.empty(1, heads, 4, head_dim, device=GPU) for heads in (4, 2))
+        q, k = (torch.empty(1, heads, 4, head_dim, device=GPU, dtype=dtype) for heads in (4, 2))
         module = nn.Module()
         module.is_causal = True
-        arguments = (module, q, k, k, None, torch.empty((), device=GPU), 0.25)
-        if reason == "an error":
-            with pytest.raises(ValueError, match="pip install triton.* there is no such triton"):
-                flash_diff_attention_forward(*arguments)
-            return
-        flash_diff_attention_forward(*arguments)
-    assert ran == (["kernel"] if reason is None else ["sdpa"])
-    assert (not said) if reason is None else (len(said) == 1 and reason in said[0] and "same result" in said[0])
+        flash_diff_attention_forward(module, q, k, k, mask, torch.empty((), device=GPU), 0.25)
+    assert ran == [expected]
+
+
+def test_flash_diff_kernel_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(flash_diff, "_INTERPRETED", False)
+    flash_diff._capability.cache_clear()
+    assert flash_diff_kernel(torch.device("cpu"), torch.float64, 272, torch.zeros(2, 4, 9, 9)) == "cpu"
+    for device in ("meta", "mps", "xpu"):
+        assert flash_diff_kernel(torch.device(device), torch.float32, 32) == "sdpa"
+
+
+def test_verified_architectures_name_committed_results():
+    for architecture, name in flash_diff.VERIFIED.items():
+        rows = [json.loads(line) for line in (ROOT / "benchmarks/results" / name).read_text().splitlines()]
+        checks = [row for row in rows if row["stage"] == "correctness" and not row["is_job"]]
+        assert checks and not any(row["status"] == "failed" for row in checks)
+        assert {flash_diff.architecture(tuple(map(int, row["capability"].split(".")))) for row in checks} == {
+            architecture
+        }
 
 
 @pytest.mark.parametrize(
@@ -535,17 +527,6 @@ def test_layers_built_by_a_serving_engine(tiny_config, engine, kv_heads, layer_h
 
 
 # ---------------------------------------------------------------------- errors and dropout
-
-
-def test_flash_diff_error_names_its_devices(tiny_config, monkeypatch):
-    ids = torch.zeros(1, 4, dtype=torch.long, device="meta")
-    model = DiffTransformerForCausalLM._from_config(tiny_config(), attn_implementation="flash_diff").to("meta")
-    with pytest.raises(ValueError, match="on CUDA with triton 3.6"):
-        model(input_ids=ids)
-    qkv = [torch.zeros(1, 4, 2, 32, device="meta")] * 3
-    monkeypatch.setattr(flash_diff, "triton", None)
-    with pytest.raises(ImportError, match="pip install triton"):
-        flash_diff.flash_diff_attention(*qkv, torch.tensor(0.5))
 
 
 def test_dropout_drops_the_differential_map(tiny_config):

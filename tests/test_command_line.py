@@ -171,7 +171,7 @@ def test_the_extras_are_those_of_setup():
 def test_deepspeed_is_imported_only_where_it_is_used(called, monkeypatch):
     engine = type("DeepSpeedEngine", (torch.nn.Module,), {})()
     engine.module = torch.nn.Linear(2, 2)
-    for start in (lambda: CliRunner().invoke(command_line.app, ["convert"]), lambda: runs.parse((), {}, [])):
+    for start in (lambda: CliRunner().invoke(command_line.app, ["convert"]), lambda: runs.parse((), "pretrain", [])):
         monkeypatch.setattr(other, "is_deepspeed_available", lambda: True)
         monkeypatch.delitem(sys.modules, "deepspeed", raising=False)
         start()

@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""demo/run.py: the smoke run as a process, again in this process, and the parts that a short run does not reach."""
+"""demo/run.py: the smoke run as a process, and the parts that a short run does not reach."""
 
 import contextlib
 import io
@@ -8,7 +8,6 @@ import os
 import runpy
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -54,101 +53,68 @@ def complete(model: Path, prompt: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def runs(demo, tmp_path_factory):
-    """Two smoke runs into one folder, in a process and in this one: the folder, their outputs and their logs."""
+def run(tmp_path_factory) -> tuple[Path, str, dict]:
+    """The smoke run in a process: its folder, its output and its log."""
     folder = tmp_path_factory.mktemp("demo")
-    out, arguments = folder / "out", ["--smoke", "--out", str(folder / "out")]
+    out = folder / "out"
     # one thread, as here: the arithmetic is tiny, and threads that wait for one another are slow on a busy machine
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(DEMO / "run.py"), *arguments]
+    command = [sys.executable, str(DEMO / "run.py"), "--smoke", "--out", str(out)]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, encoding="utf-8", timeout=900)
     assert done.returncode == 0, f"the smoke run failed:\n{done.stderr[-4000:]}"
-    logs = [json.loads((out / "log.json").read_text())]
-
-    def without_process(command, **kwargs):
-        return subprocess.CompletedProcess(command, 0, complete(*command[2:]))
-
-    output = io.StringIO()
-    with pytest.MonkeyPatch.context() as monkeypatch, contextlib.redirect_stdout(output), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # in a process they are no errors either
-        monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
-        monkeypatch.setattr(demo.subprocess, "run", without_process)
-        monkeypatch.chdir(folder)
-        try:
-            demo.main()
-        finally:
-            logging.enable_progress_bar()
-    logs.append(json.loads((out / "log.json").read_text()))
-    return out, [done.stdout, output.getvalue()], logs
+    return out, done.stdout, json.loads((out / "log.json").read_text())
 
 
 @pytest.mark.process
-def test_run_leaves_nothing_but_its_results(runs):
-    out, _, _ = runs
+def test_run_writes_its_results_alone(run):
+    image = pytest.importorskip("matplotlib.image")
+    out, _, _ = run
     found = {path.name for path in out.iterdir()}
     assert found == {".diff_transformer_demo", "model", "loss.png", "maps.png", "log.json"}
     assert {path.name for path in out.parent.iterdir()} == {"out"}, "the demo wrote outside its folder"
+    for name in ("loss.png", "maps.png"):
+        pixels = image.imread(out / name)
+        assert pixels.shape[0] >= 400 and pixels.shape[1] >= 700
+        assert len(np.unique((pixels[..., :3] * 255).astype(int).reshape(-1, 3), axis=0)) > 50, "an empty picture"
 
 
 @pytest.mark.process
-def test_run_lowers_the_loss_the_same_way_every_time(runs):
-    _, _, (log, second) = runs
+def test_run_lowers_the_loss_and_decays_the_learning_rate(run):
+    _, _, log = run
     losses = [entry["eval_loss"] for entry in log["history"] if "eval_loss" in entry]
     assert log["validation_loss"] == losses[-1] < losses[0] - 1.0
     assert 4.0 < log["unigram_entropy"] < 7.0
     rates = [entry["learning_rate"] for entry in log["history"] if "learning_rate" in entry]
     assert rates[-1] < 0.05 * max(rates), "the learning rate does not decay to zero"
-    assert log["validation_loss"] == second["validation_loss"] and log["completion"] == second["completion"]
 
 
 @pytest.mark.process
-def test_run_prints_budget_and_summary(runs):
-    out, outputs, (log, _) = runs
-    for output in outputs:
-        for name in ("Data", "Model", "Budget", "Validation", "Training", "Pictures", "Log"):
-            assert f"{name}  " in output, f"no line {name!r} in the output"
-        for path in ("model", "loss.png", "maps.png", "log.json"):
-            assert str(out / path) in output
-        places = [output.index(x) for x in ("Budget", "--- prompt", "--- completion", "Validation")]
-        assert places == sorted(places)
-        assert log["completion"].strip() in output
-        assert "lambda = " in output
+def test_run_prints_budget_and_summary(run):
+    out, output, log = run
+    for name in ("Data", "Model", "Budget", "Validation", "Training", "Pictures", "Log"):
+        assert f"{name}  " in output, f"no line {name!r} in the output"
+    for path in ("model", "loss.png", "maps.png", "log.json"):
+        assert str(out / path) in output
+    places = [output.index(x) for x in ("Budget", "--- prompt", "--- completion", "Validation")]
+    assert places == sorted(places)
+    assert log["completion"].strip() in output and "lambda = " in output
 
 
 @pytest.mark.process
-def test_run_saves_a_complete_model(runs):
-    out, _, _ = runs
-    found = {path.name for path in (out / "model").iterdir()}
-    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= found
+def test_run_saves_a_model_that_complete_loads_from_any_folder(demo, run, tmp_path):
+    out, _, log = run
     model = DiffTransformerForCausalLM.from_pretrained(out / "model")
     tokenizer = AutoTokenizer.from_pretrained(out / "model")
-    assert tokenizer.eos_token_id == model.config.eos_token_id
     ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")]
     assert model.generation_config.eos_token_id == ends, "chat after fine-tuning would not stop"
+    assert tokenizer.eos_token_id == model.config.eos_token_id
     assert model.config.use_cache, "the trainer's use_cache=False was saved"
     assert len(tokenizer) <= model.config.vocab_size
-
-
-@pytest.mark.process
-def test_complete_needs_nothing_but_the_folder(demo, runs, tmp_path):
-    out, _, (log, _) = runs
-    moved = tmp_path / "moved"
-    (out / "model").rename(moved)
+    (out / "model").rename(tmp_path / "moved")
     try:
-        assert complete(moved, demo.PROMPT) == log["completion"]
+        assert complete(tmp_path / "moved", demo.PROMPT) == log["completion"]
     finally:
-        moved.rename(out / "model")
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("name", ["loss.png", "maps.png"])
-def test_pictures_show_something(runs, name):
-    image = pytest.importorskip("matplotlib.image")
-    out, _, _ = runs
-    pixels = image.imread(out / name)
-    assert (out / name).stat().st_size < 150_000
-    assert pixels.shape[0] >= 400 and pixels.shape[1] >= 700
-    assert len(np.unique((pixels[..., :3] * 255).astype(int).reshape(-1, 3), axis=0)) > 50, "an empty picture"
+        (tmp_path / "moved").rename(out / "model")
 
 
 def test_run_rejects_a_folder_that_is_not_its_own(demo, monkeypatch, tmp_path):

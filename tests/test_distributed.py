@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Data, sharded-data, tensor and pipeline parallelism: two real processes on gloo against one process.
+"""Sharded-data, tensor and pipeline parallelism: two real processes on gloo against one process.
 
 The file has two halves. The tests start the file itself once as a script under torchrun, `tests/test_distributed.py
 FOLDER`, and compare what the two processes wrote into the folder with what one process computes.
@@ -28,9 +28,6 @@ from torch.distributed.tensor import DTensor
 from transformers import (
     AutoModelForCausalLM,
     DataCollatorWithFlattening,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
 )
 from transformers.distributed import DistributedConfig
 
@@ -56,45 +53,6 @@ def gradients(model) -> dict[str, torch.Tensor]:
     return {name: full(parameter.grad) for name, parameter in model.named_parameters()}
 
 
-class GradientRecorder(TrainerCallback):
-    def __init__(self):
-        self.steps: list[dict[str, torch.Tensor]] = []
-
-    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        self.steps.append({name.removeprefix("module."): gradient for name, gradient in gradients(model).items()})
-
-
-def train(folder: Path, name: str, output: str, **kwargs) -> dict:
-    """`Trainer` on a model of the folder and its documents, packed: losses, gradients and weights."""
-    defaults = {
-        "output_dir": str(folder / output),
-        "max_steps": 2,
-        "learning_rate": 1e-2,
-        "adam_epsilon": ADAM_EPSILON,
-        "lr_scheduler_type": "constant",
-        "max_grad_norm": 0.0,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": [],
-        "use_cpu": True,
-        "disable_tqdm": True,
-    }
-    recorder = GradientRecorder()
-    trainer = Trainer(
-        model=AutoModelForCausalLM.from_pretrained(folder / name),
-        args=TrainingArguments(**{**defaults, **kwargs}),
-        train_dataset=torch.load(folder / "documents.pt"),
-        data_collator=DataCollatorWithFlattening(return_flash_attn_kwargs=True),
-        callbacks=[recorder],
-    )
-    trainer.train()
-    trainer.save_model(str(folder / output / "final"))
-    return {
-        "losses": [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry],
-        "gradients": recorder.steps,
-    }
-
-
 def optimize(model, optimizer, documents: list[list[int]], rank: int = 0, world_size: int = 1) -> dict:
     """A step on the mean over all labels of the documents, each rank with its own of them."""
     num_labels = sum(len(ids) - 1 for ids in documents)
@@ -112,12 +70,6 @@ def adamw(model) -> torch.optim.AdamW:
 
 
 # -------------------------------------------------------------------------------------------------- the two processes
-
-
-def ddp(folder: Path, rank: int) -> dict:
-    # Without the search for unused parameters: every parameter must take part in every step
-    kwargs = {"ddp_backend": "gloo", "ddp_find_unused_parameters": False}
-    return {name: train(folder, name, f"{name}-ddp", per_device_train_batch_size=2, **kwargs) for name in DDP_MODELS}
 
 
 def shard(folder: Path, name: str):
@@ -206,7 +158,7 @@ def loss_and_gradients(model, input_ids: torch.Tensor) -> dict:
 
 
 # Arguments of the configuration; for tensor parallelism also the attention function. "v2" in a name: of V2
-DDP_MODELS = PP_MODELS = {"model": {}, "model_v2": {}}
+PP_MODELS = {"model": {}, "model_v2": {}}
 FSDP_MODELS = {
     "fully_shard": {},
     "by_plan": {"tie_word_embeddings": True, "hidden_act": "poly_norm"},
@@ -227,7 +179,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     dist.init_process_group("gloo")
-    for scenario in (ddp, fsdp, tensor_parallel, pipeline_parallel):
+    for scenario in (fsdp, tensor_parallel, pipeline_parallel):
         torch.save(scenario(folder, rank), folder / f"{scenario.__name__}-{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
@@ -244,7 +196,7 @@ def run(tmp_path_factory, tiny_config) -> tuple[Path, dict[str, list[dict]]]:
     documents = [torch.randint(0, VOCAB_SIZE, (length,)).tolist() for length in (25, 3, 18, 30, 2, 11, 22, 9)]
     torch.save([{"input_ids": ids} for ids in documents], folder / "documents.pt")
     torch.save(torch.randint(0, VOCAB_SIZE, (2, 32)), folder / "input_ids.pt")
-    models = {**DDP_MODELS, **FSDP_MODELS, **{name: kwargs for name, (kwargs, _) in TP_MODELS.items()}}
+    models = {**PP_MODELS, **FSDP_MODELS, **{name: kwargs for name, (kwargs, _) in TP_MODELS.items()}}
     for name, kwargs in models.items():
         version = "v2" if name.endswith("v2") else "v1"
         model = AutoModelForCausalLM.from_config(tiny_config(version, vocab_size=VOCAB_SIZE, **kwargs))
@@ -257,7 +209,7 @@ def run(tmp_path_factory, tiny_config) -> tuple[Path, dict[str, list[dict]]]:
     launching.launch("torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD_SIZE}", __file__, str(folder))
     return folder, {
         scenario: [torch.load(folder / f"{scenario}-{rank}.pt", weights_only=True) for rank in range(WORLD_SIZE)]
-        for scenario in ("ddp", "fsdp", "tensor_parallel", "pipeline_parallel")
+        for scenario in ("fsdp", "tensor_parallel", "pipeline_parallel")
     }
 
 
@@ -274,18 +226,6 @@ def assert_all_close(actual: dict, expected: dict, what: str, rtol: float = 1e-3
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
     return AutoModelForCausalLM.from_pretrained(path).state_dict()
-
-
-@pytest.mark.parametrize("name", DDP_MODELS)
-def test_ddp_gives_the_gradients_of_the_joint_batch(run, name):
-    folder, results = run
-    expected = train(folder, name, f"{name}-single", per_device_train_batch_size=4)
-    assert results["ddp"][0][name]["losses"] == pytest.approx(expected["losses"], rel=1e-5)  # only rank 0 logs
-    for rank, result in enumerate(results["ddp"]):
-        for step in range(2):
-            what = f"gradient on rank {rank} in step {step}"
-            assert_all_close(result[name]["gradients"][step], expected["gradients"][step], what)
-    assert_all_close(weights(folder / f"{name}-ddp/final"), weights(folder / f"{name}-single/final"), "weight")
 
 
 @pytest.mark.parametrize("name", FSDP_MODELS)

@@ -389,19 +389,3 @@ def test_default_model_is_served_by_flash_attn(flash_attn, make_model):
         results = [manager.get_result(timeout=60).generated_tokens for _ in prompts]
     assert sorted(map(list, results)) == sorted(expected)
     assert model.config._attn_implementation == "flash_diff"
-
-
-@pytest.mark.parametrize(
-    ("tiny_config", "implementation"),
-    [
-        *(("v1", name) for name in ("flash_diff", "sdpa", "flash_attention_2")),
-        *(("v2", name) for name in ("sdpa", "flash_attention_2")),
-    ],
-    indirect=["tiny_config"],
-)
-def test_generate_batch_in_float32(flash_attn, make_model, implementation):
-    """transformers would switch to flash-attn and return no tokens."""
-    model = make_model(implementation).float().eval()
-    with pytest.raises(ValueError, match="(?s)bfloat16.*float32.*auto_switch_to_flash=False"):
-        batch_tokens(model, [[1, 2, 3]])
-    assert model.config._attn_implementation == implementation, "the implementation was not restored"

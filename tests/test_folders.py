@@ -39,7 +39,7 @@ def write_folder(destination: Path, name: str, overwrite: bool = True) -> None:
 
 
 @pytest.mark.parametrize("renames, whole", [(0, "first"), (1, None), (2, "new")])
-def test_a_killed_process_does_not_block_and_nothing_is_left_of_it(tmp_path, renames, whole):
+def test_whole_folder_cleans_up_after_a_killed_process(tmp_path, renames, whole):
     """Killed before the first rename, between the two, or not at all."""
     destination = tmp_path / "a-b" / "model"
     write_folder(destination, "first")
@@ -54,7 +54,7 @@ def test_a_killed_process_does_not_block_and_nothing_is_left_of_it(tmp_path, ren
     assert names(tmp_path) == ["a-b", "a-b/model", "a-b/model/second"]
 
 
-def test_a_folder_that_fails_leaves_the_previous_one(tmp_path, monkeypatch):
+def test_whole_folder_keeps_the_previous_one_on_failure(tmp_path, monkeypatch):
     write_folder(tmp_path / "model", "first")
     with pytest.raises(KeyboardInterrupt), whole_folder(tmp_path / "model", 0, overwrite=True) as folder:
         (folder / "second").touch()
@@ -74,13 +74,13 @@ def test_a_folder_that_fails_leaves_the_previous_one(tmp_path, monkeypatch):
     assert names(tmp_path) == ["model", "model/first"]
 
 
-def test_a_folder_needs_space(tmp_path):
+def test_whole_folder_needs_space(tmp_path):
     with pytest.raises(OSError, match="MiB are needed in .* MiB are free"), whole_folder(tmp_path / "a", 2**62, False):
         pass
     assert not names(tmp_path)
 
 
-def test_a_file_is_whole_or_the_previous_one(tmp_path, monkeypatch):
+def test_whole_file_is_whole_or_the_previous_one(tmp_path, monkeypatch):
     file = tmp_path / "sub" / "a.json"
     with whole_file(file) as temporary:
         temporary.write_text("first")

@@ -5,7 +5,7 @@ Neither the logits nor the attention rows of all positions of a long input are e
 """
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple, TypeVar
 
@@ -140,26 +140,6 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> li
     return ends
 
 
-@torch.inference_mode()
-def generate_greedily(
-    model: PreTrainedModel,
-    input_ids: torch.Tensor,
-    max_new_tokens: int,
-    stop: Collection[int] = (),
-    chunk_size: int = CHUNK,
-) -> list[list[int]]:
-    """The greedy continuations of prompts (batch, tokens) that are prefilled in chunks: the new tokens of each, up to
-    the first of `stop`. The model's generation config (penalties, sampling) does not apply."""
-    cache, logits = prefill(model, input_ids, size=chunk_size)
-    rows: list[list[int]] = [[] for _ in input_ids]
-    while len(rows[0]) < max_new_tokens and any(set(stop).isdisjoint(row) for row in rows):
-        tokens = logits.argmax(-1, keepdim=True)
-        for row, token in zip(rows, tokens.flatten().tolist(), strict=True):
-            row.append(token)
-        logits = model(input_ids=tokens, past_key_values=cache, use_cache=True).logits[:, -1]
-    return [row[: next((i for i, token in enumerate(row) if token in stop), len(row))] for row in rows]
-
-
 def iterate_texts(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -167,8 +147,10 @@ def iterate_texts(
     max_new_tokens: int,
     batch_size: int | None = None,
     stop_strings: Sequence[str] = (),
+    chunk_size: int | None = None,
 ) -> Iterator[tuple[int, Generated]]:
-    """The greedy continuation of each prompt, equal to `model.generate` for the prompt alone.
+    """The greedy continuation of each prompt, equal to `model.generate` for the prompt alone. Prompts go through the
+    model in chunks of `chunk_size` tokens, by default whole.
 
     Yields each with its prompt's index as soon as its batch is finished. The longest prompts come first, so that a
     batch holds prompts of similar length and memory runs out early or never. Raises ValueError for a prompt that is
@@ -181,7 +163,7 @@ def iterate_texts(
     check_length(model, longest, f"A prompt with {max_new_tokens:,} new tokens")
     ends = end_tokens(model, tokenizer)
     # Replaces the whole configuration: the checkpoint's could set sampling or a penalty
-    config = GenerationConfig(eos_token_id=ends, pad_token_id=ends[0])
+    config = GenerationConfig(eos_token_id=ends, pad_token_id=ends[0], prefill_chunk_size=chunk_size)
 
     def generate(batch: Sequence[int]) -> list[Generated]:
         width = max(len(rows[i]) for i in batch)

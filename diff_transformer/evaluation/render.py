@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from markdown_it import MarkdownIt
 
-from ..configuration_diff_v2 import DiffTransformerV2Config
 from ..folders import whole_file
 from . import protocols
 from .results import Measure, Results, ResultSet, load_results, mean
@@ -21,12 +20,10 @@ if TYPE_CHECKING:  # imported where they are used: `--help` works without the ex
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
+    from .comparison import Comparison
+
 # A model keeps its color in every figure of a report; Okabe and Ito's colors suit the common color blindnesses
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-
-# Column names for the paper's own two models
-PAPER_TRANSFORMER, PAPER_DIFF = "paper: Transformer", "paper: DIFF"
-DIFFERS = "what differs from the paper"
 
 OTHER_VOCABULARIES = (
     "The models have different tokenizers: nats per token are not comparable, and the same number of tokens is not "
@@ -94,10 +91,14 @@ class Section:
     title: str
     paper: str  # "Table 2 and Figure 5", of arXiv:2410.05258 if it names no other
     text: str
-    tables: Sequence[Table] = ()
+    tables: "Sequence[Table | Comparison]" = ()
     figures: Sequence[Figure] = ()
     notes: Sequence[str] = ()
     results: Sequence[Results] = ()  # what it was made from
+
+    @property
+    def comparisons(self) -> "list[Comparison]":
+        return [table for table in self.tables if not isinstance(table, Table)]
 
     def markdown(self, heading: str = "##") -> str:
         """Links lead to figures/NAME.png."""
@@ -111,11 +112,6 @@ class Section:
 
 
 Opening = Sequence[str | Table]  # paragraphs and tables
-
-
-def model_columns(results: ResultSet, metric: str, **key) -> list[Measure | None]:
-    """The cells of a table's row for all models, in the order of their labels."""
-    return [results.measure(label, metric, **key) for label in results.labels]
 
 
 def draw_models(axes: "Axes", results: ResultSet, metric: str, x: str, shift: int = 0, **line) -> None:
@@ -134,24 +130,6 @@ def draw_models(axes: "Axes", results: ResultSet, metric: str, x: str, shift: in
         places, ink = [place + shift for place in curve], color(results.labels, label)
         axes.plot(places, means, color=ink, label=label, **line)
         axes.fill_between(places, low, high, color=ink, alpha=0.15, linewidth=0)
-
-
-def other_models(results: ResultSet, least: float = 2.5e9, most: float = 4e9) -> list[str]:
-    """How the models differ from the paper's: in size, by default from its 3B, which has 3.5 billion parameters, and
-    in that the paper's DIFF is V1."""
-    sizes = sorted({r.model["parameters"] for r in results.results if "parameters" in r.model})
-    found = []
-    if not all(least < size < most for size in sizes):
-        found = [f"models of {' and '.join(dict.fromkeys(f'{size / 1e6:,.1f}' for size in sizes))} million parameters"]
-    labels = [
-        x for x in results.labels if results.of(x)[0].model.get("model_type") == DiffTransformerV2Config.model_type
-    ]
-    return [*found, f"{' and '.join(labels)}: DIFF V2, the paper has V1"] if labels else found
-
-
-def percent(measure: Measure | None) -> Measure | None:
-    """A share in percent."""
-    return measure and Measure(100 * measure.value, measure.n, measure.stderr and 100 * measure.stderr)
 
 
 def color(labels: Sequence[str], label: str) -> str:
@@ -242,7 +220,8 @@ def provenance(results: Sequence[Results]) -> list[str]:
         lines.append(f"{r.path.parent.name}/{r.path.name}: seed {r.seed}, {r.settings}")
         for run in r.runs:
             packages = ", ".join(f"{name} {version}" for name, version in run["packages"].items())
-            lines.append(f"  {run['date']} on {run['hardware']} ({packages}): {run['command']}")
+            command = f": {run['command']}" if "command" in run else ""  # a model card does not publish it
+            lines.append(f"  {run['date']} on {run['hardware']} ({packages}){command}")
     return lines
 
 

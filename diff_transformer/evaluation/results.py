@@ -14,7 +14,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from glob import escape
@@ -179,7 +179,8 @@ class Results:
             if "." not in journal.stem.removeprefix(f"{self.path.stem}."):  # else it belongs to the label `LABEL.MORE`
                 journal.unlink()
 
-    def save(self) -> None:
+    def text(self) -> str:
+        """The content of the file."""
         names = ("protocol", "model", "settings", "seed", "runs")
         content = {"schema": SCHEMA, **{name: getattr(self, name) for name in names}, "cells": []}
         for cell in self.cells:
@@ -188,9 +189,12 @@ class Results:
                 if measure["stderr"] is None:
                     del measure["stderr"]
             content["cells"].append({name: value for name, value in plain.items() if name != "data" or value})
+        return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+    def save(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(self.path) as part:
-            part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+            part.write_text(self.text(), encoding="utf-8")
 
     def journal(self, name: str) -> "Journal":
         """Where a long cell keeps its finished samples, `<protocol>/<label>.<name>.jsonl`; see `begin`."""
@@ -260,12 +264,20 @@ class ResultSet:
     def cells(self) -> list[Cell]:
         return [cell for r in self.results for cell in r.cells]
 
-    def condensed(self, condense: Callable[[Results, Collection[int]], Iterable[Cell]]) -> "ResultSet":
-        """The set with the cells of single documents condensed, over the documents that all results have."""
-        documents = common_documents(self.results)
+    def shared(self) -> "ResultSet":
+        """The set with only the cells that all results have. Raises ValueError if there are none."""
+        first, *others = self.results
+        keys = [cell.key for cell in first.cells if all(cell.key in r for r in others)]
+        if not keys:
+            names = ", ".join(str(r.path) for r in self.results)
+            raise ValueError(f"{names} have no cell in common. Finish the runs.")
+        return self.condensed(lambda cells: [cell for cell in cells if cell.key in keys])
+
+    def condensed(self, condense: Callable[[list[Cell]], Iterable[Cell]]) -> "ResultSet":
+        """The set with other cells for each of the results, made from its own."""
         found = [copy.copy(r) for r in self.results]
         for r in found:
-            r.cells = list(condense(r, documents))
+            r.cells = list(condense(r.cells))
         return ResultSet(found)
 
     def of(self, label: str) -> list[Results]:
@@ -317,14 +329,6 @@ def average(measures: Sequence[Measure]) -> Measure:
         sum(measure.n for measure in measures),
         math.hypot(*errors) / len(errors) if len(errors) == len(measures) else None,
     )
-
-
-def common_documents(results: Sequence[Results]) -> set[int]:
-    """The documents for which all results have a cell. Raises ValueError if there are none."""
-    common = set.intersection(*({cell.key["document"] for cell in r.cells} for r in results))
-    if not common:
-        raise ValueError(f"{', '.join(str(r.path) for r in results)} have no document in common. Finish the runs.")
-    return common
 
 
 def load_results(folder: str | Path) -> dict[str, list[Results]]:

@@ -1,9 +1,8 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Text to measure on, and its tokens, the same in every protocol."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
@@ -29,11 +28,6 @@ class DocumentArguments:
 def load_documents(arguments: DocumentArguments) -> Iterable[str]:
     """The texts in a fixed order. Raises ValueError if there are none, or no such column."""
     return load_texts(arguments.dataset, arguments.dataset_config, arguments.dataset_split, arguments.text_column)
-
-
-def describe_text(settings: Mapping[str, Any]) -> str:
-    """What was read, for a report, from the settings of results with `DocumentArguments`."""
-    return "Python source code (stdlib)" if settings["dataset"] == STDLIB else settings["dataset"]
 
 
 def text_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import Dataset
-from transformers import EvalPrediction, PreTrainedModel, TrainerCallback, TrainingArguments
+from transformers import EvalPrediction, PreTrainedModel, TrainerCallback
 from transformers.utils import logging
 
 from ..evaluation.results import this_run
 from ..training.budget import model_flops_per_token
 from ..training.callbacks import StopOnSignal
+from ..training.run_arguments import RunArguments
 from ..training.trainer import NonFiniteLossError, RunTrainer
 from ..training.whole_checkpoints import last_whole_checkpoint
 from .arms import layer_lambda_init, matrices_digest, new_model
@@ -96,6 +97,8 @@ class Trainings:
             "eval_strategy": "steps",
             "logging_steps": self.experiment.training["eval_steps"],
             "disable_tqdm": True,
+            "record_batches": True,
+            "lambda_lr_multiplier": self.experiment.lambda_lr_multiplier,
             **self.experiment.training,
         }
         if run.tuning and self.experiment.tuning_steps is not None:
@@ -105,14 +108,12 @@ class Trainings:
         threshold = self.experiment.endpoint.accuracy
         trainer = RunTrainer(
             model=model,
-            args=TrainingArguments(output_dir=str(output_dir), **arguments),
+            args=RunArguments(output_dir=str(output_dir), **arguments),
             train_dataset=self.rows,
             eval_dataset=self.validation,
             compute_metrics=accuracy,
             preprocess_logits_for_metrics=_likeliest,
             callbacks=[self.stop, *([_StopAt(threshold)] if threshold is not None else [])],
-            record_batches=True,
-            lambda_lr_multiplier=self.experiment.lambda_lr_multiplier,
         )
         checkpoint = last_whole_checkpoint(output_dir)[0] if output_dir.is_dir() else None
         diverged = False

@@ -143,13 +143,7 @@ def load_config(path: str | None, **kwargs: Any) -> PreTrainedConfig:
     """The configuration of a checkpoint of one of the architectures. Raises ValueError for any other."""
     if path is None:
         raise ValueError("This stage starts from a checkpoint: name one with --model_name_or_path.")
-    try:
-        config = AutoConfig.from_pretrained(path, **kwargs)
-    except OSError as error:
-        raise ValueError(
-            f"{path} is neither a folder with a model nor a model on the Hub that can be reached. Name another with "
-            "--model_name_or_path; a stage saves its model in OUTPUT_DIR/model."
-        ) from error
+    config = AutoConfig.from_pretrained(path, **kwargs)
     if config.model_type not in MODEL_TYPES:
         raise ValueError(
             f"{path} has the model type {config.model_type!r}; these stages train {', '.join(MODEL_TYPES)}. Convert "
@@ -166,6 +160,16 @@ def check_length(path: str | None, config: PreTrainedConfig, **lengths: int) -> 
                 f"{name}={length:,} was given, but {path} was trained for {config.max_position_embeddings:,} tokens. "
                 f"Extend its context first (extend_64k), or lower {name}."
             )
+
+
+def loading_options(chosen_model: Any) -> dict[str, Any]:
+    """How `load` loads a model for training: in float32 by default, even if the checkpoint has 16 bits, since
+    rounding to these would lose the updates."""
+    return {
+        "revision": chosen_model.model_revision,
+        "dtype": chosen_model.dtype,
+        "attn_implementation": chosen_model.attn_implementation,
+    }
 
 
 @contextmanager

@@ -8,12 +8,12 @@ exact when a run is resumed: docs/training_data.md.
 import lzma
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import datasets
 import numpy as np
@@ -33,16 +33,9 @@ logger = logging.get_logger(__name__)
 
 _CACHE_VERSION = 1  # raise it when the same documents give other tokens or rows: the cache does not see our code
 _DOCUMENTS_AT_ONCE = 256
-_TOKENS_AT_ONCE = 2**22
 _HOPELESS = 10_000  # documents: a stream that begins with this many unusable documents has the wrong column
 # Errors of a broken file; a lost connection is not among them
 _UNREADABLE = (pa.ArrowInvalid, UnicodeDecodeError, EOFError, zlib.error, lzma.LZMAError)
-
-
-class Rows(NamedTuple):
-    train: Dataset | IterableDataset
-    validation: Dataset | None
-    skipped: "Skipped"
 
 
 class Skipped:
@@ -125,7 +118,6 @@ def tokenize(
     *,
     max_document_characters: int | None = None,
     num_proc: int | None = None,
-    cache_dir: str | Path | None = None,
 ) -> Dataset | IterableDataset:
     """Tokenizes documents and puts an end-of-text token at the end of each.
 
@@ -133,8 +125,8 @@ def tokenize(
 
     Args:
         documents: Rows of `text`; other columns are kept.
-        num_proc: Processes for a map-style dataset. The result does not depend on it.
-        cache_dir: Where the result of a map-style dataset is kept for the next call; by default the datasets cache.
+        num_proc: Processes for a map-style dataset. The result, which the datasets cache keeps for the next call, does
+            not depend on it.
 
     Returns:
         Rows of `input_ids`, int32, and `fault`, the reason why `input_ids` is empty, or None. A stream gives a stream.
@@ -154,7 +146,7 @@ def tokenize(
         remove_columns=[name for name in documents.column_names if name not in kept],
         features=features,
         num_proc=num_proc,
-        cache_file_name=str(_cache_dir(cache_dir) / f"tokens-{key}.arrow"),
+        cache_file_name=str(_cache_dir() / f"tokens-{key}.arrow"),
         new_fingerprint=key,
         desc="Tokenizing",
     )
@@ -177,8 +169,8 @@ def _check_end_of_text(tokenizer: PreTrainedTokenizerBase) -> None:
         raise ValueError("The tokenizer has no end-of-text token to put between documents: set tokenizer.eos_token.")
 
 
-def _cache_dir(cache_dir: str | Path | None) -> Path:
-    folder = Path(datasets.config.HF_DATASETS_CACHE) / "diff_transformer" if cache_dir is None else Path(cache_dir)
+def _cache_dir() -> Path:
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "diff_transformer"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -190,9 +182,6 @@ def pack(
     *,
     max_document_characters: int | None = None,
     num_proc: int | None = None,
-    cache_dir: str | Path | None = None,
-    validation_rows: int = 0,
-    validation: bool = False,
     skipped: Skipped | None = None,
 ) -> Dataset | IterableDataset:
     """Documents one after another, an end-of-text after each, cut into rows of `sequence_length` tokens.
@@ -202,84 +191,65 @@ def pack(
 
     Args:
         documents: Rows of `text`, as `text_data.load_documents` returns them.
-        max_document_characters, num_proc, cache_dir: As in `tokenize`.
-        validation_rows: Rows to hold out, the same at every call: evenly spread over a map-style dataset, the first
-            of each shard of a stream.
-        validation: Return the rows that are held out instead of the rest.
+        max_document_characters, num_proc: As in `tokenize`.
         skipped: Counts the documents, immediately for a map-style dataset, while it is read for a stream.
 
     Returns:
         Rows of `input_ids`, int32; map-style ones have `row`, their position in the corpus.
 
-    Raises ValueError if no document is usable (in a stream: none of the first 10,000, or of all), or if there are too
-    few rows to hold some out.
+    Raises ValueError if no document is usable (in a stream: none of the first 10,000, or of all).
     """
-    if sequence_length < 1 or validation_rows < 0:
-        raise ValueError(
-            f"Got sequence_length={sequence_length} and validation_rows={validation_rows}; the first must be at least "
-            "1, the second at least 0."
-        )
+    if sequence_length < 1:
+        raise ValueError(f"Got sequence_length={sequence_length}; it must be at least 1.")
     skipped = Skipped() if skipped is None else skipped
     if isinstance(documents, IterableDataset):
-        _check_end_of_text(tokenizer)
-        shards = list(range(documents.num_shards))
-        # Two lists of the same length: datasets gives their items to workers, and shuffles them, together
-        held_out = [validation_rows // len(shards) + (i < validation_rows % len(shards)) for i in shards]
-        options = {"shards": shards, "held_out": held_out, "documents": documents, "num_shards": len(shards)}
-        options |= {"validation": validation, "skipped": skipped, "tokenizer": tokenizer}
-        options |= {"max_characters": max_document_characters, "sequence_length": sequence_length}
-        return IterableDataset.from_generator(_stream_rows, gen_kwargs=options)
-    options = {"max_document_characters": max_document_characters, "num_proc": num_proc, "cache_dir": cache_dir}
-    tokens = tokenize(documents, tokenizer, **options)
+        return _pack_stream(documents, tokenizer, sequence_length, max_document_characters, skipped)
+    tokens = tokenize(documents, tokenizer, max_document_characters=max_document_characters, num_proc=num_proc)
     for fault in pc.value_counts(tokens.data.column("fault")).to_pylist():
         skipped.add(fault["values"] or "used", fault["counts"])
     skipped.raise_if_nothing_used()
-    rows = _cut(tokens, sequence_length, num_proc, _cache_dir(cache_dir))
-    logger.info(f"{len(rows):,} rows of {sequence_length:,} tokens; {skipped}.")
-    return _part(rows, validation_rows, validation)
+    features = Features({"row": Value("int64"), "input_ids": Sequence(Value("int32"))})
+    options = {"tokens": tokens, "sequence_length": sequence_length, "version": _CACHE_VERSION}
+    return Dataset.from_generator(_numbered_rows, features, gen_kwargs=options)
 
 
-def _part(rows: Dataset, validation_rows: int, validation: bool) -> Dataset:
-    """The rows that are held out, evenly spread, or the rest."""
-    if validation_rows == 0 and not validation:
-        return rows
-    if validation_rows >= len(rows):
-        raise ValueError(
-            f"Got validation_rows={validation_rows} of a corpus of {len(rows)} rows, which leaves none to train on: "
-            "hold out fewer, or use a larger corpus."
-        )
-    held_out = (2 * np.arange(validation_rows) + 1) * len(rows) // (2 * max(1, validation_rows))
-    return rows.select(held_out if validation else np.setdiff1d(np.arange(len(rows)), held_out))
+def _cut(batches: Iterable[list[np.ndarray]], sequence_length: int) -> Iterator[np.ndarray]:
+    """The tokens of all documents as one line, cut into rows; the last one may be shorter."""
+    line = np.empty(0, np.int32)
+    for documents in batches:
+        line = np.concatenate([line, *documents])
+        whole = len(line) // sequence_length * sequence_length
+        for begin in range(0, whole, sequence_length):
+            yield line[begin : begin + sequence_length].copy()  # a view would keep all of `line`
+        line = line[whole:]
+    if len(line):
+        yield line
 
 
-def _cut(tokens: Dataset, sequence_length: int, num_proc: int | None, folder: Path) -> Dataset:
-    """Cuts the line of all documents' tokens. Rows are made from the line, so `num_proc` cannot change them."""
-    ends = np.cumsum(pc.list_value_length(tokens.data.column("input_ids")).to_numpy(), dtype=np.int64)
-    rows = Dataset.from_dict({"row": np.arange(-(-int(ends[-1]) // sequence_length))})
-    key = Hasher.hash((tokens._fingerprint, sequence_length, _CACHE_VERSION))
-    at_once = max(1, _TOKENS_AT_ONCE // sequence_length)
-    return rows.map(
-        _slice,
-        batched=True,
-        batch_size=at_once,
-        writer_batch_size=at_once,
-        fn_kwargs={"tokens": tokens, "ends": ends, "sequence_length": sequence_length},
-        features=Features({"row": Value("int64"), "input_ids": Sequence(Value("int32"))}),
-        num_proc=num_proc,
-        cache_file_name=str(folder / f"rows-{key}.arrow"),
-        new_fingerprint=key,
-        desc="Packing",
-    )
+def _numbered_rows(tokens: Dataset, sequence_length: int, version: int) -> Iterator[dict[str, Any]]:
+    batches = tokens.with_format("arrow").iter(_DOCUMENTS_AT_ONCE)
+    lines = ([pc.list_flatten(batch["input_ids"]).to_numpy()] for batch in batches)
+    yield from ({"row": i, "input_ids": row} for i, row in enumerate(_cut(lines, sequence_length)))
 
 
-def _slice(batch: dict[str, list[int]], tokens: Dataset, ends: np.ndarray, sequence_length: int) -> dict[str, list]:
-    """Consecutive rows of the line of tokens. ends: where each document ends in it."""
-    begin = batch["row"][0] * sequence_length
-    end = min((batch["row"][-1] + 1) * sequence_length, int(ends[-1]))
-    first, last = np.searchsorted(ends, [begin, end - 1], side="right")  # the documents of its first and last token
-    line = pc.list_flatten(tokens.data.column("input_ids").slice(first, last + 1 - first)).to_numpy()
-    line = line[begin - (ends[first - 1] if first else 0) :][: end - begin]
-    return {"input_ids": [line[i : i + sequence_length] for i in range(0, len(line), sequence_length)]}
+def _pack_stream(
+    documents: IterableDataset,
+    tokenizer: PreTrainedTokenizerBase,
+    sequence_length: int,
+    max_document_characters: int | None,
+    skipped: Skipped,
+    validation_rows: int = 0,
+    validation: bool = False,
+) -> IterableDataset:
+    """The rows of a stream without those held out, the first of each shard, or these alone."""
+    _check_end_of_text(tokenizer)
+    shards = list(range(documents.num_shards))
+    # Two lists of the same length: datasets gives their items to workers, and shuffles them, together
+    held_out = [validation_rows // len(shards) + (i < validation_rows % len(shards)) for i in shards]
+    options = {"shards": shards, "held_out": held_out, "documents": documents, "num_shards": len(shards)}
+    options |= {"validation": validation, "skipped": skipped, "tokenizer": tokenizer}
+    options |= {"max_characters": max_document_characters, "sequence_length": sequence_length}
+    return IterableDataset.from_generator(_stream_rows, gen_kwargs=options)
 
 
 def _stream_rows(
@@ -308,50 +278,46 @@ def _rows_of_shard(
     max_characters: int | None,
     sequence_length: int,
 ) -> Iterator[dict[str, np.ndarray]]:
-    line = np.empty(0, np.int32)
-    # `iter(batch_size)` and not `for`: inside a DataLoader worker the latter would split the shard once more
-    try:
-        for batch in documents.iter(batch_size=_DOCUMENTS_AT_ONCE):
-            encoded = _encode(batch, tokenizer, max_characters)
-            for fault, count in Counter(encoded["fault"]).items():
-                skipped.add(fault or "used", count)
-            skipped.raise_if_nothing_used(_HOPELESS)
-            line = np.concatenate([line, *(np.array(ids, np.int32) for ids in encoded["input_ids"])])
-            for begin in range(0, len(line) - sequence_length + 1, sequence_length):
-                yield {"input_ids": line[begin : begin + sequence_length].copy()}  # a view would keep all of `line`
-            line = line[len(line) // sequence_length * sequence_length :]
-    except _UNREADABLE as error:
-        skipped.add("unreadable")
-        logger.warning(f"The rest of {name} of the corpus cannot be read and is left out: {error!r}")
-    if len(line):
-        yield {"input_ids": line}
+    def encoded() -> Iterator[list[np.ndarray]]:
+        # `iter(batch_size)` and not `for`: inside a DataLoader worker the latter would split the shard once more
+        batches = documents.iter(batch_size=_DOCUMENTS_AT_ONCE)
+        try:
+            for batch in batches:
+                tokens = _encode(batch, tokenizer, max_characters)
+                for fault, count in Counter(tokens["fault"]).items():
+                    skipped.add(fault or "used", count)
+                skipped.raise_if_nothing_used(_HOPELESS)
+                yield [np.array(ids, np.int32) for ids in tokens["input_ids"]]
+        except _UNREADABLE as error:
+            skipped.add("unreadable")
+            logger.warning(f"The rest of {name} of the corpus cannot be read and is left out: {error!r}")
+
+    yield from ({"input_ids": row} for row in _cut(encoded(), sequence_length))
 
 
 def load_rows(
-    args: CorpusArguments, tokenizer: PreTrainedTokenizerBase, *, seed: int = 0, cache_dir: str | Path | None = None
-) -> Rows:
+    args: CorpusArguments, tokenizer: PreTrainedTokenizerBase, *, seed: int = 0
+) -> tuple[Dataset | IterableDataset, Dataset | None, Skipped]:
     """Rows for `Trainer`: those to train on (`input_ids`, without `streaming` also `row`), those held out if any, and
     what was skipped, which for a stream is counted during training (`ReportSkipped`).
 
     seed is for the order of a stream; `Trainer` shuffles map-style rows by its own seed (`data_seed`).
     """
     documents, skipped = args.load_documents(), Skipped()
+    limit = args.max_document_characters
     if "input_ids" in (documents.column_names or ()):
-        rows = _already_packed(documents, args, tokenizer)
-        validation = _part(rows, args.validation_rows, True) if args.validation_rows else None
-        return Rows(_part(rows, args.validation_rows, False), validation, skipped)
-    options = {"max_document_characters": args.max_document_characters, "validation_rows": args.validation_rows}
-    packed = partial(pack, documents, tokenizer, args.sequence_length, num_proc=args.num_proc, cache_dir=cache_dir)
-    train, validation = packed(**options, skipped=skipped), None
-    if args.validation_rows:
-        counted = Skipped()  # separate: the training stream reads the same documents again
-        validation = packed(**options, validation=True, skipped=counted)
-    if isinstance(train, Dataset):
+        return *hold_out(_already_packed(documents, args, tokenizer), args.validation_rows), skipped
+    if isinstance(documents, Dataset):
+        options = {"max_document_characters": limit, "num_proc": args.num_proc, "skipped": skipped}
+        rows = pack(documents, tokenizer, args.sequence_length, **options)
         if skipped.total:
             logger.warning(f"{args.dataset}: {skipped}.")
-        return Rows(train, validation, skipped)
-    if validation is not None:
-        validation = Dataset.from_list(list(validation))
+        return *hold_out(rows, args.validation_rows), skipped
+    rows_of = partial(_pack_stream, documents, tokenizer, args.sequence_length, limit)
+    train, validation = rows_of(skipped, args.validation_rows), None
+    if args.validation_rows:
+        counted = Skipped()  # separate: the training stream reads the same documents again
+        validation = Dataset.from_list(list(rows_of(counted, args.validation_rows, validation=True)))
         counted.raise_if_nothing_used()
         if len(validation) < args.validation_rows:
             raise ValueError(
@@ -360,7 +326,20 @@ def load_rows(
             )
     if args.shuffle_buffer:
         train = train.shuffle(seed=seed, buffer_size=args.shuffle_buffer)
-    return Rows(train, validation, skipped)
+    return train, validation, skipped
+
+
+def hold_out(rows: Dataset, validation_rows: int) -> tuple[Dataset, Dataset | None]:
+    """The rows to train on, and those held out, which are evenly spread."""
+    if validation_rows == 0:
+        return rows, None
+    if not 0 < validation_rows < len(rows):
+        raise ValueError(
+            f"Got validation_rows={validation_rows} of a corpus of {len(rows)} rows; it must be at least 0, and leave "
+            "rows to train on: hold out fewer, or use a larger corpus."
+        )
+    held_out = (2 * np.arange(validation_rows) + 1) * len(rows) // (2 * validation_rows)
+    return rows.select(np.setdiff1d(np.arange(len(rows)), held_out)), rows.select(held_out)
 
 
 def _already_packed(

@@ -5,17 +5,13 @@
 chunk of tokens after another. `use_linear_cross_entropy` installs it in a model.
 """
 
-import functools
-import weakref
-from collections.abc import Callable
-from types import FunctionType, MethodType
-from typing import Any
+import inspect
+from types import MethodType
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -40,7 +36,7 @@ def linear_cross_entropy(
     """`cross_entropy(linear(hidden_states, weight, bias).float(), labels)` without the logits of all tokens at once.
 
     The logits of ignored tokens are not computed. Under autocast the products are in its type; the softmax is always
-    in float32 or better. On CUDA, Liger's kernel does the work if `liger_kernel` is installed.
+    in float32 or better.
 
     Memory in addition to the inputs: the logits of a chunk in float32, and half as much again in 16 bits; the
     gradients, that of `weight` in float32, and in the backward pass their size once more. Without gradients, only the
@@ -48,19 +44,20 @@ def linear_cross_entropy(
 
     Args:
         hidden_states: (..., hidden).
-        weight: (vocab, hidden), of the type of `hidden_states` unless autocast is on.
+        weight: (vocab, hidden), a whole tensor of the type of `hidden_states` unless autocast is on. FSDP2 gathers it
+            when the model is called.
         labels: (...) integers, the token that each position predicts: already shifted.
         bias: (vocab,) or None.
         ignore_index: The label of positions without loss.
         reduction: "sum", or "mean" over the labels that are not ignored: 0 if all of them are, not NaN.
-        chunk_tokens: Tokens whose logits exist at once; 128 MiB in float32 by default. Liger uses its own number.
+        chunk_tokens: Tokens whose logits exist at once; 128 MiB in float32 by default.
 
     Returns:
         A scalar in float32, or in float64 for inputs of float64.
 
     Raises:
-        ValueError: Shapes or types do not match, or a label on the CPU is not in the vocabulary. Other devices fail
-            themselves, without a wait for the check.
+        ValueError: The labels are no integers or not one for each position, or `reduction` is unknown. torch raises
+            the other errors: shapes or types that do not match, labels that are not in the vocabulary.
     """
     if reduction not in ("sum", "mean"):
         raise ValueError(f'reduction is {reduction!r}; it must be "sum" or "mean".')
@@ -68,8 +65,6 @@ def linear_cross_entropy(
     inputs_require_grad = any(x is not None and x.requires_grad for x in (hidden_states, weight, bias))
     if not (torch.is_grad_enabled() and inputs_require_grad):
         loss = inputs.nll().sum()
-    elif hidden_states.is_cuda and hidden_states.requires_grad and inputs.num_labels and _liger() is not None:
-        loss = _liger_cross_entropy(inputs)
     else:
         loss = _LinearCrossEntropy.apply(inputs.hidden_states, weight, bias, inputs)
     return loss if reduction == "sum" else loss / max(inputs.num_labels, 1)
@@ -79,35 +74,31 @@ class _Inputs:
     """The arguments, checked and flattened: hidden_states (tokens, hidden), labels (kept tokens,)."""
 
     def __init__(self, hidden_states, weight, labels, bias, ignore_index, chunk_tokens):
-        _check_shapes_and_types(hidden_states, weight, labels, bias)
+        if hidden_states.shape[:-1] != labels.shape or labels.is_floating_point() or labels.dtype == torch.bool:
+            raise ValueError(
+                f"Got labels {tuple(labels.shape)} of {labels.dtype} for hidden_states {tuple(hidden_states.shape)}; "
+                "there must be one integer for each position."
+            )
         if chunk_tokens is None:
             chunk_tokens = max(1, CHUNK_BYTES // (4 * weight.shape[0]))
-        if chunk_tokens < 1:
-            raise ValueError(f"chunk_tokens is {chunk_tokens}; at least 1 is needed. Leave it out for the default.")
         self.hidden_states, self.weight, self.bias = hidden_states.flatten(0, -2), weight, bias
         self.chunk_tokens = chunk_tokens
         # The only step that waits for an accelerator: the number of labels decides what is computed
         self.kept = (labels.flatten() != ignore_index).nonzero().squeeze(-1)
         self.labels = labels.flatten()[self.kept].long()
         self.num_labels = len(self.labels)
-        if self.num_labels and self.labels.device.type == "cpu":
-            lowest, highest = torch.aminmax(self.labels)
-            if lowest < 0 or highest >= weight.shape[0]:
-                raise ValueError(
-                    f"labels has values from {lowest} to {highest}, but the head's vocabulary is 0 to "
-                    f"{weight.shape[0] - 1}. Use the tokenizer saved with the model; positions without loss have the "
-                    f"label {ignore_index}."
-                )
         # The types in which `F.linear` would compute here, and of sums
         self.dtype, device = hidden_states.dtype, hidden_states.device.type
-        if torch.is_autocast_enabled(device) and self.dtype != torch.float64:
+        self.autocast = torch.is_autocast_enabled(device) and self.dtype != torch.float64
+        if self.autocast:
             self.dtype = torch.get_autocast_dtype(device)
         self.sum_dtype = torch.promote_types(self.dtype, torch.float32)
 
     def nll(self, *gradients: torch.Tensor | None) -> torch.Tensor:
         """(kept tokens,). Adds the gradients of their sum to the buffers of hidden_states, weight and bias, if any."""
-        weight = self.weight.to(self.dtype)  # once, not in every chunk
-        bias = None if self.bias is None else self.bias.to(self.dtype)
+        weight, bias = self.weight, self.bias
+        if self.autocast:  # once, not in every chunk
+            weight, bias = weight.to(self.dtype), None if bias is None else bias.to(self.dtype)
         chunks = zip(self.kept.split(self.chunk_tokens), self.labels.split(self.chunk_tokens), strict=True)
         nll = [self._nll_of_chunk(rows, labels, weight, bias, *gradients) for rows, labels in chunks]
         return torch.cat(nll) if nll else self.hidden_states.new_zeros(0, dtype=self.sum_dtype)
@@ -160,62 +151,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return *(None if gradient is None else gradient * grad_loss for gradient in ctx.saved_tensors), None
 
 
-def _check_shapes_and_types(hidden_states, weight, labels, bias) -> None:
-    tensors = {"hidden_states": hidden_states, "weight": weight} | ({} if bias is None else {"bias": bias})
-    for name, tensor in tensors.items():
-        if isinstance(tensor, DTensor):
-            raise ValueError(
-                f"{name} is a DTensor with the placements {tensor.placements}; whole tensors are needed. FSDP2 "
-                "gathers them when the model is called; with tensor parallelism, train with the logits."
-            )
-        if not tensor.is_floating_point():
-            raise ValueError(f"{name} has the type {tensor.dtype}; floating-point numbers are needed, not quantised.")
-    if (
-        hidden_states.dim() < 2
-        or weight.dim() != 2
-        or hidden_states.shape[-1] != weight.shape[1]
-        or hidden_states.shape[:-1] != labels.shape
-        or (bias is not None and bias.shape != weight.shape[:1])
-    ):
-        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in (tensors | {"labels": labels}).items())
-        raise ValueError(
-            f"The shapes do not match: {shapes}. They must be hidden_states (..., hidden), weight (vocab, hidden), "
-            "labels (...), one for each position, and bias (vocab,)."
-        )
-    if labels.dtype.is_floating_point or labels.dtype.is_complex or labels.dtype == torch.bool:
-        raise ValueError(f"labels have the type {labels.dtype}; they must be integers, token ids.")
-    types = {name: x.dtype for name, x in tensors.items()}
-    if len(set(types.values())) > 1 and not torch.is_autocast_enabled(hidden_states.device.type):
-        raise ValueError(
-            f"The types are {types}: they must be one type outside of autocast. Convert one of them, or compute under "
-            "torch.autocast."
-        )
-
-
-@functools.cache
-def _liger() -> Any | None:
-    try:
-        from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
-    except ImportError:
-        return None
-    return LigerFusedLinearCrossEntropyFunction
-
-
-def _liger_cross_entropy(inputs: _Inputs) -> torch.Tensor:
-    """Liger has no gradient of the weight without that of the hidden states, and supports one backward pass."""
-    hidden_states = inputs.hidden_states
-    if inputs.num_labels < len(hidden_states):
-        hidden_states = hidden_states[inputs.kept]
-    # No weights of the classes, z-loss, label smoothing or soft cap; the weight's gradient is summed in float32
-    options = (None, -100, 0.0, 0.0, "sum", None, False, torch.float32)
-    return _liger().apply(hidden_states, inputs.weight, inputs.labels, inputs.bias, *options)[0]  # type: ignore
-
-
-_patches: "weakref.WeakSet[FunctionType]" = weakref.WeakSet()
-
-
 def use_linear_cross_entropy(model: nn.Module, evaluation: bool = True) -> None:
-    """Lets `model(..., labels=...)` compute its loss without logits, in place; a second call has no effect.
+    """Lets `model(..., labels=...)` compute its loss without logits, in place.
 
     The output then has `logits=None`. The loss is transformers' `ForCausalLMLoss`, also for `num_items_in_batch` and
     for `shift_labels` without `labels`, but 0 and not NaN if all labels are ignored. Every other call (no labels,
@@ -224,8 +161,8 @@ def use_linear_cross_entropy(model: nn.Module, evaluation: bool = True) -> None:
     The patch belongs to the object: a deep copy has it too, but neither `save_pretrained` nor pickle keeps it.
 
     Args:
-        model: A DiffTransformerForCausalLM, DiffTransformerV2ForCausalLM or LlamaForCausalLM, or a PEFT model around
-            one, before it is passed to `Trainer`, accelerate or torch.compile.
+        model: A DiffTransformerForCausalLM, DiffTransformerV2ForCausalLM or LlamaForCausalLM, before it is passed to
+            PEFT, `Trainer`, accelerate or torch.compile.
         evaluation: Without logits in `model.eval()` as well. `Trainer` needs `False` if it has `compute_metrics`,
             which would otherwise receive no predictions.
 
@@ -233,36 +170,28 @@ def use_linear_cross_entropy(model: nn.Module, evaluation: bool = True) -> None:
         ValueError: The architecture is not supported, the forward was already replaced, the model has another loss, or
             its LM head is more than a linear layer (LoRA on `lm_head`, a quantised head).
     """
-    base: Any = getattr(model, "get_base_model", lambda: model)()  # PEFT's wrapper has it
     # Their logits are the plain output of the LM head: other models cap or scale them, or add to the loss
-    if not isinstance(base, PreTrainedModel) or base.config.model_type not in MODEL_TYPES:
+    if not isinstance(model, PreTrainedModel) or model.config.model_type not in MODEL_TYPES:
         raise ValueError(
-            f"The model is {type(base).__name__}; {', '.join(MODEL_TYPES)} models are supported, as "
-            "from_pretrained returns them or in PEFT's wrapper. Patch the model before it is compiled or prepared for "
-            "devices."
+            f"The model is {type(model).__name__}; {', '.join(MODEL_TYPES)} models are supported, as "
+            "from_pretrained returns them. Patch the model before it is wrapped, compiled or prepared for devices."
         )
-    forward = vars(base).get("forward")
-    unwrapped = getattr(forward, "__func__", forward)
-    if forward is not None and unwrapped is not type(base).forward and unwrapped not in _patches:
-        while (unwrapped := getattr(unwrapped, "__wrapped__", None)) is not None:
-            if isinstance(unwrapped, FunctionType) and unwrapped in _patches:
-                return  # within accelerate's autocast, for example
+    replaced = vars(model).get("forward")
+    if (
+        replaced is not None and getattr(replaced, "__func__", None) is not type(model).forward
+    ):  # pickle leaves its own
         raise ValueError(
-            f"The forward of this {type(base).__name__} was already replaced, by {forward}. Patch the model first, "
-            "before hooks of device_map, accelerate or other patches of its loss."
+            f"The forward of this {type(model).__name__} was already replaced, by {model.forward}. Patch the model "
+            "once, before hooks of device_map, accelerate or other patches of its loss."
         )
-    if base.loss_function is not ForCausalLMLoss:
+    if model.loss_function is not ForCausalLMLoss:
         raise ValueError(
-            f"The loss_function of this {type(base).__name__} is {base.loss_function}; only transformers' own, "
+            f"The loss_function of this {type(model).__name__} is {model.loss_function}; only transformers' own, "
             "ForCausalLMLoss, can be computed without logits. Train with the logits, or remove your loss."
         )
-    _linear_head(base)
-    base.forward = MethodType(_new_forward(type(base).forward, evaluation), base)
+    _linear_head(model)
 
-
-def _new_forward(original: Callable, evaluation: bool) -> FunctionType:
     # The arguments are those of Llama's forward; labels may come by position
-    @functools.wraps(original)
     def forward(
         self,
         input_ids=None,
@@ -284,10 +213,9 @@ def _new_forward(original: Callable, evaluation: bool) -> FunctionType:
         # Looked up now: a copy of the model, or one that FSDP2 gave another class, has its own
         return type(self).forward(self, labels=labels, logits_to_keep=logits_to_keep, **kwargs)
 
-    # accelerate would follow it back to the original; `Trainer` reads the same signature without it
-    del forward.__wrapped__  # type: ignore[attr-defined]
-    _patches.add(forward)  # type: ignore[arg-type]
-    return forward  # type: ignore[return-value]
+    # `Trainer` chooses the columns of the data by it. functools.wraps would let accelerate unwrap to the original
+    forward.__signature__ = inspect.signature(type(model).forward)  # type: ignore[attr-defined]
+    model.forward = MethodType(forward, model)  # type: ignore[method-assign]
 
 
 @can_return_tuple
@@ -325,13 +253,10 @@ def _loss_in_head(model: PreTrainedModel, hidden_states: torch.Tensor, labels: t
 
 def _linear_head(model: PreTrainedModel) -> nn.Linear:
     head = model.get_output_embeddings()
-    if hasattr(head, "modules_to_save"):  # PEFT's wrapper of a module that is trained whole
-        adapters = [] if head.disable_adapters else head.active_adapters
-        head = head.modules_to_save[adapters[0]] if adapters else head.original_module
     if getattr(type(head), "forward", None) is not nn.Linear.forward or "forward" in vars(head):
         raise ValueError(
             f"The LM head of this {type(model).__name__} is {type(head).__name__}; without logits it must be an "
-            "nn.Linear and nothing more. Leave lm_head out of LoRA's target_modules (modules_to_save can train it "
-            "whole) and out of quantisation, or train with the logits."
+            "nn.Linear and nothing more. Leave lm_head out of the modules that PEFT trains and out of "
+            "quantisation, or train with the logits."
         )
     return head

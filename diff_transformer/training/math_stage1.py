@@ -6,21 +6,15 @@ accelerate launch -m diff_transformer.training.math_stage1 --config recipes/math
 
 from functools import partial
 
-from . import smoke
 from .math_data import question_and_answer
-from .sft_math import SMOKE, run_stage
+from .runs import parse
+from .sft_math import ARGUMENTS, run_stage
 
 
 def main(argv: list[str] | None = None) -> None:
-    run_stage(
-        lambda data: {data.prompt_column, data.completion_column},
-        lambda data: partial(
-            question_and_answer, prompt_column=data.prompt_column, completion_column=data.completion_column
-        ),
-        smoke.write_questions,
-        {**SMOKE, "output_dir": "runs/smoke_math_stage1"},
-        argv,
-    )
+    data, chosen_model, training = parse(ARGUMENTS, "math_stage1", argv)
+    columns = {"prompt_column": data.prompt_column, "completion_column": data.completion_column}
+    run_stage(data, chosen_model, training, set(columns.values()), partial(question_and_answer, **columns))
 
 
 if __name__ == "__main__":

@@ -6,19 +6,15 @@ accelerate launch -m diff_transformer.training.math_stage2 --config recipes/math
 
 from functools import partial
 
-from . import smoke
 from .math_data import reasoning_trace
-from .sft_math import SMOKE, run_stage
+from .runs import parse
+from .sft_math import ARGUMENTS, run_stage
 
 
 def main(argv: list[str] | None = None) -> None:
-    run_stage(
-        lambda data: {"conversations", "correct"} if data.only_correct else {"conversations"},
-        lambda data: partial(reasoning_trace, only_correct=data.only_correct),
-        smoke.write_traces,
-        {**SMOKE, "output_dir": "runs/smoke_math_stage2"},
-        argv,
-    )
+    data, chosen_model, training = parse(ARGUMENTS, "math_stage2", argv)
+    columns = {"conversations", *(["correct"] if data.only_correct else [])}
+    run_stage(data, chosen_model, training, columns, partial(reasoning_trace, only_correct=data.only_correct))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,16 @@
 accelerate launch -m diff_transformer.training.pretrain --config recipes/pretrain/config.yaml
 """
 
-from transformers import AutoModelForCausalLM, TrainingArguments, set_seed
+from collections.abc import Sequence
+
+from datasets import Dataset, IterableDataset
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    set_seed,
+)
 from trl import ModelConfig
 
 from . import smoke
@@ -14,81 +23,85 @@ from .architectures import (
     check_length,
     load,
     load_config,
+    loading_options,
     new_config,
     new_tokenizer,
 )
 from .corpus import CorpusArguments
 from .data import CausalCollator, ReportPasses, ReportSkipped, load_rows
 from .loss import use_linear_cross_entropy
-from .runs import RunArguments, checkpoint_to_resume, fit, parse, print_budget, sequence_parallel_size, set_batch
+from .run_arguments import RunArguments
+from .runs import checkpoint_to_resume, fit, parse, print_budget, sequence_parallel_size, set_batch
 from .trainer import RunTrainer
 from .ulysses import enable_ulysses
 
-ARGUMENTS = (NewModelArguments, CorpusArguments, ModelConfig, RunArguments, TrainingArguments)
-SMOKE = smoke.TRAINING | smoke.NEW_MODEL | {"output_dir": "runs/smoke_pretrain", "tokens_per_step": 8 * smoke.LENGTH}
-SMOKE |= {"dataset": smoke.DATA, "streaming": False, "source_column": "meta.source", "sequence_length": smoke.LENGTH}
-SMOKE |= {"validation_rows": 16, "eval_strategy": "steps", "eval_steps": 10}
+ARGUMENTS = (NewModelArguments, CorpusArguments, ModelConfig, RunArguments)
 
 
 def main(argv: list[str] | None = None) -> None:
-    new_model, corpus, chosen_model, run, training = parse(ARGUMENTS, SMOKE, argv)
+    new_model, corpus, chosen_model, training = parse(ARGUMENTS, "pretrain", argv)
     if chosen_model.model_name_or_path is not None:
         raise ValueError(
             f"model_name_or_path={chosen_model.model_name_or_path} was given, but this stage starts from scratch. "
             "Leave it out, or continue the training of a checkpoint with diff_transformer.training.upcycle."
         )
-    train_on_corpus(new_model, corpus, chosen_model, run, training)
+    train_on_corpus(new_model, corpus, chosen_model, training)
 
 
 def train_on_corpus(
-    new_model: NewModelArguments | None,
-    corpus: CorpusArguments,
-    chosen_model: ModelConfig,
-    run: RunArguments,
-    training: TrainingArguments,
+    new_model: NewModelArguments | None, corpus: CorpusArguments, chosen_model: ModelConfig, training: RunArguments
 ) -> None:
     """Trains a new model, or without one the checkpoint that `chosen_model` names."""
     check_all_is_trained(chosen_model)
     resume = checkpoint_to_resume(training)
     set_seed(training.seed)
-    smoke.prepare(training, corpus, smoke.write_corpus, chosen_model)
-    how = {"dtype": chosen_model.dtype, "attn_implementation": chosen_model.attn_implementation}
+    smoke.write_inputs(training, corpus, chosen_model)
 
-    # 1. Data, and the checkpoint with its tokenizer
+    # 1. Model, the same weights on every process
     if new_model is None:
-        path, revision = chosen_model.model_name_or_path, chosen_model.model_revision
-        config = load_config(path, revision=revision)
+        path = chosen_model.model_name_or_path
+        config = load_config(path, revision=chosen_model.model_revision)
         check_length(path, config, sequence_length=corpus.sequence_length)
-        model, tokenizer = load(path, config, revision=revision, **how)
+        model, tokenizer = load(path, config, **loading_options(chosen_model))
     else:
         tokenizer = new_tokenizer(new_model, corpus.sequence_length)
+        config = new_config(new_model, tokenizer, corpus.sequence_length)
+        how = {"dtype": chosen_model.dtype, "attn_implementation": chosen_model.attn_implementation}
+        model = AutoModelForCausalLM.from_config(config, **how)
+
+    # 2. Data
     with training.main_process_first(desc="packing the corpus"):
         train, validation, skipped = load_rows(corpus, tokenizer, seed=training.seed)
 
-    # 2. Model, the same weights on every process
-    if new_model is not None:
-        config = new_config(new_model, tokenizer, corpus.sequence_length)
-        model = AutoModelForCausalLM.from_config(config, **how)
+    # 3. Budget, training
+    callbacks = [ReportSkipped(skipped), *([ReportPasses(corpus.dataset)] if corpus.streaming else [])]
+    train_on_rows(model, tokenizer, train, validation, training, corpus.sequence_length, resume, callbacks)
+
+
+def train_on_rows(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    train: Dataset | IterableDataset,
+    validation: Dataset | None,
+    training: RunArguments,
+    sequence_length: int,
+    resume: str | None,
+    callbacks: Sequence[TrainerCallback] = (),
+) -> None:
+    """Prints the budget, trains on packed rows, and saves the model."""
     use_linear_cross_entropy(model)
     if sequence_parallel_size() > 1:
         enable_ulysses(model)
-
-    # 3. Budget
-    set_batch(training, run, corpus.sequence_length)
-    print_budget(config, training, run, corpus.sequence_length, None if corpus.streaming else len(train))
-
-    # 4. Training
+    set_batch(training, sequence_length)
+    print_budget(model.config, training, sequence_length, len(train) if isinstance(train, Dataset) else None)
     trainer = RunTrainer(
         model=model,
         args=training,
         train_dataset=train,
         eval_dataset=validation,
         processing_class=tokenizer,
-        data_collator=CausalCollator(tokenizer.eos_token_id, corpus.sequence_length, sequence_parallel_size() > 1),
-        callbacks=[ReportSkipped(skipped), *([ReportPasses(corpus.dataset)] if corpus.streaming else [])],
-        peak_flops_per_device=run.peak_flops_per_device,
-        record_batches=run.record_batches,
-        lambda_lr_multiplier=run.lambda_lr_multiplier,
+        data_collator=CausalCollator(tokenizer.eos_token_id, sequence_length, sequence_parallel_size() > 1),
+        callbacks=list(callbacks),
     )
     fit(trainer, resume)
 

@@ -4,73 +4,48 @@
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, ProgressCallback, TrainingArguments
+from transformers import PreTrainedConfig, ProgressCallback
 from transformers.integrations import is_deepspeed_zero3_enabled, is_tensorboard_available
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
 from trl import TrlParser
 
-from ..arguments import option
 from ..extras import skip_unused_deepspeed
-from .budget import Budget, peak_flops
+from .budget import Budget
 from .callbacks import Bar, SpikeWarning, StopOnSignal
-from .plots import plot_run
+from .run_arguments import RunArguments
+from .smoke import smoke_recipe
 from .trainer import RunTrainer
 from .whole_checkpoints import FILES, fault, last_whole_checkpoint, set_aside
 
 logger = logging.get_logger(__name__)
 
-# `gradient_checkpointing` before transformers 5.23
-_CHECKPOINTING = "activation_checkpointing"
-if _CHECKPOINTING not in {f.name for f in fields(TrainingArguments)}:
-    _CHECKPOINTING = "gradient_checkpointing"
+
+class _Parser(TrlParser):
+    """TRL's parser with values that override those of `--config FILE.yaml`."""
+
+    overrides: dict[str, Any] = {}
+
+    def set_defaults_with_config(self, **kwargs) -> list[str]:
+        return super().set_defaults_with_config(**(kwargs | self.overrides))
 
 
-@dataclass
-class RunArguments:
-    """Arguments of all stages, in addition to transformers' TrainingArguments."""
-
-    total_tokens: float | None = option(None, "Train on this many tokens (1e12): sets max_steps, unless given.")
-    tokens_per_step: float | None = option(
-        None,
-        "Tokens per optimizer step (4194304 is 4M): sets gradient_accumulation_steps from the number of processes, "
-        "so that a recipe is the same on any number of GPUs.",
-    )
-    checkpoint_activations: bool = option(False, f"Recompute activations in the backward pass ({_CHECKPOINTING}).")
-    peak_tflops: float | None = option(None, "Peak TFLOP/s per device; NVIDIA's data-centre GPUs are known.")
-    expected_mfu: float | None = option(
-        None,
-        "The MFU with which the budget estimates hours; 0.4 by default, an assumption that long sequences and "
-        "recomputed activations do not reach.",
-    )
-    lambda_lr_multiplier: float = option(
-        1.0, "The learning rate of lambda (the vectors of V1, lambda_proj of V2) over that of the rest."
-    )
-    record_batches: bool = option(False, "Write batches.txt, a digest of every step's tokens, to compare two runs.")
-    smoke: bool = option(False, "The same code in under two minutes on a CPU: a tiny model and data of this machine.")
-
-    @property
-    def peak_flops_per_device(self) -> float | None:
-        return None if self.peak_tflops is None else self.peak_tflops * 1e12
-
-
-def parse(dataclass_types: Iterable[type], smoke: Mapping[str, object], argv: list[str] | None = None) -> tuple:
+def parse(dataclass_types: Iterable[type], stage: str, argv: list[str] | None = None) -> tuple:
     """Parses `--config FILE.yaml` and the command line, which overrides the file.
 
-    `--smoke` stands for the arguments `smoke`, which override the file and are overridden by the command line.
+    With `--smoke`, the values of the stage's smoke recipe override the file and are overridden by the command line.
     """
     skip_unused_deepspeed()
     argv = list(sys.argv[1:] if argv is None else argv)
+    parser = _Parser(dataclass_types)
     if "--smoke" in argv:
-        argv = [*(word for name, value in smoke.items() for word in (f"--{name}", str(value))), *argv]
-    parser = TrlParser(dataclass_types)
+        parser.overrides = smoke_recipe(stage)
     parser.set_defaults_with_config(
-        **{_CHECKPOINTING: False},  # for None, SFTConfig would set its deprecated name
         report_to="tensorboard" if is_tensorboard_available() else "none",
         logging_nan_inf_filter=False,  # RunTrainer stops at such a loss
         logging_first_step=True,
@@ -80,32 +55,28 @@ def parse(dataclass_types: Iterable[type], smoke: Mapping[str, object], argv: li
     return parser.parse_args_and_config(argv)
 
 
-def set_batch(training: TrainingArguments, run: RunArguments, sequence_length: int) -> None:
+def set_batch(training: RunArguments, sequence_length: int) -> None:
     """Sets accumulation and steps from tokens, for rows of `sequence_length` tokens on all processes.
 
     Raises ValueError if `tokens_per_step` is not a multiple of the tokens that the processes take at a time.
     """
-    setattr(training, _CHECKPOINTING, run.checkpoint_activations)
-    if hasattr(training, "gradient_checkpointing"):  # the old name mirrors the new one
-        training.gradient_checkpointing = run.checkpoint_activations
     replicas = training.world_size // sequence_parallel_size()
     at_a_time = training.per_device_train_batch_size * sequence_length * replicas
-    if run.tokens_per_step is not None:
-        if run.tokens_per_step % at_a_time:
+    if training.tokens_per_step is not None:
+        if training.tokens_per_step % at_a_time:
             raise ValueError(
-                f"tokens_per_step={run.tokens_per_step:,.0f} was given, but {replicas} replicas with "
+                f"tokens_per_step={training.tokens_per_step:,.0f} was given, but {replicas} replicas with "
                 f"{training.per_device_train_batch_size} rows of {sequence_length:,} tokens each take {at_a_time:,} "
                 "tokens at a time. Choose a multiple of that, or another per_device_train_batch_size."
             )
-        training.gradient_accumulation_steps = int(run.tokens_per_step) // at_a_time
-    if run.total_tokens is not None and training.max_steps <= 0:
-        training.max_steps = -(-int(run.total_tokens) // (at_a_time * training.gradient_accumulation_steps))
+        training.gradient_accumulation_steps = int(training.tokens_per_step) // at_a_time
+    if training.total_tokens is not None and training.max_steps <= 0:
+        training.max_steps = -(-int(training.total_tokens) // (at_a_time * training.gradient_accumulation_steps))
 
 
 def print_budget(
     config: PreTrainedConfig,
-    training: TrainingArguments,
-    run: RunArguments,
+    training: RunArguments,
     sequence_length: int,
     num_rows: int | None = None,
     trainable_parameters: int | None = None,
@@ -132,12 +103,12 @@ def print_budget(
         shard=training.world_size if sharded else 1,
         per_device_batch_size=training.per_device_train_batch_size,
         gradient_accumulation_steps=training.gradient_accumulation_steps,
-        activation_checkpointing=run.checkpoint_activations,
+        activation_checkpointing=training.activation_checkpointing,
         sync_each_batch=is_deepspeed_zero3_enabled(),
         gpu="CPU" if gpu is None else gpu.name,
-        peak_flops_per_device=run.peak_flops_per_device or (gpu and peak_flops(gpu.name)),
+        peak_flops_per_device=training.peak_flops_per_device,
         gpu_memory=gpu and gpu.total_memory,
-        mfu=run.expected_mfu,
+        mfu=training.expected_mfu,
         trainable_parameters=trainable_parameters,
         num_rows=num_rows,
     )
@@ -151,7 +122,7 @@ def sequence_parallel_size() -> int:
     return int(os.environ.get("PARALLELISM_CONFIG_SP_SIZE", "1"))
 
 
-def checkpoint_to_resume(training: TrainingArguments) -> str | None:
+def checkpoint_to_resume(training: RunArguments) -> str | None:
     """The checkpoint that `--resume_from_checkpoint` names, None for a new run.
 
     `last` is the last whole checkpoint; a faulty one after it is renamed, not deleted. Without the argument a folder
@@ -185,7 +156,7 @@ def checkpoint_to_resume(training: TrainingArguments) -> str | None:
 
 
 def fit(trainer: RunTrainer, resume_from_checkpoint: str | None, name: str = "model") -> None:
-    """Trains, then saves `model/` (or another `name`; with the tokenizer) and `training.png` in the output folder.
+    """Trains, then saves `model/` (or another `name`) with the tokenizer in the output folder.
 
     On SIGTERM or Ctrl-C it saves a checkpoint, prints how to resume, and exits with 128 + the number of the signal.
     """
@@ -198,7 +169,6 @@ def fit(trainer: RunTrainer, resume_from_checkpoint: str | None, name: str = "mo
         trainer.train(resume_from_checkpoint=resume_from_checkpoint)
         if trainer.is_world_process_zero():
             trainer.save_state()
-            plot_run(trainer.state.log_history, output_dir / "training.png")
         if not stop.stopped_by:  # still within `listening`: a signal must not interrupt the save
             trainer.save_whole_model(output_dir / name)
     if stop.stopped_by:
@@ -209,4 +179,4 @@ def fit(trainer: RunTrainer, resume_from_checkpoint: str | None, name: str = "mo
             )
         sys.exit(128 + stop.stopped_by)
     if trainer.is_world_process_zero():
-        print(f"{name.capitalize():<9}{output_dir / name}\nPlot     {output_dir / 'training.png'}")
+        print(f"{name.capitalize():<9}{output_dir / name}")

@@ -4,7 +4,8 @@
 The loss is computed on the answers alone, and with `--use_peft` a LoRA adapter is trained and merged into the model.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,19 @@ from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantiz
 from ..folders import whole_folder
 from ..text_data import load_table
 from . import smoke
-from .architectures import check_length, load, load_config, whole_models
+from .architectures import check_length, load, load_config, loading_options, whole_models
 from .math_data import MathArguments, Messages, tokenize_messages
-from .runs import RunArguments, checkpoint_to_resume, fit, parse, print_budget, sequence_parallel_size, set_batch
+from .run_arguments import RunOptions
+from .runs import checkpoint_to_resume, fit, print_budget, sequence_parallel_size, set_batch
 from .trainer import RunTrainer
 
-ARGUMENTS = (MathArguments, ModelConfig, RunArguments, SFTConfig)
-SMOKE = smoke.TRAINING | {"dataset": smoke.DATA, "model_name_or_path": smoke.MODEL, "dataset_num_proc": 1}
-SMOKE |= {"prompt_column": "problem", "completion_column": "solution", "max_length": 256, "tokens_per_step": 1024}
-SMOKE |= {"per_device_train_batch_size": 2, "validation_rows": 20, "eval_strategy": "steps", "eval_steps": 10}
+
+@dataclass
+class MathRunArguments(RunOptions, SFTConfig):  # type: ignore[misc]  # the type of an option
+    """TRL's SFTConfig with the options of every run."""
+
+
+ARGUMENTS = (MathArguments, ModelConfig, MathRunArguments)
 
 
 class MathTrainer(RunTrainer, SFTTrainer):
@@ -31,14 +36,13 @@ class MathTrainer(RunTrainer, SFTTrainer):
 
 
 def run_stage(
-    columns: Callable[[MathArguments], set[str]],
-    to_messages: Callable[[MathArguments], Callable[[dict[str, Any]], Messages | str]],
-    write_smoke_data: Callable[[Path], Path],
-    smoke_arguments: Mapping[str, object],
-    argv: list[str] | None,
+    data: MathArguments,
+    chosen_model: ModelConfig,
+    training: MathRunArguments,
+    columns: set[str],
+    to_messages: Callable[[dict[str, Any]], Messages | str],
 ) -> None:
-    """`columns` gives the columns that the rows need, `to_messages` the function that reads a row."""
-    data, chosen_model, run, training = parse(ARGUMENTS, smoke_arguments, argv)
+    """`columns` are those that the rows need, `to_messages` reads a row."""
     if sequence_parallel_size() > 1:
         raise ValueError(
             f"Got a sequence parallel size of {sequence_parallel_size()}, which TRL's packed rows do not support. "
@@ -46,24 +50,21 @@ def run_stage(
         )
     resume = checkpoint_to_resume(training)
     set_seed(training.seed)
-    smoke.prepare(training, data, write_smoke_data, chosen_model, training.max_length)
+    smoke.write_inputs(training, data, chosen_model)
 
     # 1. Model
     path, revision = chosen_model.model_name_or_path, chosen_model.model_revision
     config = load_config(path, revision=revision)
     check_length(path, config, max_length=training.max_length)
-    # float32 by default, even if the checkpoint has 16 bits: rounding to these would lose the updates
-    how = {"dtype": chosen_model.dtype, "attn_implementation": chosen_model.attn_implementation, "revision": revision}
     quantization = get_quantization_config(chosen_model)
-    if quantization is not None:
-        how["quantization_config"] = quantization
-    model, tokenizer = load(path, config, **how)
+    how = {} if quantization is None else {"quantization_config": quantization}
+    model, tokenizer = load(path, config, **loading_options(chosen_model), **how)
 
     # 2. Data
     with training.main_process_first(desc="tokenizing the rows"):
         rows, left_out = tokenize_messages(
-            load_table(data.dataset, data.dataset_config, data.dataset_split, columns(data)),
-            to_messages(data),
+            load_table(data.dataset, data.dataset_config, data.dataset_split, columns),
+            to_messages,
             tokenizer,
             training.max_length,
             training.dataset_num_proc,
@@ -77,7 +78,7 @@ def run_stage(
         train, validation = rows.train_test_split(data.validation_rows, seed=training.seed).values()
 
     # 3. Trainer, which makes the adapter
-    set_batch(training, run, training.max_length)
+    set_batch(training, training.max_length)
     trainer = MathTrainer(
         model=model,
         args=training,
@@ -85,15 +86,12 @@ def run_stage(
         eval_dataset=validation,
         processing_class=tokenizer,
         peft_config=get_peft_config(chosen_model),
-        peak_flops_per_device=run.peak_flops_per_device,
-        record_batches=run.record_batches,
-        lambda_lr_multiplier=run.lambda_lr_multiplier,
     )
     model.generation_config.eos_token_id = end_marks(rows[0], tokenizer)
 
     # 4. Budget, training
     trainable = trainer.get_num_trainable_parameters() if chosen_model.use_peft else None
-    print_budget(config, training, run, training.max_length, len(trainer.train_dataset), trainable)
+    print_budget(config, training, training.max_length, len(trainer.train_dataset), trainable)
     fit(trainer, resume, "adapter" if chosen_model.use_peft else "model")
     if chosen_model.use_peft and trainer.is_world_process_zero():
         merge(path, revision, Path(training.output_dir), model.generation_config)

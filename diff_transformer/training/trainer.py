@@ -26,7 +26,8 @@ from ..folders import whole_folder
 from ..modeling_diff import DiffTransformerAttention
 from ..modeling_diff_v2 import DiffTransformerV2Attention
 from .batch_record import BatchRecord
-from .budget import model_flops_per_token, peak_flops
+from .budget import model_flops_per_token
+from .run_arguments import RunArguments, RunOptions
 from .whole_checkpoints import seal
 
 logger = logging.get_logger(__name__)
@@ -90,37 +91,25 @@ class TokenLambdas:
 
 
 class RunTrainer(Trainer):
-    """transformers' `Trainer` with the above. It also mixes into TRL's: `class MyTrainer(RunTrainer, SFTTrainer)`.
+    """transformers' `Trainer` with the above. `args` are `RunArguments`: TrainingArguments with `RunOptions`.
 
-    Args, in addition to the trainer's own:
-        peak_flops_per_device: The FLOP/s of which MFU is a share; by default `budget.peak_flops`. None logs no MFU.
-        record_batches: Write a digest of every step's tokens to the output folder (`BatchRecord`).
-        lambda_lr_multiplier: The learning rate of lambda (the vectors of V1, `lambda_proj` of V2) over that of the
-            rest, at every step of the schedule. A model without lambda, or with a frozen one, has no such parameters.
+    It also mixes into TRL's: `class MyTrainer(RunTrainer, SFTTrainer)`.
     """
 
-    def __init__(
-        self,
-        *args,
-        peak_flops_per_device: float | None = None,
-        record_batches: bool = False,
-        lambda_lr_multiplier: float = 1.0,
-        **kwargs,
-    ):
-        if not (math.isfinite(lambda_lr_multiplier) and lambda_lr_multiplier >= 0.0):
-            raise ValueError(
-                f"lambda_lr_multiplier={lambda_lr_multiplier} was given; it multiplies the learning rate of lambda, "
-                "and must be a number of at least 0: 1 for the rate of all parameters, 0 to leave lambda as it is."
-            )
+    args: RunArguments
+
+    def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.lambda_lr_multiplier = lambda_lr_multiplier
+        if not isinstance(self.args, RunOptions):
+            raise TypeError(
+                f"args is {type(self.args).__name__}; RunTrainer needs RunArguments, or another class with RunOptions."
+            )
         self._token_lambdas = TokenLambdas(self.model)
-        self._record = BatchRecord(self.args.output_dir, self.args.process_index) if record_batches else None
-        if self._record is not None:
+        self._record = None
+        if self.args.record_batches:
+            self._record = BatchRecord(self.args.output_dir, self.args.process_index)
             self.add_callback(self._record)
-        if peak_flops_per_device is None and self.args.device.type == "cuda":
-            peak_flops_per_device = peak_flops(torch.cuda.get_device_name(self.args.device))
-        self.peak_flops_per_device = peak_flops_per_device
+        self.peak_flops_per_device = self.args.peak_flops_per_device
         frozen = any(not parameter.requires_grad for parameter in self.model.parameters())
         self._trainable_parameters = self.get_num_trainable_parameters() if frozen else None
         self._rows: list[int] | None = None
@@ -134,14 +123,14 @@ class RunTrainer(Trainer):
         """Splits lambda from the groups that it is in, for its learning rate; with a multiplier of 1 it stays."""
         is_new = self.optimizer is None
         optimizer = super().create_optimizer(*args, **kwargs)
-        if not is_new or self.lambda_lr_multiplier == 1.0:
+        if not is_new or self.args.lambda_lr_multiplier == 1.0:
             return optimizer
         lambdas = {id(parameter) for name, parameter in self.model.named_parameters() if _LAMBDA.search(name)}
         for group in list(optimizer.param_groups):
             own = [parameter for parameter in group["params"] if id(parameter) in lambdas]
             if own:
                 group["params"] = [parameter for parameter in group["params"] if id(parameter) not in lambdas]
-                optimizer.add_param_group({**group, "params": own, "lr": group["lr"] * self.lambda_lr_multiplier})
+                optimizer.add_param_group({**group, "params": own, "lr": group["lr"] * self.args.lambda_lr_multiplier})
         return optimizer
 
     def compute_loss(self, model, *args, **kwargs):

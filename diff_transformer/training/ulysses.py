@@ -15,6 +15,7 @@ import accelerate
 import torch
 import torch.distributed as dist
 import transformers
+from torch.distributed._functional_collectives import all_to_all_single_autograd
 from transformers import PreTrainedModel, modeling_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -40,18 +41,14 @@ def enable_ulysses(model: PreTrainedModel) -> None:
     The batches need `position_ids`, which restart at every document of a packed row, and a length that s divides. Rows
     are padded on the right, since DeepSpeed does not communicate masks.
 
-    Raises ValueError for a V1 model from remote code, for rope types that Ulysses cannot compute, and for a V2 model
-    with another attention implementation or a sliding window.
+    A V1 model from remote code has attention functions of its own, and rejects split sequences itself. Raises
+    ValueError for rope types that Ulysses cannot compute, and for a V2 model with another attention implementation or
+    a sliding window.
     """
     config = model.config
     is_v2 = config.model_type == DiffTransformerV2Config.model_type
     if config.model_type != DiffTransformerConfig.model_type and not is_v2:
         return
-    if not is_v2 and not isinstance(config, DiffTransformerConfig):
-        raise ValueError(
-            f"{type(model).__name__} comes from remote code ({type(model).__module__}), but only the classes of the "
-            "installed package can split sequences. Import diff_transformer and load without trust_remote_code=True."
-        )
     rope_type = config.rope_parameters["rope_type"]
     if rope_type in ("dynamic", "longrope"):
         raise ValueError(
@@ -72,9 +69,15 @@ def enable_ulysses(model: PreTrainedModel) -> None:
         return
     ALL_ATTENTION_FUNCTIONS[FLASH_DIFF] = ulysses_attention_forward
     DIFFERENTIAL_ATTENTION_FUNCTIONS.add(ulysses_attention_forward)
-    # DeepSpeed compares it with the recipe's, which accelerate allows to be "sdpa" but not "flash_diff": the default,
-    # which is "sdpa" until the first forward
-    config._attn_implementation = model._check_and_adjust_attn_implementation(None)
+    # DeepSpeed compares the name with the recipe's, which accelerate allows to be "sdpa" but not "flash_diff". It has
+    # done so by the first forward.
+    config._attn_implementation = "sdpa"
+
+    def run_on_flash_diff(module, inputs):
+        config._attn_implementation = FLASH_DIFF
+        hook.remove()
+
+    hook = model.register_forward_pre_hook(run_on_flash_diff)
 
 
 def ulysses_attention_forward(
@@ -144,23 +147,7 @@ def sdpa_by_document(
 def _exchange(tensor: torch.Tensor, split_dim: int, gather_dim: int, group: dist.ProcessGroup) -> torch.Tensor:
     """Every process sends each process a part of `split_dim`, and joins the parts it receives along `gather_dim`."""
     parts = torch.stack(tensor.chunk(group.size(), dim=split_dim))
-    return torch.cat(_AllToAll.apply(parts, group).unbind(), dim=gather_dim)
-
-
-class _AllToAll(torch.autograd.Function):
-    """Entry j of dimension 0 goes to process j, entry i of the result comes from process i. It is its own transpose,
-    so gradients take the same exchange."""
-
-    @staticmethod
-    def forward(ctx, parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        received = torch.empty_like(parts)
-        dist.all_to_all_single(received, parts, group=group)
-        return received
-
-    @staticmethod
-    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _AllToAll.apply(gradient.contiguous(), ctx.group), None
+    return torch.cat(all_to_all_single_autograd(parts, None, None, group).unbind(), dim=gather_dim)
 
 
 def _skip_first_batches(dataloader, num_batches: int = 0):

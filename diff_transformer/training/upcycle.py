@@ -5,16 +5,15 @@
     accelerate launch -m diff_transformer.training.upcycle --config recipes/upcycle/config.yaml
 """
 
-from . import pretrain, smoke
+from .pretrain import ARGUMENTS as PRETRAIN_ARGUMENTS
+from .pretrain import train_on_corpus
 from .runs import parse
 
-ARGUMENTS = tuple(arguments for arguments in pretrain.ARGUMENTS if arguments is not pretrain.NewModelArguments)
-SMOKE = {name: value for name, value in pretrain.SMOKE.items() if name not in smoke.NEW_MODEL}
-SMOKE |= {"model_name_or_path": smoke.UPCYCLED_MODEL, "output_dir": "runs/smoke_upcycle"}
+ARGUMENTS = PRETRAIN_ARGUMENTS[1:]  # no new model
 
 
 def main(argv: list[str] | None = None) -> None:
-    pretrain.train_on_corpus(None, *parse(ARGUMENTS, SMOKE, argv))
+    train_on_corpus(None, *parse(ARGUMENTS, "upcycle", argv))
 
 
 if __name__ == "__main__":

@@ -10,11 +10,10 @@ import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -43,19 +42,15 @@ BUCKETS = ("<1K", "1-2K", "2-4K", "4-8K", "8-16K", "16-32K", "32-64K", ">=64K")
 _EDGES = 1024 * 2 ** np.arange(len(BUCKETS) - 1)
 
 
-@dataclass
-class Lengths:
-    """Documents and their tokens, by source and length: arrays of one number per bucket (`BUCKETS`, 1K = 1,024)."""
-
-    documents: dict[str, np.ndarray] = field(default_factory=dict)
-    tokens: dict[str, np.ndarray] = field(default_factory=dict)
+class Lengths(dict[str, np.ndarray]):
+    """Source -> its documents, and their tokens, by length: (2, len(BUCKETS)). 1K is 1,024 tokens."""
 
     def add(self, source: str, lengths: np.ndarray, tokens: np.ndarray | None = None) -> None:
         """lengths: tokens of whole documents, which choose the bucket. tokens: those that count, all by default."""
         buckets = np.searchsorted(_EDGES, lengths, side="right")
-        for table, weights in ((self.documents, None), (self.tokens, lengths if tokens is None else tokens)):
-            counts = np.bincount(buckets, weights, minlength=len(BUCKETS)).astype(np.int64)
-            table[source] = table.get(source, 0) + counts
+        weights = (None, lengths if tokens is None else tokens)
+        counts = np.array([np.bincount(buckets, weight, len(BUCKETS)) for weight in weights]).astype(np.int64)
+        self[source] = self.get(source, 0) + counts
 
     @classmethod
     def of(cls, documents: Dataset) -> "Lengths":
@@ -67,16 +62,13 @@ class Lengths:
             measured.add(str(source), lengths[(sources == source) & (lengths > 0)])
         return measured
 
+    def total(self) -> np.ndarray:
+        """Documents and tokens of all sources, (2, len(BUCKETS))."""
+        return sum(self.values(), np.zeros((2, len(BUCKETS)), np.int64))
+
     def shares(self) -> dict[str, float]:
         """The share of all tokens that each source has; a source of empty documents has none and is left out."""
-        totals = {source: int(tokens.sum()) for source, tokens in self.tokens.items() if tokens.any()}
-        return {source: tokens / sum(totals.values()) for source, tokens in totals.items()}
-
-    def by_bucket(self) -> tuple[np.ndarray, np.ndarray]:
-        """Documents of all sources, and their share of all tokens, per bucket."""
-        none = np.zeros(len(BUCKETS), np.int64)
-        tokens = sum(self.tokens.values(), none)
-        return sum(self.documents.values(), none), tokens / max(1, tokens.sum())
+        return {source: tokens.sum() / self.total()[1].sum() for source, (_, tokens) in self.items() if tokens.any()}
 
 
 @dataclass
@@ -102,27 +94,27 @@ class UpsamplingReport:
     def to_json(self) -> dict[str, Any]:
         lengths = {
             name: {
-                source: {"documents": counts.documents[source].tolist(), "tokens": counts.tokens[source].tolist()}
-                for source in sorted(counts.documents)
+                source: {"documents": documents.tolist(), "tokens": tokens.tolist()}
+                for source, (documents, tokens) in sorted(counts.items())
             }
             for name, counts in (("before", self.before), ("after", self.after))
         }
-        rest = {"tokens_wanted": self.tokens_wanted, "exhausted": self.exhausted, "skipped": self.skipped}
-        return {"buckets": list(BUCKETS), **lengths, "shares": self.shares, **rest}
+        return {"buckets": list(BUCKETS), **vars(self), **lengths}
 
     def __str__(self) -> str:
+        before, after = self.before.total(), self.after.total()
+        total = int(after[1].sum())
         lines = [f"{'length':<24}{'documents':>16}{'->':>16}{'tokens':>12}{'->':>10}"]
-        (was, share_was), (now, share_now) = self.before.by_bucket(), self.after.by_bucket()
-        for row in zip(BUCKETS, was, now, share_was, share_now, strict=True):
+        shares = (counts[1] / max(1, counts[1].sum()) for counts in (before, after))
+        for row in zip(BUCKETS, before[0], after[0], *shares, strict=True):
             lines.append("{:<24}{:>16,}{:>16,}{:>12.2%}{:>10.2%}".format(*row))
         lines.append(f"{'source':<24}{'tokens':>16}{'->':>16}{'share':>12}{'->':>10}{'wanted':>10}")
-        shares = (self.before.shares(), self.after.shares(), self.shares)
-        for source in sorted({*self.before.tokens, *self.shares}):
-            tokens = (int(np.sum(counts.tokens.get(source, 0))) for counts in (self.before, self.after))
-            mixes = (mix.get(source, 0) for mix in shares)
-            lines.append("{:<24}{:>16,}{:>16,}{:>12.2%}{:>10.2%}{:>10.2%}".format(source, *tokens, *mixes))
+        mixes = (self.before.shares(), self.after.shares(), self.shares)
+        for source in sorted({*self.before, *self.shares}):
+            tokens = (int(counts[source][1].sum()) if source in counts else 0 for counts in (self.before, self.after))
+            row = (source, *tokens, *(mix.get(source, 0) for mix in mixes))
+            lines.append("{:<24}{:>16,}{:>16,}{:>12.2%}{:>10.2%}{:>10.2%}".format(*row))
         if self.exhausted is not None:
-            total = int(sum(tokens.sum() for tokens in self.after.tokens.values()))
             lines.append(f"{self.exhausted} ran out: {total:,} of {self.tokens_wanted:,} tokens, in the requested mix")
         if self.skipped:
             lines.append("skipped: " + ", ".join(f"{count:,} {reason}" for reason, count in self.skipped.items()))
@@ -132,7 +124,7 @@ class UpsamplingReport:
 class _Source:
     """What is kept of a source: its tokens in a file, and its documents' lengths."""
 
-    def __init__(self, name: str, file: BinaryIO, tokens_wanted: int, seed: int):
+    def __init__(self, name: str, file: Path, tokens_wanted: int, seed: int):
         # From seed and name alone: neither other sources nor their order change what is drawn
         digest = hashlib.sha256(name.encode()).digest()
         self.random = np.random.default_rng([seed, int.from_bytes(digest[:8], "big")])
@@ -148,7 +140,8 @@ class _Source:
             return 0
         self.lengths.append(len(ids))
         ids = ids[: self.missing]
-        self.file.write(ids.tobytes())
+        with self.file.open("ab") as file:
+            file.write(ids.tobytes())
         self.tokens, self.missing = self.tokens + len(ids), self.missing - len(ids)
         return len(ids)
 
@@ -212,13 +205,11 @@ def upsample_lengths(
     with whole_folder(output_dir, 8 * token_budget, overwrite=False) as folder:
         scratch = folder / "tokens"
         scratch.mkdir()
-        files = {name: scratch / str(i) for i, name in enumerate(shares)}
-        with ExitStack() as stack:
-            sources = {
-                name: _Source(name, stack.enter_context(file.open("wb")), rows_wanted[name] * sequence_length, seed)
-                for name, file in files.items()
-            }
-            skipped = _read(documents, sources, before, eos_token_id, long_from, keep_short)
+        sources = {
+            name: _Source(name, scratch / str(i), rows_wanted[name] * sequence_length, seed)
+            for i, name in enumerate(shares)
+        }
+        skipped = _read(documents, sources, before, eos_token_id, long_from, keep_short)
         there = {name: source.tokens // sequence_length for name, source in sources.items()}
         num_rows, exhausted = _whole_mix(rows_wanted, there, shares)
 
@@ -236,8 +227,11 @@ def upsample_lengths(
         # Every source is spread evenly over the whole
         order = sorted(((2 * i + 1) / (2 * count), name, i) for name, count in num_rows.items() for i in range(count))
         # One chunk per row, each a view of its source's file: nothing is in memory before it is written
-        shapes = {name: (count, sequence_length) for name, count in num_rows.items() if count}
-        kept = {name: np.memmap(files[name], np.int32, "r", shape=shape) for name, shape in shapes.items()}
+        kept = {
+            name: np.memmap(sources[name].file, np.int32, "r", shape=(count, sequence_length))
+            for name, count in num_rows.items()
+            if count
+        }
         offsets = pa.array([0, sequence_length], pa.int32())
         chunks = [pa.ListArray.from_arrays(offsets, pa.array(kept[name][i])) for _, name, i in order]
         columns = {"input_ids": pa.chunked_array(chunks), "source": [name for _, name, _ in order]}
@@ -249,26 +243,9 @@ def upsample_lengths(
 
 
 def _apportion(total: int, shares: Mapping[str, float]) -> dict[str, int]:
-    """`total` rows as whole numbers, each within one of its share: the largest remainders are rounded up."""
-    counts = {name: int(total * share) for name, share in shares.items()}
-    by_remainder = sorted(shares, key=lambda name: (counts[name] - total * shares[name], name))
-    for name in by_remainder[: total - sum(counts.values())]:
-        counts[name] += 1
-    return counts
-
-
-def _ids_and_sources(documents: Dataset | IterableDataset) -> Iterator[tuple[np.ndarray, str, str]]:
-    """Yields tokens, source, and the reason if there are no tokens."""
-    if isinstance(documents, IterableDataset):  # in batches, Arrow would take columns of None for other types
-        for row in documents:
-            yield np.array(row["input_ids"], np.int32), str(row["source"]), row.get("fault") or "empty"
-        return
-    for table in documents.with_format("arrow").iter(1000):  # Python numbers would take several times as long
-        ids = pc.list_flatten(table["input_ids"]).to_numpy().astype(np.int32)
-        ends = np.cumsum(pc.list_value_length(table["input_ids"]).to_numpy())
-        faults = table["fault"].to_pylist() if "fault" in table.column_names else [None] * len(table)
-        rows = zip(np.split(ids, ends[:-1]), table["source"].to_pylist(), faults, strict=True)
-        yield from ((tokens, str(source), fault or "empty") for tokens, source, fault in rows)
+    """`total` rows as whole numbers, each within one of its share."""
+    edges = np.floor(total * np.cumsum([0.0, *shares.values()]) + 0.5).astype(int)
+    return dict(zip(shares, np.diff(edges).tolist(), strict=True))
 
 
 def _read(
@@ -281,29 +258,28 @@ def _read(
 ) -> dict[str, int]:
     """Offers every document to its source until all have enough; returns how many had no tokens, by reason."""
     skipped: Counter[str] = Counter()
-    missing = {name for name, source in sources.items() if source.missing}
+    is_stream = isinstance(documents, IterableDataset)
+    if not is_stream:  # Python numbers would take several times as long
+        documents = documents.with_format("numpy", ["input_ids"], output_all_columns=True)
     total = sum(source.missing for source in sources.values())
     with tqdm(total=total, unit=" tokens", unit_scale=True, desc="Up-sampling") as bar:
-        for ids, name, fault in _ids_and_sources(documents):
+        for document in documents:
+            ids, name = np.asarray(document["input_ids"], np.int32), str(document["source"])
             if len(ids) == 0:
-                skipped[fault] += 1
+                skipped[document.get("fault") or "empty"] += 1
                 continue
             if ids[-1] != eos_token_id:
                 ids = np.append(ids, np.int32(eos_token_id))
-            if isinstance(documents, IterableDataset):
+            if is_stream:
                 before.add(name, np.array([len(ids)]))
-            if name not in sources:
-                continue
-            bar.update(sources[name].offer(ids, long_from, keep_short))
-            if name in missing and not sources[name].missing:
-                missing.remove(name)
-                bar.set_postfix_str(f"{len(missing)} of {len(sources)} sources open")
-                if not missing:
-                    break
-    if empty := sorted(name for name in missing if not sources[name].tokens):
+            if name in sources:
+                bar.update(sources[name].offer(ids, long_from, keep_short))
+            if bar.n == total:
+                break
+    if empty := [name for name, source in sources.items() if source.missing and not source.tokens]:
         raise ValueError(
             f"No document was kept of {', '.join(map(repr, empty))}; the corpus has the sources "
-            f"{', '.join(map(repr, sorted(before.tokens))) or 'none'}. Remove it from shares, or correct its name."
+            f"{', '.join(map(repr, sorted(before))) or 'none'}. Remove it from shares, or correct its name."
         )
     return dict(skipped)
 

@@ -1,7 +1,6 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Attention to spans: uniform attention by hand, whole maps of eager attention, the run, and its report."""
 
-import random
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from diff_transformer import (
     cl100k_tokenizer,
 )
 from diff_transformer.evaluation.__main__ import Options, main
+from diff_transformer.evaluation.comparison import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
 from diff_transformer.evaluation.protocols import attention_allocation
 from diff_transformer.evaluation.protocols.attention_allocation import (
     NORMALIZATIONS,
@@ -28,8 +28,7 @@ from diff_transformer.evaluation.protocols.attention_allocation import (
     section,
     token_spans,
 )
-from diff_transformer.evaluation.protocols.needle.haystack import BOOKS, WORDINGS, NeedlePrompt, needle_prompt
-from diff_transformer.evaluation.render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
+from diff_transformer.evaluation.protocols.needle.haystack import BOOKS, NeedlePrompt
 from diff_transformer.evaluation.results import Measure, Results, ResultSet
 
 OPTIONS = Options(device="cpu")
@@ -166,21 +165,6 @@ def test_token_spans_by_hand():
     assert names[5:9] == ["answer", "answer", "answer", "after"]
 
 
-@pytest.mark.parametrize("depth", [0, 50, 100])
-def test_token_spans_of_a_prompt(depth):
-    haystack = TOKENIZER("What a day it was. " * 9)["input_ids"]
-    prompt = needle_prompt(TOKENIZER, WORDINGS["yoco"], haystack, 700, 3, 1, depth, random.Random(0))
-    of_span = {name: [] for name in SPANS}
-    for token, span in zip(prompt.input_ids, token_spans(prompt), strict=True):
-        of_span[SPANS[span]].append(token)
-    text = {name: TOKENIZER.decode(tokens) for name, tokens in of_span.items()}
-    ((city, number),) = prompt.wanted.items()
-    assert text["answer"] == f"\nThe special magic {city} number is: {number}\n"
-    assert text["first"] + text["query"] == WORDINGS["yoco"].head + WORDINGS["yoco"].question([city])
-    assert (text["before"] + text["after"]).count("The special magic") == 2, "other needles are noise"
-    assert bool(text["before"]) == (depth > 0) and bool(text["after"]) == (depth < 100)
-
-
 @pytest.fixture
 def command(twin_folders):
     models = [f"--model={label}={path}" for label, path in twin_folders.items()]
@@ -200,7 +184,7 @@ def cells(folder):
 
 
 @pytest.mark.slow
-def test_run_resumes_where_it_was_stopped(command, tmp_path, monkeypatch):
+def test_command_line_and_report(command, tmp_path):
     assert command(tmp_path / "whole") == 0
     whole = cells(tmp_path / "whole")
     assert [len(found) for found in whole.values()] == [3, 3]
@@ -211,24 +195,8 @@ def test_run_resumes_where_it_was_stopped(command, tmp_path, monkeypatch):
             assert measures["absolute_noise"].value >= noise - 1e-6
             assert measures["noise"].value == pytest.approx(noise) and measures["noise"].n == 3
 
-    class Stopped(Exception):
-        pass
-
-    added = Results.add
-
-    def stops_after_one(self, *args):
-        if self.cells:
-            raise Stopped
-        return added(self, *args)
-
-    with monkeypatch.context() as patched, pytest.raises(Stopped):
-        patched.setattr(Results, "add", stops_after_one)
-        command(tmp_path / "stopped")
-    assert [len(found) for found in cells(tmp_path / "stopped").values()] == [1]
-    assert command(tmp_path / "stopped") == 0
-    assert cells(tmp_path / "stopped") == whole
-    assert main(["report", str(tmp_path / "stopped")]) == 0
-    assert "Attention noise" in (tmp_path / "stopped" / "report.md").read_text()
+    assert main(["report", str(tmp_path / "whole")]) == 0
+    assert "Attention noise" in (tmp_path / "whole" / "report.md").read_text()
 
 
 def test_batches_give_the_same(loaded, tmp_path):
@@ -267,7 +235,7 @@ def test_report(tmp_path):
     ours = results_of("ours", {0: 0.25, 40: 0.5, 100: 0.75}, tmp_path)
     other = results_of("other", {0: 0.125}, tmp_path)
     found = section(ResultSet([ours, other]))
-    answer, noise = found.tables
+    answer, noise = (comparison.table() for comparison in found.comparisons)
     assert answer.columns == ["depth (%)", PAPER_TRANSFORMER, PAPER_DIFF, "ours", "other", DIFFERS]
     assert [row[:4] for row in answer.rows] == [
         [0, 0.03, 0.27, Measure(0.25, 50)],
@@ -276,12 +244,13 @@ def test_report(tmp_path):
     ]
     assert [row[1:4] for row in noise.rows][::2] == [[0.51, 0.01, Measure(0.75, 50)], [0.49, 0.01, Measure(0.25, 50)]]
     assert [row[4] for row in answer.rows] == [Measure(0.125, 50), None, None]
-    assert answer.rows[0][-1] == f"haystack: {BOOKS}; wording: yoco; 4,096 tokens, 1 needle, samples: 50"
+    how = "not stated in the paper: length 4,096, needles 1, samples 50, "
+    assert answer.rows[0][-1] == f"{how}dataset {BOOKS}, wording yoco, normalization total"
     assert "sum of the scores" in found.notes[1] and "Table 3 is compared with the former" in found.notes[1]
 
     for cell in ours.cells:
         cell.measures["absolute_noise"] = Measure(2.0, 50)
-    _, signed, absolute = section(ResultSet([ours])).tables
+    _, signed, absolute = (comparison.table() for comparison in section(ResultSet([ours])).comparisons)
     assert signed.rows[0][1:4] == [0.51, 0.01, Measure(0.75, 50)]
     assert absolute.rows[0][1:4] == [None, None, Measure(2.0, 50)]
 

@@ -16,7 +16,6 @@ from diff_transformer.evaluation.protocols.needle import PAPER_FIGURE_5, PAPER_T
 from diff_transformer.evaluation.protocols.needle.haystack import BOOKS
 from diff_transformer.training import pretrain
 from diff_transformer.training.runs import parse
-from diff_transformer.training.sft_math import SMOKE
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,7 +66,7 @@ def test_figure_3_is_trained_by_these_commands(tmp_path):
         launch, module, name, *words = line.split()
         assert (launch, module, name) == ("launch", "-m", "diff_transformer.training.pretrain")
         words[words.index("--config") + 1] = str(ROOT / words[words.index("--config") + 1])
-        parts = parse(pretrain.ARGUMENTS, SMOKE, [*words, "--use_cpu"])  # without a GPU bf16 asks for use_cpu
+        parts = parse(pretrain.ARGUMENTS, "pretrain", [*words, "--use_cpu"])  # without a GPU bf16 asks for use_cpu
         got = {name: value for part in parts for name, value in vars(part).items()}
         folders.add(got["output_dir"])
         settings = ("learning_rate", "sequence_length", "tokens_per_step", "max_steps")

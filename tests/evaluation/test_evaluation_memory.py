@@ -22,22 +22,6 @@ def evaluation_memory(monkeypatch):
     return importlib.import_module("benchmarks.evaluation_memory")
 
 
-@pytest.mark.process
-def test_end_to_end(evaluation_memory, tmp_path, monkeypatch, capsys):
-    """Measured in a process of its own, started from this one."""
-    arguments = ["evaluation_memory", "--out", str(tmp_path / "out" / "memory"), "--protocols", "nll_by_position"]
-    arguments += ["--models", "diff", "--tokens", "2048", "--vocab-size", "16384"]
-    monkeypatch.setattr(sys, "argv", arguments)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.chdir(ROOT)
-    evaluation_memory.main()
-    assert capsys.readouterr().out.startswith("Budget  10 minutes on one core; a vocabulary of 16,384")
-    [row] = read(tmp_path / "out" / "memory.csv")
-    assert row["without_chunks_mib_computed_not_measured"] == "128"
-    # A chunk of 1,024 tokens has 64 MiB of logits, and as much again of what becomes of them
-    assert 64 <= int(row["peak_mib"]) < 256
-
-
 def test_every_protocol_on_every_model(evaluation_memory, tmp_path, monkeypatch):
     monkeypatch.setattr(evaluation_memory, "measure_apart", evaluation_memory.measure)
     arguments = ["evaluation_memory", "--tokens", "32", "64", "--vocab-size", "128", "--out", str(tmp_path / "memory")]

@@ -34,9 +34,9 @@ def clean(loaded):
     loaded.model.generation_config = own
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, None])
-def test_batched_is_what_each_prompt_gives_alone(loaded, batch_size):
-    found = generate_texts(loaded.model, loaded.tokenizer, PROMPTS, 12, batch_size)
+@pytest.mark.parametrize("batch_size, chunk_size", [(1, None), (2, 7), (None, None), (None, 3)])
+def test_batched_is_what_each_prompt_gives_alone(loaded, batch_size, chunk_size):
+    found = generate_texts(loaded.model, loaded.tokenizer, PROMPTS, 12, batch_size, chunk_size=chunk_size)
     for prompt, generated in zip(PROMPTS, found, strict=True):
         assert generated.text == loaded.tokenizer.decode(alone(loaded, prompt, 12), skip_special_tokens=True), (
             f"{prompt!r} differs in a batch"

@@ -17,7 +17,7 @@ FLOATS = st.one_of(
     st.just(0.0), st.floats(0, 10, width=32), st.floats(0, 2.0**127, width=32), st.sampled_from([TINY, 1.0, 65504.0])
 )
 BATCHES = st.lists(st.lists(FLOATS, max_size=20), min_size=1, max_size=8).filter(any)
-THOROUGH = settings(max_examples=300, deadline=None)
+THOROUGH = settings(max_examples=100, deadline=None)
 
 
 def summed(batches, dtype=torch.float32, count=5):
@@ -93,12 +93,6 @@ def test_parts_add_up_also_from_json(first, second):
     assert part.top.tolist() == whole.top.tolist()
     for value, layer in zip(part.top, part.layers, strict=True):
         assert value in torch.tensor((first + second)[layer])
-
-
-def test_memory_does_not_grow():
-    magnitudes = summed([torch.rand(1000) for _ in range(20)], count=7)
-    assert len(magnitudes.top) == len(magnitudes.layers) == 7
-    assert len(magnitudes.counts) == 255 * 2**8
 
 
 def test_octaves_count_by_powers_of_two():

@@ -10,12 +10,13 @@ import torch
 from math_rows import ROWS, write_rows
 
 from diff_transformer.evaluation.__main__ import Options, main
+from diff_transformer.evaluation.comparison import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
 from diff_transformer.evaluation.generate import Generated
 from diff_transformer.evaluation.models import load_model, max_positions
 from diff_transformer.evaluation.protocols import math as protocol
 from diff_transformer.evaluation.protocols.math.answers import is_correct
 from diff_transformer.evaluation.protocols.math.grading import RIGHT, WRONG
-from diff_transformer.evaluation.render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, sections
+from diff_transformer.evaluation.render import sections
 from diff_transformer.evaluation.results import Cell, Journal, Measure, Results, ResultSet, load_results
 
 LENGTHS = (3, 150, 40, 8, 90)
@@ -83,14 +84,15 @@ def test_command_line_and_report(twin_folders, tmp_path):
             assert (cell["accuracy"], cell["cut_off"]) == (0, lengths.count(5) / 2)
             assert cell.data == {"dataset": f"{data}/{cell.key['benchmark']}/test.jsonl", "chat": True}
     (section,) = sections(by_protocol)
-    accuracy, length, shares = section.tables
+    accuracy, length = (comparison.table() for comparison in section.tables[:2])
+    shares = section.tables[2]
     assert accuracy.columns == ["benchmark", PAPER_TRANSFORMER, PAPER_DIFF, "DIFF", "Transformer", DIFFERS]
     assert accuracy.rows[0][:3] == ["GSM-8K", 41.2, 42.6] and accuracy.rows[-1][:3] == ["Average", 43.3, 50.8]
     for table in (accuracy, length):
         titles = ["GSM-8K", "MATH", "SVAMP", "ASDiv", "MAWPS", "CARP", "TABMWP", "CollegeMath"]
         assert [row[0] for row in table.rows[:-1]] == titles
-        differs = f"2 problems of {data}/math/test.jsonl; solutions to 5 tokens, not 16,384"
-        assert table.rows[1][-1] == f"models of 0.1 million parameters; {differs}"
+        differs = "models of 0.1 million parameters; max new tokens 5 (paper: 16,384); "
+        assert table.rows[1][-1] == f"{differs}not stated in the paper: samples 2, dataset {data}/math/test.jsonl"
     assert length.rows[-1][:3] == ["Average", 6913, 6144]
     for i, results in enumerate(by_protocol["math"]):
         assert length.rows[-1][3 + i].value == pytest.approx(sum(cell["length"] for cell in results.cells) / 8)
@@ -247,15 +249,16 @@ def test_report_of_a_part_of_figure_9(diff, tmp_path, answering):
         results = open_results(tmp_path / "out", settings, label)
         run(diff, protocol.Arguments(benchmarks, data, prompt="cot"), results)
     (section,) = sections(load_results(tmp_path / "out"))
-    accuracy, length, shares = section.tables
+    accuracy, length = (comparison.table() for comparison in section.tables[:2])
+    shares = section.tables[2]
     mawps, carp, average = accuracy.rows
     # One of two is correct in MAWPS, none in CARP: 50 and 0, and their mean
     assert mawps[:3] == ["MAWPS", None, None] and [m.value for m in mawps[3:5]] == [50, 50]
     assert carp[3].value == 0 and carp[4] is None
-    assert mawps[-1] == f"2 problems of {data}/mawps/test.jsonl"
+    assert mawps[-1] == f"not stated in the paper: samples 2, dataset {data}/mawps/test.jsonl"
     assert average[:3] == ["Average", None, None] and average[4] is None
     assert average[3].value == 25 and average[3].stderr == pytest.approx(sqrt(50**2 + 0) / 2)
-    assert average[-1] == "2 benchmarks, not 8"
+    assert average[-1].endswith("2 benchmarks (paper: 8)")
     assert length.rows[0][1:3] == [None, None] and length.rows[0][3].value == 50
     assert shares.rows[0][1].value == 50 and shares.rows[0][2] is None
     assert section.paper == "Figure 9"
@@ -271,6 +274,6 @@ def test_report_of_several_seeds():
             data = {"dataset": name, "chat": True}
             r.cells.append(Cell({"benchmark": name}, {"accuracy": Measure(accuracy, 9), **shares}, data))
         found.append(r)
-    rows = protocol.section(ResultSet(found)).tables[0].rows
+    rows = protocol.section(ResultSet(found)).comparisons[0].table().rows
     assert [row[3].value for row in rows] == pytest.approx([60, 20, 40])
     assert [row[3].stderr for row in rows] == pytest.approx([10, 10, 10])

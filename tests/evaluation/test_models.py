@@ -82,17 +82,16 @@ def test_which_protocols_there_are(arguments, said, capsys):
     assert said in output.err + output.out and "attention_allocation" in output.err + output.out
 
 
-@pytest.mark.slow
 def test_a_grid_can_grow(twin_folders, tmp_path, capsys):
-    model = ["--model", str(twin_folders["DIFF"]), "--device", "cpu", "--out", str(tmp_path), "--samples", "1"]
-    command = ["evaluate", "attention_allocation", *model, "--dataset", "stdlib", "--length", "300", "--depths"]
-    assert main([*command, "0"]) == 0
-    before = load_results(tmp_path)["attention_allocation"][0].cells
-    assert main([*command, "0", "100"]) == 0
-    after = load_results(tmp_path)["attention_allocation"][0].cells
-    assert after[:1] == before and [cell.key["depth"] for cell in after] == [0, 100]
-    assert main([*command, "0", "--needles", "2"]) == 1
-    assert "another needles" in capsys.readouterr().err
+    model = ["--model", str(twin_folders["DIFF"]), "--device", "cpu", "--out", str(tmp_path), "--rows", "1"]
+    command = ["evaluate", "recall", *model, "--length", "40", "--pairs"]
+    assert main([*command, "2"]) == 0
+    before = load_results(tmp_path)["recall"][0].cells
+    assert main([*command, "2", "8"]) == 0
+    after = load_results(tmp_path)["recall"][0].cells
+    assert after[:1] == before and [cell.key["pairs"] for cell in after] == [2, 8]
+    assert main([*command, "2", "--rows", "2"]) == 1
+    assert "another rows" in capsys.readouterr().err
 
 
 def test_two_models_need_two_labels(twin_folders, tmp_path, capsys):

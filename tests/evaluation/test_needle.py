@@ -7,24 +7,23 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from matplotlib.figure import Figure as Canvas
-from transformers import GenerationConfig, LlamaConfig
+from transformers import LlamaConfig
 
 from diff_transformer import cl100k_tokenizer
 from diff_transformer.evaluation.__main__ import Options, main
+from diff_transformer.evaluation.comparison import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
+from diff_transformer.evaluation.generate import Generated
 from diff_transformer.evaluation.models import LoadedModel
 from diff_transformer.evaluation.protocols import needle
 from diff_transformer.evaluation.protocols.needle import (
     Arguments,
     accuracy,
     assigned_numbers,
-    generate_greedily,
     parse_pair,
     section,
 )
 from diff_transformer.evaluation.protocols.needle.haystack import BOOKS
-from diff_transformer.evaluation.render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
 from diff_transformer.evaluation.results import Measure, Results, ResultSet
 from diff_transformer.evaluation.text import load_documents
 from diff_transformer.text_data import STDLIB
@@ -95,44 +94,16 @@ def test_parse_pair_of_nonsense(pair):
         parse_pair(pair)
 
 
-@pytest.mark.parametrize("chunk_size", [1, 7, 64])
-def test_generate_greedily_is_generate_without_sampling(loaded, chunk_size):
-    input_ids = torch.randint(0, 300, (3, 21), generator=torch.Generator().manual_seed(0))
-    expected = loaded.model.generate(input_ids, do_sample=False, max_new_tokens=9, eos_token_id=None, pad_token_id=0)
-    found = generate_greedily(loaded.model, input_ids, 9, chunk_size=chunk_size)
-    assert found == expected[:, 21:].tolist()
+def reading(answer):
+    """An `iterate_texts` that reads needles and question from the tokens and gives `answer(cities, numbers)`."""
 
-    stop = found[1][4]
-    stopped = generate_greedily(loaded.model, input_ids, 9, [stop], chunk_size)
-    assert stopped == [row[: row.index(stop)] if stop in row else row for row in found]
+    def iterate_texts(model, tokenizer, rows, max_new_tokens, **_):
+        for i, text in enumerate(tokenizer.batch_decode(rows)):
+            asked = re.search(r"\? The special magic (.+) numbers? (is|are) $", text)[1].split(" and ")
+            numbers = dict(re.findall(r"\nThe special magic (.+) number is: (\d+)\n", text))
+            yield i, Generated(answer(asked, numbers), 1, True)
 
-
-class Reader:
-    """A model that reads needles and questions, and has `answer(cities, numbers)` generated, a token after another."""
-
-    device, config = torch.device("cpu"), LlamaConfig(num_hidden_layers=1, max_position_embeddings=4096)
-    generation_config = GenerationConfig(eos_token_id=TOKENIZER.eos_token_id)
-
-    def __init__(self, answer):
-        self.answer = answer
-
-    def __call__(self, input_ids, past_key_values, **_):
-        cache = past_key_values
-        cache.update(*torch.zeros(2, len(input_ids), 1, input_ids.shape[1], 1), 0)
-        if not hasattr(cache, "answers"):
-            cache.seen = torch.cat([getattr(cache, "seen", input_ids[:, :0]), input_ids], dim=1)
-            texts = TOKENIZER.batch_decode(cache.seen)
-            asked = [re.search(r"\? The special magic (.+) numbers? (is|are) $", text) for text in texts]
-            if all(asked):
-                cache.answers, cache.step = [self.read(*pair) for pair in zip(texts, asked, strict=True)], 0
-        tokens = [row[min(cache.step, len(row) - 1)] for row in cache.answers] if hasattr(cache, "answers") else [0]
-        if hasattr(cache, "answers"):
-            cache.step += 1
-        return SimpleNamespace(logits=torch.eye(len(TOKENIZER))[tokens][:, None])
-
-    def read(self, text, asked):
-        numbers = dict(re.findall(r"\nThe special magic (.+) number is: (\d+)\n", text))
-        return TOKENIZER(self.answer(asked[1].split(" and "), numbers))["input_ids"] + [TOKENIZER.eos_token_id]
+    return iterate_texts
 
 
 def in_order(cities, numbers):
@@ -159,15 +130,21 @@ def digits_around(cities, numbers):
     return " and ".join(f"1{numbers[city]}1" for city in cities)
 
 
-def read_with(answer, folder, arguments=SMALL, **options):
-    loaded = LoadedModel("Reader", Reader(answer), TOKENIZER, {"label": "Reader"})
-    results = Results.open(folder, "needle", loaded.identity, asdict(arguments), 0)
-    needle.run(loaded, arguments, replace(OPTIONS, **options), results)
-    return results
+@pytest.fixture
+def read_with(monkeypatch):
+    def read_with(answer, folder, arguments=SMALL, **options):
+        model = SimpleNamespace(config=LlamaConfig(max_position_embeddings=4096))
+        results = Results.open(folder, "needle", {"label": "Reader"}, asdict(arguments), 0)
+        monkeypatch.setattr(needle, "iterate_texts", reading(answer))
+        loaded = LoadedModel("Reader", model, TOKENIZER, results.model)
+        needle.run(loaded, arguments, replace(OPTIONS, **options), results)
+        return results
+
+    return read_with
 
 
 @pytest.mark.parametrize("answer", [in_order, by_name])
-def test_a_model_that_copies_is_always_right(tmp_path, answer):
+def test_a_model_that_copies_is_always_right(read_with, tmp_path, answer):
     results = read_with(answer, tmp_path)
     assert len(results.cells) == 4
     assert all(cell.measures["accuracy"] == Measure(1.0, 3, 0.0) for cell in results.cells)
@@ -176,19 +153,17 @@ def test_a_model_that_copies_is_always_right(tmp_path, answer):
 
 
 @pytest.mark.parametrize("answer", [swapped, of_another_city, one_more, digits_around])
-def test_a_model_that_errs_is_always_wrong(tmp_path, answer):
+def test_a_model_that_errs_is_always_wrong(read_with, tmp_path, answer):
     assert all(cell["accuracy"] == 0 for cell in read_with(answer, tmp_path).cells)
 
 
-@pytest.mark.parametrize("options", [{"batch_size": 1}, {"batch_size": 2}, {"limit": 2}])
-def test_batches_and_limit(tmp_path, options):
-    found = read_with(in_order, tmp_path / "found", **options)
-    whole = read_with(in_order, tmp_path / "whole")
-    for cell, other in zip(found.cells, whole.cells, strict=True):
-        assert cell.data["answers"] == other.data["answers"][: options.get("limit")]
+def test_limit_takes_the_first_samples(read_with, tmp_path):
+    found = read_with(in_order, tmp_path / "found", limit=2)
+    for cell, other in zip(found.cells, read_with(in_order, tmp_path / "whole").cells, strict=True):
+        assert cell.data["answers"] == other.data["answers"][:2]
 
 
-def test_samples_do_not_depend_on_the_other_cells(tmp_path):
+def test_samples_do_not_depend_on_the_other_cells(read_with, tmp_path):
     alone = read_with(in_order, tmp_path / "alone", replace(SMALL, pairs=["3:2"], depths=[100]))
     whole = read_with(in_order, tmp_path / "whole")
     assert alone.cells[0].data == whole.select(needles=3, depth=100)[0].data
@@ -197,14 +172,14 @@ def test_samples_do_not_depend_on_the_other_cells(tmp_path):
 def test_a_prompt_and_its_answer_have_the_length(loaded, tmp_path, monkeypatch):
     seen = []
 
-    def recorded(model, input_ids, max_new_tokens, *rest):
-        seen.append(input_ids.shape[1] + max_new_tokens)
-        return [[] for _ in input_ids]
+    def recorded(model, tokenizer, rows, max_new_tokens, **_):
+        seen.extend(len(row) + max_new_tokens for row in rows)
+        return [(i, Generated("", 0, True)) for i in range(len(rows))]
 
-    monkeypatch.setattr(needle, "generate_greedily", recorded)
+    monkeypatch.setattr(needle, "iterate_texts", recorded)
     results = Results.open(tmp_path, "needle", loaded.identity, {}, 0)
     needle.run(loaded, replace(SMALL, lengths=[2048, 900]), OPTIONS, results)
-    assert seen == [900] * 4 + [2048] * 4
+    assert seen == [900] * 12 + [2048] * 12
 
 
 @pytest.fixture
@@ -218,36 +193,13 @@ def command(twin_folders, tmp_path):
     return run
 
 
-def cells(folder):
-    files = sorted(folder.glob("needle/*.json"))
-    return {file.stem: [(c.key, c.measures, c.data) for c in Results.load(file).cells] for file in files}
-
-
 @pytest.mark.slow
-def test_run_resumes_where_it_was_stopped(command, tmp_path, monkeypatch):
-    assert command(tmp_path / "whole") == 0
-    whole = cells(tmp_path / "whole")
-    assert [len(found) for found in whole.values()] == [8, 8]
-
-    class Stopped(Exception):
-        pass
-
-    added = Results.add
-
-    def stops_after_three(self, *args):
-        if len(self.cells) == 3:
-            raise Stopped
-        return added(self, *args)
-
-    with monkeypatch.context() as patched, pytest.raises(Stopped):
-        patched.setattr(Results, "add", stops_after_three)
-        command(tmp_path / "stopped")
-    assert [len(found) for found in cells(tmp_path / "stopped").values()] == [3]
-    assert command(tmp_path / "stopped") == 0
-    assert cells(tmp_path / "stopped") == whole
-    assert main(["report", str(tmp_path / "stopped")]) == 0
-    assert "Multi-needle retrieval" in (tmp_path / "stopped" / "report.md").read_text()
-    assert (tmp_path / "stopped" / "figures" / "needle_2_2.png").exists()
+def test_command_line_and_report(command, tmp_path):
+    assert command(tmp_path, "--lengths", "700") == 0
+    results = [Results.load(path) for path in sorted((tmp_path / "needle").glob("*.json"))]
+    assert [len(r.cells) for r in results] == [4, 4]
+    assert main(["report", str(tmp_path)]) == 0
+    assert "Multi-needle retrieval" in (tmp_path / "report.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -281,14 +233,13 @@ def test_report_of_table_2(tmp_path):
     ours = results_of("ours", {(4096, 1, 1): [1.0] * 5, (4096, 6, 2): [0.5, 0.6, 0.7, 0.8, 0.9]}, tmp_path)
     other = results_of("other", {(4096, 1, 1): [0.2, 0.3, 0.4]}, tmp_path)
     found = section(ResultSet([ours, other]))
-    (table,) = found.tables
+    table = found.comparisons[0].table()
     assert table.columns == ["tokens", "N", "R", PAPER_TRANSFORMER, PAPER_DIFF, "ours", "other", DIFFERS]
     one, six = table.rows
     assert one[:5] == [4096, 1, 1, 1.00, 1.00] and six[:5] == [4096, 6, 2, 0.55, 0.85]
     assert one[5].value == 1 and one[5].n == 250 and one[5].stderr == pytest.approx(0.03 / 5**0.5)
     assert one[6].value == pytest.approx(0.3) and six[5].value == pytest.approx(0.7) and six[6] is None
-    assert "other unfinished" in one[-1] and "ours unfinished" not in one[-1] and f"haystack: {BOOKS}" in one[-1]
-    assert "samples" not in one[-1] and "depths" not in one[-1]
+    assert one[-1] == f"not stated in the paper: dataset {BOOKS}, wording yoco; other unfinished"
     assert found.figures == []
 
 
@@ -296,7 +247,7 @@ def test_only_the_same_needles_stand_beside_the_papers(tmp_path):
     """N alone does not make the task of Table 2: R does, too."""
     asked = [(4096, 2, 2), (4096, 4, 1), (4096, 6, 1), (128, 6, 2)]
     results = ResultSet([results_of("ours", dict.fromkeys(asked, [0.5] * 5), tmp_path)])
-    shown = {tuple(row[:3]): row[3:5] for row in section(results).tables[0].rows}
+    shown = {tuple(row[:3]): row[3:5] for row in section(results).comparisons[0].table().rows}
     assert shown == dict.fromkeys(asked, [None, None]) | {(4096, 2, 2): [0.85, 0.92]}
 
 
@@ -305,18 +256,23 @@ def test_the_report_names_the_haystack(tmp_path):
     with pytest.raises(ValueError, match=f"'{BOOKS}'.* nor from the Hub .*--dataset PATH"):
         load_documents(Arguments())  # the tests are offline
     arguments = Arguments(dataset=STDLIB)
-    (row,) = section(ResultSet([results_of("x", {(4096, 1, 1): [1.0] * 5}, tmp_path, arguments)])).tables[0].rows
-    assert "haystack: Python source code (stdlib)" in row[-1]
+    (row,) = (
+        section(ResultSet([results_of("x", {(4096, 1, 1): [1.0] * 5}, tmp_path, arguments)]))
+        .comparisons[0]
+        .table()
+        .rows
+    )
+    assert "dataset Python source code (stdlib)" in row[-1]
 
 
 def test_report_of_figure_5(tmp_path):
     arguments = Arguments(lengths=[8192, 65536], pairs=["8:1"], depths=[0, 25])
     ours = results_of("ours", {(8192, 8, 1): [0.25, 0.75], (65536, 8, 1): [0.11]}, tmp_path, arguments)
     found = section(ResultSet([ours]))
-    rows = found.tables[0].rows
+    rows = found.comparisons[0].table().rows
     assert [row[:3] for row in rows] == [[8192, 8, 1], [65536, 8, 1]]
     assert [[round(value, 2) for value in row[3:5]] for row in rows] == [[0.95, 1.00], [0.52, 0.86]]
-    assert "depths 0, 25 %" in rows[0][-1]
+    assert "depth 0, 25 (paper: 0, 25, 50, 75, 100)" in rows[0][-1]
 
     canvas = Canvas()
     found.figures[0].draw(canvas)
@@ -327,8 +283,8 @@ def test_report_of_figure_5(tmp_path):
     assert [label.get_text() for label in canvas.axes[0].get_xticklabels()] == ["8K", "64K"]
 
 
-def test_report_says_what_the_paper_has_not(tmp_path):
+def test_report_says_what_the_paper_has_not(read_with, tmp_path):
     arguments = replace(SMALL, depths=[0, 25, 50, 75, 100])
     found = section(ResultSet([read_with(in_order, tmp_path, arguments)]))
-    assert found.tables[0].rows[0][3:5] == [None, None]
-    assert "samples per depth: 3, not 50" in found.tables[0].rows[0][-1]
+    assert found.comparisons[0].table().rows[0][3:5] == [None, None]
+    assert "samples 3 (paper: 50)" in found.comparisons[0].table().rows[0][-1]

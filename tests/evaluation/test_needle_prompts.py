@@ -44,7 +44,7 @@ def without_needles(prompt):
     return filler + prompt.input_ids[done:end], places
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     pair=grids,
     length=st.integers(1500, 4000),
@@ -140,15 +140,6 @@ def test_wording_of_lwm():
     assert "for A, B, and C?" in wording.question(["A", "B", "C"])
 
 
-def test_the_wordings_of_others_have_all_their_numbers_for_any_tokenizer():
-    for name, numbers in {"yoco": range(1, 50_001), "lwm": range(1_000_000, 10_000_000)}.items():
-        wording = WORDINGS[name]
-        assert (numbers_for(wording, TOKENIZER), wording.cities, wording.single_tokens) == (numbers, CITIES, False)
-    prompt = build(needles=3, queried=2, seed=5)
-    assert prompt.wanted == {city: prompt.numbers[city] for city in list(prompt.wanted)}
-    assert set(prompt.numbers) == set(prompt.spans) and len(prompt.numbers) == 3
-
-
 def test_wording_of_plain():
     """Of 14 tokens 7 are filler: 4 before the needle at 50 percent, which rounds up, and 3 after it."""
     (letter,) = SMALL("x")["input_ids"]
@@ -234,17 +225,6 @@ def test_a_token_that_begins_texts_begins_the_prompt_once():
     prompt = build(tokenizer=tokenizer)
     assert prompt.input_ids[0] == bos and prompt.input_ids.count(bos) == 1 and len(prompt.input_ids) == 1200
     assert prompt.input_ids[1:] == build(length=1199).input_ids
-
-
-@pytest.mark.slow
-def test_the_whole_vocabulary_keeps_needles_too():
-    tokenizer = cl100k_tokenizer()
-    haystack = tokenizer(TEXT)["input_ids"]
-    for seed in range(20):
-        prompt = build(length=400, needles=6, queried=2, seed=seed, tokenizer=tokenizer, haystack=haystack)
-        text = tokenizer.decode(prompt.input_ids)
-        for city, number in prompt.wanted.items():
-            assert text.count(f"\nThe special magic {city} number is: {number}\n") == 1
 
 
 @pytest.mark.parametrize("needles, queried", [(0, 0), (2, 0), (2, 3), (len(CITIES) + 1, 1)])

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig
 
 from diff_transformer.evaluation.__main__ import Options, main
+from diff_transformer.evaluation.comparison import DIFFERS
 from diff_transformer.evaluation.protocols import nll_by_position
 from diff_transformer.evaluation.protocols.nll_by_position import (
     Arguments,
@@ -19,7 +20,6 @@ from diff_transformer.evaluation.protocols.nll_by_position import (
     section,
     token_nll,
 )
-from diff_transformer.evaluation.render import DIFFERS
 from diff_transformer.evaluation.results import Measure, Results, ResultSet
 
 OPTIONS = Options(device="cpu")
@@ -102,7 +102,7 @@ def test_cells_are_the_curves_of_documents(loaded, tmp_path):
         for n, value in zip(cell.data["positions"], cell.data["nll"], strict=True):
             assert value == pytest.approx(cross_entropy(logits[:n], row[0, 1 : n + 1]).item(), rel=1e-5), n
         assert cell["nll"] == pytest.approx(cell.data["nll"][-1]) and cell.measures["nll"].n == 63
-    curve = [(cell.key["position"], cell.measures["nll"]) for cell in condense(results)]
+    curve = [(cell.key["position"], cell.measures["nll"]) for cell in condense(results.cells)]
     assert [position for position, _ in curve] == results.cells[0].data["positions"]
     assert curve[2][1] == Measure.of([cell.data["nll"][2] for cell in results.cells])
     assert len(run(loaded, arguments, tmp_path / "few", limit=2).cells) == 2
@@ -140,13 +140,13 @@ def test_command_line_and_report(twin_folders, tmp_path):
     assert main(["evaluate", "nll_by_position", *models, *fixed, "--out", out]) == 0
     results = [Results.load(tmp_path / "out" / "nll_by_position" / f"{label}.json") for label in twin_folders]
     found = section(ResultSet(results))
-    [table] = found.tables
+    table = found.comparisons[0].table()
     assert table.columns == ["tokens", "DIFF", "Transformer", DIFFERS]
     assert [row[0] for row in table.rows] == [9, 17, 33, 65]
     for i, r in enumerate(results):
         assert table.rows[-1][1 + i] == Measure.of([cell["nll"] for cell in r.cells])
         assert table.rows[0][1 + i] == Measure.of([cell.data["nll"][0] for cell in r.cells])
-    assert f"text: {texts}, 3 documents" in table.rows[0][-1]
+    assert table.rows[0][-1].endswith(f"not stated in the paper: samples 3, dataset {texts}")
     assert main(["report", out]) == 0
     assert (tmp_path / "out" / "figures" / "nll_by_position.png").stat().st_size > 10_000
 

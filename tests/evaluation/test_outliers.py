@@ -10,6 +10,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from diff_transformer.evaluation.__main__ import Options, main
+from diff_transformer.evaluation.comparison import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
 from diff_transformer.evaluation.models import load_model
 from diff_transformer.evaluation.probe import Probe, attention_probe
 from diff_transformer.evaluation.protocols import outliers
@@ -21,7 +22,6 @@ from diff_transformer.evaluation.protocols.outliers import (
     measure_row,
     section,
 )
-from diff_transformer.evaluation.render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
 from diff_transformer.evaluation.results import Measure, Results, ResultSet
 
 OPTIONS = Options(device="cpu")
@@ -156,9 +156,9 @@ def test_command_line_and_report(twin_folders, tmp_path, capsys):
     assert main(["evaluate", "outliers", *models, *arguments, "--out", str(tmp_path / "out")]) == 0
     results = [Results.load(tmp_path / "out" / "outliers" / f"{label}.json") for label in twin_folders]
     found = section(ResultSet(results))
-    table = found.tables[0]
-    assert table.columns == ["magnitude", PAPER_TRANSFORMER, PAPER_DIFF, "DIFF", "Transformer", DIFFERS]
-    rows = {row[0]: row[1:] for row in table.rows}
+    table = found.comparisons[0].table()
+    assert table.columns == ["of", "magnitude", PAPER_TRANSFORMER, PAPER_DIFF, "DIFF", "Transformer", DIFFERS]
+    rows = {", ".join(map(str, row[:2])): row[2:] for row in table.rows}
     assert len(rows) == 12
     assert rows["attention logits, top 1"][:2] == [318.0, 38.8]
     assert rows["hidden states, top 100"][:2] == [2448.2, 740.9]
@@ -168,10 +168,10 @@ def test_command_line_and_report(twin_folders, tmp_path, capsys):
         assert rows["attention logits, top 10"][2 + i].value == cells["attention_logits"]["top_10"]
         assert rows["hidden states, median"][2 + i].value == cells["hidden_states"]["median"]
         assert cells["hidden_states"].measures["top_1"].n == 2 * 64 * 2 * 64  # rows, tokens, layers, channels
-    assert "128 tokens, not 400,000" in rows["hidden states, top 1"][-1]
+    assert "tokens 128 (paper: 400,000)" in rows["hidden states, top 1"][-1]
     assert any("the largest is from layer" in note for note in found.notes)
     assert main(["report", str(tmp_path / "out")]) == 0
-    assert "| attention logits, top 1 | 318.0 | 38.8 |" in (tmp_path / "out" / "report.md").read_text()
+    assert "| attention logits | top 1 | 318.0 | 38.8 |" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_a_report_of_as_many_tokens_does_not_say_otherwise(twin_folders, tmp_path):
@@ -200,8 +200,9 @@ def test_a_report_of_as_many_tokens_does_not_say_otherwise(twin_folders, tmp_pat
     }
     path = tmp_path / "DIFF.json"
     path.write_text(json.dumps(content))
-    rows = {row[0]: row[1:] for row in section(ResultSet([Results.load(path)])).tables[0].rows}
-    differs = "text: books, rows of 4,096 tokens (the paper names neither)"
+    table = section(ResultSet([Results.load(path)])).comparisons[0].table()
+    rows = {", ".join(map(str, row[:2])): row[2:] for row in table.rows}
+    differs = "tokens 401,408 (paper: 400,000); not stated in the paper: dataset books, length 4,096"
     assert rows["hidden states, top 1"][2:] == [Measure(7.5, 9), differs]
     assert rows["hidden states, top 2"][2] is None, "a value that was not measured"
     assert rows["attention logits, top 1"][2] is None

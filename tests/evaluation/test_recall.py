@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from diff_transformer import cl100k_tokenizer
 from diff_transformer.evaluation.__main__ import main
-from diff_transformer.evaluation.protocols.recall import Row, keys_and_values, recall_accuracy, recall_row, section
+from diff_transformer.evaluation.protocols.recall import (
+    RecallRow,
+    keys_and_values,
+    recall_accuracy,
+    recall_row,
+    section,
+)
 from diff_transformer.evaluation.results import ResultSet, load_results
 
 KEYS, VALUES = list(range(0, 80, 2)), list(range(1, 81, 2))
@@ -96,7 +102,7 @@ def test_a_model_that_only_looks_at_earlier_questions_has_none_right():
 
 
 def test_answers_by_hand():
-    row = Row([2, 3, 4, 5, 4, 5, 2, 3, 4, 5], [4, 6, 8])
+    row = RecallRow([2, 3, 4, 5, 4, 5, 2, 3, 4, 5], [4, 6, 8])
     assert recall_accuracy(Guesser(lambda tokens: 5), [row]) == [2 / 3]
 
 
@@ -122,7 +128,7 @@ def test_run_continues_with_more_pairs_and_is_reported(twin_folders, tmp_path, c
     for before, after in zip(first, results, strict=True):
         assert after.cells[:1] == before.cells and [cell.key for cell in after.cells] == [{"pairs": 2}, {"pairs": 8}]
         assert after.cells[1].measures["accuracy"].n == 6 and after.cells[1].data == {"queries": 8}
-    (table,) = section(ResultSet(results)).tables
+    table = section(ResultSet(results)).comparisons[0].table()
     assert [row[:2] for row in table.rows] == [[2, 1 / 2], [8, 1 / 8]]
     assert table.rows[1][2] == results[0].cells[1].measures["accuracy"]
     assert main([*command, "2", "20"]) == 1

@@ -44,9 +44,9 @@ def test_the_median_of_the_rounds_after_the_warm_up(twin_folders, tmp_path, monk
             assert cell.measures["tokens_per_second"] == Measure(64 / 2.0, 3)
             assert cell.data["batch"] * cell.key["length"] == 64 and cell.data["seconds"] == clock[2:]
     (section,) = sections(load_results(tmp_path))
-    row = section.tables[0].rows[0]
-    assert row[0].endswith("M, 16 tokens, forward") and row[3] == "1.00" and row[4:6] == [None, None]
-    assert row[-1].endswith("flash_diff and sdpa; batch 4; gradient checkpointing")
+    row = section.comparisons[0].table().rows[0]
+    assert row[0].endswith("M") and row[1:6] == [16, "forward", None, None, None]
+    assert row[-2] == "1.00" and "; gradient checkpointing on; not stated in the paper: batch 4" in row[-1]
     monkeypatch.setattr(throughput, "seconds", lambda run, device: pytest.fail("a cell is measured again"))
     assert main(command(twin_folders, tmp_path, "--gradient_checkpointing")) == 0
     assert main(command(twin_folders, tmp_path)) == 1, "other settings are not the same results"
@@ -84,7 +84,8 @@ def test_report_beside_the_paper(tmp_path):
     """Also for results of earlier versions, which have more settings."""
     settings = {**SETTINGS, "loss_chunk": 0, "one_at_a_time": False}
     for label, attention, speed in (("DIFF", "flash_diff", 900.0), ("Transformer", "sdpa", 1000.0)):
-        model = {"label": label, "attn_implementation": attention}
+        kind = "diff_transformer" if label == "DIFF" else "llama"
+        model = {"label": label, "model_type": kind, "attn_implementation": attention}
         results = Results.open(tmp_path, "throughput", model, settings, 0)
         data = {"batch": 2, "hardware": "NVIDIA H100 80GB HBM3"}
         key = {"size": "13B", "length": 2048, "task": "forward"}
@@ -92,10 +93,10 @@ def test_report_beside_the_paper(tmp_path):
         if label == "DIFF":
             results.add({**key, "size": "3B"}, {"tokens_per_second": Measure(speed, 10)}, data)
     (section,) = sections(load_results(tmp_path))
-    both, alone = section.tables[0].rows
-    expected = ["13B, 2,048 tokens, forward", 900, 1000, "0.90", 14346, 13653, "0.95", "flash_diff and sdpa; batch 2"]
-    assert both == expected
-    assert alone[:4] == ["3B, 2,048 tokens, forward", 900, None, None], "a model is missing, so is the ratio"
+    both, alone = section.comparisons[0].table().rows
+    speeds, differs = [Measure(900.0, 10), Measure(1000.0, 10)], "not stated in the paper: batch 2"
+    assert both == ["13B", 2048, "forward", 14346, 13653, "0.95", *speeds, "0.90", differs]
+    assert alone[6:9] == [speeds[0], None, None], "a model is missing, so is the ratio"
 
 
 def test_the_papers_percentages():

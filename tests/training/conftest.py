@@ -2,7 +2,8 @@
 from collections.abc import Callable
 
 import pytest
-from transformers import TrainingArguments
+
+from diff_transformer.training.run_arguments import RunArguments
 
 
 @pytest.fixture(autouse=True)
@@ -12,10 +13,10 @@ def _cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def training_arguments(tmp_path) -> Callable:
-    """A function that makes quiet TrainingArguments for the CPU."""
+    """A function that makes quiet RunArguments for the CPU."""
 
-    def make(**kwargs) -> TrainingArguments:
+    def make(**kwargs) -> RunArguments:
         defaults = {"output_dir": str(tmp_path / "run"), "report_to": [], "use_cpu": True, "disable_tqdm": True}
-        return TrainingArguments(**{**defaults, "remove_unused_columns": False, "logging_steps": 1, **kwargs})
+        return RunArguments(**{**defaults, "remove_unused_columns": False, "logging_steps": 1, **kwargs})
 
     return make

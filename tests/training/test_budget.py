@@ -287,7 +287,7 @@ def test_printed_lines_without_hardware(budget):
     assert "frozen; 10.0 M are trained" in str(replace(budget, trainable_parameters=10_000_000))
 
 
-def test_errors(budget):
+def test_budget_rejects(budget):
     with pytest.raises(ValueError, match="model type 'gpt2'.*diff_transformer, diff_transformer_v2, llama"):
         count_parameters(GPT2Config())
     for name, value in (("mfu", 0.0), ("mfu", 40), ("tokens", 0), ("peak_flops_per_device", -1.0)):
@@ -295,7 +295,7 @@ def test_errors(budget):
             replace(budget, **{name: value})
 
 
-def test_the_docs_show_what_is_printed():
+def test_docs_show_what_is_printed():
     config = DiffTransformerConfig.from_paper_size("3B")
     layout = {"data_parallel": 64, "shard": 64, "activation_checkpointing": True}
     hardware = {"gpu": "H100", "peak_flops_per_device": 989e12, "gpu_memory": 80e9}

@@ -18,11 +18,11 @@ import pytest
 
 import diff_transformer
 from diff_transformer.training import pretrain
-from diff_transformer.training.whole_checkpoints import FILES, fault, last_whole_checkpoint
+from diff_transformer.training.whole_checkpoints import FILES, last_whole_checkpoint
 
-STEPS = 12
+STEPS = 8
 ARGUMENTS = ["--smoke", "--eval_strategy", "no", "--save_steps", "2"]
-ENDLESS = ["--max_steps", "100000", "--save_steps", "100000", "--lr_scheduler_type", "constant"]
+ENDLESS = ["--max_steps", "100000", "--save_steps", "100000"]
 RESUME = ["--resume_from_checkpoint", "last"]
 TIMEOUT = 180
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -91,12 +91,12 @@ def losses(folder: Path) -> dict[int, float]:
     return {entry["step"]: entry["loss"] for entry in history if "loss" in entry}
 
 
-def test_a_killed_run_with_a_truncated_checkpoint_continues_bit_for_bit(start, tmp_path):
+def test_killed_run_with_a_truncated_checkpoint_resumes_bit_for_bit(start, tmp_path):
     """kill -9 in the middle of an epoch, the last checkpoint damaged on top: the one before it is used."""
     uninterrupted, folder = tmp_path / "uninterrupted", tmp_path / "killed"
     run_here(uninterrupted)
     process = start(folder, "--max_steps", str(STEPS))
-    wait_for((folder / "checkpoint-6" / FILES).exists, folder, process.is_alive)
+    wait_for((folder / "checkpoint-4" / FILES).exists, folder, process.is_alive)
     os.killpg(process.pid, signal.SIGKILL)
     process.join(TIMEOUT)
     last, _ = last_whole_checkpoint(folder)
@@ -108,27 +108,6 @@ def test_a_killed_run_with_a_truncated_checkpoint_continues_bit_for_bit(start, t
     assert (folder / f"faulty-{last.name}" / "model.safetensors").is_file()
     assert weights(folder) == weights(uninterrupted)
     assert losses(folder) == losses(uninterrupted)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_prints_how_to_resume(number, start, tmp_path):
-    folder = tmp_path / "run"
-    process = start(folder, *ENDLESS)
-    wait_for(reached(3, folder), folder, process.is_alive)
-    os.kill(process.pid, number)
-    process.join(TIMEOUT)
-    assert process.exitcode == 128 + number
-    output = log_of(folder)
-    assert "--resume_from_checkpoint last" in output and signal.Signals(number).name in output
-    (checkpoint,) = folder.glob("checkpoint-*")
-    step = int(checkpoint.name.partition("-")[2])
-    assert fault(checkpoint) is None and f"Stopped after step {step} of 100,000" in output
-    assert not (folder / "model").exists(), "a run that was stopped has no final model"
-    assert (folder / "training.png").is_file()
-
-    run_here(folder, *ENDLESS, "--max_steps", str(step + 2), *RESUME)
-    assert (folder / "model" / "model.safetensors").is_file()
-    assert json.loads((folder / "trainer_state.json").read_text())["global_step"] == step + 2
 
 
 def test_two_processes_stop_after_the_same_step(tmp_path):
@@ -161,7 +140,7 @@ def test_two_processes_stop_after_the_same_step(tmp_path):
     assert {"rng_state_0.pth", "rng_state_1.pth"} <= {path.name for path in checkpoint.iterdir()}
 
 
-def test_a_full_disk_loses_no_checkpoint(start, tmp_path):
+def test_full_disk_loses_no_checkpoint(start, tmp_path):
     """Files may not grow beyond 100 KB after the second checkpoint; a checkpoint's weights are 480 KB."""
     folder = tmp_path / "run"
     process = start(

@@ -4,7 +4,6 @@
 import copy
 import inspect
 import pickle
-from dataclasses import fields
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, LlamaConfig, Trainer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from diff_transformer.training import loss as loss_module
@@ -30,10 +29,6 @@ KINDS = ["diff", "diff_v2", "llama"]
 peft_asks_by_the_old_name = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning:transformers.modeling_utils"
 )
-# Named `gradient_checkpointing` before transformers 5.23
-CHECKPOINTING = "activation_checkpointing"
-if CHECKPOINTING not in {field.name for field in fields(TrainingArguments)}:
-    CHECKPOINTING = "gradient_checkpointing"
 
 
 class MadeTensors(TorchDispatchMode):
@@ -149,7 +144,7 @@ def loss_and_gradients(model, **inputs) -> tuple[CausalLMOutputWithPast, dict[st
 
 @pytest.mark.parametrize("with_bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("ignored", [0, 3], ids=["all kept", "some ignored"])
-@pytest.mark.parametrize("chunk_tokens", [1, 5, TOKENS, None])
+@pytest.mark.parametrize("chunk_tokens", [1, 5, None])
 def test_linear_cross_entropy_is_the_formula(chunk_tokens, ignored, with_bias):
     for dtype, reference, tolerance in ((torch.float64, formula, 1e-12), (torch.float32, plain, 1e-6)):
         inputs = problem(dtype, ignored=ignored, with_bias=with_bias)
@@ -177,8 +172,7 @@ def test_large_logits_do_not_overflow():
     scaled = (hidden.detach() * 1e3).requires_grad_()
     actual, expected = linear_cross_entropy(scaled, weight, labels, bias), plain(scaled, weight, labels, bias)
     assert error(actual.detach(), expected.detach()) < 1e-6
-    for mine, theirs in zip(gradients_of(actual, [scaled]), gradients_of(expected, [scaled]), strict=True):
-        assert error(mine, theirs) < 1e-6
+    assert error(*gradients_of(actual, [scaled]), *gradients_of(expected, [scaled])) < 1e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -219,13 +213,6 @@ def test_under_autocast(with_bias):
         assert error(mine, theirs) < 1e-2
 
 
-def test_all_labels_ignored():
-    inputs = problem(ignored=1)
-    for reduction in ("sum", "mean"):
-        loss = linear_cross_entropy(*inputs, reduction=reduction)
-        assert loss.item() == 0 and not any(x.any() for x in gradients_of(loss, inputs)), "zero, and not NaN"
-
-
 def test_ignored_positions_are_not_computed():
     hidden, weight, labels, bias = problem()
     clean = gradients_of(linear_cross_entropy(hidden, weight, labels, bias), (hidden, weight, bias))
@@ -251,29 +238,11 @@ def test_no_gradient_for_what_is_frozen(frozen):
             assert error(inputs[name].grad, gradient) < 1e-6, name
 
 
-def test_no_gradients_under_no_grad():
-    inputs = problem()
-    with torch.no_grad(), MadeTensors() as recorded:
-        loss = linear_cross_entropy(*inputs, chunk_tokens=1)
-    assert not loss.requires_grad and recorded.largest < VOCAB * HIDDEN
-    assert loss.item() == pytest.approx(plain(*inputs).item(), rel=1e-6)
-
-
-def test_the_graph_can_be_kept():
-    inputs = problem()
-    loss = linear_cross_entropy(*inputs)
-    arguments = (inputs[0], inputs[1], inputs[3])
-    first = torch.autograd.grad(2 * loss, arguments, retain_graph=True)
-    for once, again in zip(first, torch.autograd.grad(2 * loss, arguments), strict=True):
-        assert torch.equal(once, again)
-
-
 def test_no_more_logits_than_a_chunk():
-    tokens = 64
-    hidden, weight, labels, _ = problem(tokens=tokens, with_bias=False)
+    hidden, weight, labels, _ = problem(tokens=64, with_bias=False)
     with MadeTensors() as recorded:
         plain(hidden, weight, labels, None).backward()
-    assert recorded.largest == tokens * VOCAB, "the recorder does not see the logits of the plain computation"
+    assert recorded.largest == 64 * VOCAB, "the recorder does not see the logits of the plain computation"
     with MadeTensors() as recorded:
         linear_cross_entropy(hidden, weight, labels, chunk_tokens=4).backward()
         with torch.no_grad():
@@ -288,48 +257,36 @@ def test_chunks_have_a_size_in_bytes():
         assert inputs.chunk_tokens == expected
 
 
-def test_errors():
+def test_linear_cross_entropy_rejects():
     inputs = {"hidden_states": torch.zeros(5, 4), "weight": torch.zeros(7, 4), "labels": torch.zeros(5, dtype=int)}
     for changes, message in [
-        ({"hidden_states": torch.zeros(5, 3)}, r"shapes do not match: hidden_states \(5, 3\)"),
-        ({"hidden_states": torch.zeros(4)}, "shapes do not match"),
-        ({"labels": torch.zeros(4, dtype=torch.long)}, r"labels \(4,\)"),
-        ({"bias": torch.zeros(5)}, r"bias \(5,\)"),
-        ({"labels": torch.zeros(5)}, "labels have the type torch.float32"),
-        ({"labels": torch.tensor([0, 1, 7, 2, 3])}, "values from 0 to 7, but the head's vocabulary is 0 to 6"),
-        ({"labels": torch.tensor([0, 1, -1, 2, 3])}, "values from -1 to 3"),
-        ({"weight": torch.zeros(7, 4, dtype=torch.bfloat16)}, "one type outside of autocast"),
-        ({"weight": torch.zeros(7, 4, dtype=torch.uint8)}, "not quantised"),
+        ({"labels": torch.zeros(4, dtype=torch.long)}, r"Got labels \(4,\) of torch.int64 for hidden_states \(5, 4\)"),
+        ({"labels": torch.zeros(5)}, "of torch.float32.*one integer for each position"),
         ({"reduction": "none"}, "reduction is 'none'"),
-        ({"chunk_tokens": 0}, "chunk_tokens is 0"),
+        # torch's own errors
+        ({"hidden_states": torch.zeros(5, 3)}, "shapes cannot be multiplied"),
+        ({"labels": torch.tensor([0, 1, 7, 2, 3])}, "index 7 is out of bounds"),
+        ({"labels": torch.tensor([0, 1, -1, 2, 3])}, "index -1 is out of bounds"),
+        ({"weight": torch.zeros(7, 4, dtype=torch.bfloat16)}, "same dtype"),
+        ({"chunk_tokens": 0}, "split_size"),
     ]:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((ValueError, RuntimeError), match=message):
             linear_cross_entropy(**{**inputs, **changes})
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="Liger's kernel needs a GPU")
-@pytest.mark.parametrize("with_bias", [True, False], ids=["bias", "no bias"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_liger_gives_the_same(monkeypatch, dtype, with_bias):
-    pytest.importorskip("liger_kernel")
-    inputs = [None if x is None else x.detach().cuda() for x in problem(dtype, tokens=301, with_bias=with_bias)]
-    inputs = [x.requires_grad_() if x is not None and x.is_floating_point() else x for x in inputs]
-    fused = linear_cross_entropy(*inputs)
-    monkeypatch.setattr(loss_module, "_liger", lambda: None)
-    ours = linear_cross_entropy(*inputs)
-    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
-    assert error(fused.detach(), ours.detach()) < tolerance
-    for mine, theirs in zip(gradients_of(ours, inputs), gradients_of(fused, inputs), strict=True):
-        assert error(mine, theirs) < tolerance
 
 
 # ------------------------------------------------------------------------------------------- use_linear_cross_entropy
 
 
 @pytest.mark.parametrize(
-    "sizes", [{}, {"tie_word_embeddings": True}, {"head_bias": True}, None], ids=["", "tied", "bias", "frozen head"]
+    ("kind", "sizes"),
+    [
+        *((kind, {}) for kind in KINDS),
+        ("diff", {"tie_word_embeddings": True}),
+        ("llama", {"head_bias": True}),
+        ("diff", None),
+    ],
+    ids=[*KINDS, "tied", "bias", "frozen head"],
 )
-@pytest.mark.parametrize("kind", KINDS)
 def test_loss_and_gradients_of_a_model(make_model, kind, sizes):
     model = make_model(kind, **(sizes or {})).double().train()
     model.lm_head.requires_grad_(sizes is not None)
@@ -368,16 +325,6 @@ def test_loss_of_a_model_is_that_of_transformers(make_model, kind):
         assert error(actual.loss.detach(), expected.loss.detach()) < 1e-6, more
 
 
-def test_no_large_tensor_in_a_step_of_a_model(make_model, monkeypatch):
-    monkeypatch.setattr(loss_module, "CHUNK_BYTES", 4 * VOCAB * 8)
-    model = make_model("llama").train()
-    inputs = batch(rows=4, length=64)
-    use_linear_cross_entropy(model)
-    with MadeTensors() as recorded:
-        model(**inputs).loss.backward()
-    assert recorded.largest < inputs["labels"].numel() * VOCAB // 3, "something as large as the logits was made"
-
-
 def test_all_labels_ignored_in_a_model(make_model):
     model = make_model().train()
     use_linear_cross_entropy(model)
@@ -413,17 +360,8 @@ def test_other_calls_are_the_models_own(make_model, kind):
     assert inspect.signature(patched.forward) == inspect.signature(model.forward)
 
 
-def test_evaluation_with_logits(make_model):
-    model = make_model()
-    use_linear_cross_entropy(model)
-    use_linear_cross_entropy(model, evaluation=False)
-    assert model.eval()(**batch()).logits.shape == (3, 11, VOCAB)
-    assert model.train()(**batch()).logits is None
-
-
 def test_copies_and_files(make_model, tmp_path):
     model = make_model().train()
-    use_linear_cross_entropy(model)
     use_linear_cross_entropy(model)
     inputs = batch()
     loss = model(**inputs).loss
@@ -462,15 +400,17 @@ def test_compiled(make_model):
     assert_same(actual, expected, 1e-5, "compiled: gradient")
 
 
-def test_models_that_cannot(make_model):
+@peft_asks_by_the_old_name
+def test_use_linear_cross_entropy_rejects(make_model):
     lossy, replaced = make_model("llama"), make_model("llama")
     lossy.loss_function = lambda **kwargs: 0
-    replaced.forward = lambda *args, **kwargs: None
+    use_linear_cross_entropy(replaced)
     for model, message in (
         (nn.Linear(2, 2), "is Linear; diff_transformer, diff_transformer_v2, llama models"),
         (lossy, "ForCausalLMLoss"),
         (replaced, "already replaced"),
         (make_model("llama").model, "LM head of this LlamaModel"),
+        (lora(make_model()), "is PeftModelForCausalLM"),
     ):
         with pytest.raises(ValueError, match=message):
             use_linear_cross_entropy(model)
@@ -486,40 +426,12 @@ def lora(model, **kwargs):
 
 
 @peft_asks_by_the_old_name
-@pytest.mark.parametrize("modules_to_save", [None, ["lm_head"]])
-@pytest.mark.parametrize("kind", KINDS)
-def test_peft(make_model, kind, modules_to_save):
-    model = lora(make_model(kind).double(), modules_to_save=modules_to_save).train()
-    if modules_to_save:  # at first it is equal to the head whose place it takes
-        with torch.no_grad():
-            model.base_model.model.lm_head.modules_to_save["default"].weight.mul_(1.5)
-    patched = copy.deepcopy(model)
-    use_linear_cross_entropy(patched)
-    expected = by_formula(model, **batch(), num_items=20)
-    output, actual = loss_and_gradients(patched, **batch(), num_items_in_batch=20)
-    assert output.logits is None and any("lora_B" in name for name in actual)
-    assert any("lm_head" in name for name in actual) == bool(modules_to_save)
-    assert_same(actual, expected, 1e-12, kind)
-    with model.disable_adapter(), patched.disable_adapter(), torch.no_grad():
-        assert patched(**batch()).loss.item() == pytest.approx(model(**batch()).loss.item(), rel=1e-6)
-
-
-@peft_asks_by_the_old_name
-def test_peft_around_a_patched_model(make_model):
-    model = make_model()
-    use_linear_cross_entropy(model)
-    output, gradients = loss_and_gradients(lora(model).train(), **batch())
-    assert output.logits is None and any("lora_B" in name for name in gradients)
-
-
-@peft_asks_by_the_old_name
 def test_lora_on_the_head_is_rejected(make_model):
-    model = make_model()
-    use_linear_cross_entropy(model)
-    model = lora(model, target_modules=["lm_head"]).train()  # its weight alone would be the head without the adapter
-    for call in (lambda: model(**batch()), lambda: use_linear_cross_entropy(model)):
-        with pytest.raises(ValueError, match="Leave lm_head out of LoRA's target_modules"):
-            call()
+    patched = make_model()
+    use_linear_cross_entropy(patched)
+    patched = lora(patched, target_modules=["lm_head"]).train()  # its weight alone is the head without the adapter
+    with pytest.raises(ValueError, match="Leave lm_head out of the modules that PEFT trains"):
+        patched(**batch())
 
 
 def rows() -> list[dict]:
@@ -550,13 +462,12 @@ def curve(trainer: Trainer) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.oldest
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "checkpointing"), [("diff", True), ("diff_v2", False), ("llama", False)])
 def test_trainer_has_the_same_losses(make_model, make_trainer, kind, checkpointing):
     model = make_model(kind)
     patched = copy.deepcopy(model)
     use_linear_cross_entropy(patched)
-    kwargs = {CHECKPOINTING: checkpointing}
+    kwargs = {"activation_checkpointing": checkpointing}
     expected = curve(make_trainer(model, **kwargs))
     calls = []
     patched.register_forward_hook(lambda module, inputs, output: calls.append(output.logits))
@@ -576,8 +487,6 @@ def test_trainer_in_bf16_and_after_it(make_model, make_trainer):
     expected = curve(make_trainer(model, bf16=True))
     trainer = make_trainer(patched, bf16=True)
     assert curve(trainer) == pytest.approx(expected, rel=1e-3)
-    use_linear_cross_entropy(patched)  # finds itself within autocast
-    assert patched(**batch()).logits is None
     unwrapped = trainer.accelerator.unwrap_model(trainer.model_wrapped, keep_fp32_wrapper=False)
     assert unwrapped is patched and unwrapped(**batch()).logits is None
 
@@ -587,7 +496,7 @@ def test_trainer_with_metrics(make_model, make_trainer):
     use_linear_cross_entropy(model, evaluation=False)
     trainer = make_trainer(model, compute_metrics=lambda x: {"shape": str(x.predictions.shape)})
     metrics = trainer.evaluate()
-    assert metrics["eval_shape"] == f"(5, 10, {VOCAB})"
+    assert metrics["eval_shape"] == f"(5, 10, {VOCAB})", "evaluation without logits"
     assert model.train()(**batch()).logits is None
 
 
@@ -611,9 +520,3 @@ def test_fsdp2(make_model, mesh, parts):
         assert output.logits is None
         full = {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in actual.items()}
         assert_same(full, expected, 1e-12, "FSDP2")
-
-
-def test_tensor_parallel_weights_are_rejected(mesh):
-    hidden, weight, labels, _ = problem()
-    with pytest.raises(ValueError, match="weight is a DTensor"):
-        linear_cross_entropy(hidden, DTensor.from_local(weight, mesh), labels)

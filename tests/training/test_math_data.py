@@ -36,7 +36,7 @@ TRACE = {
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return cl100k_tokenizer()
+    return cl100k_tokenizer(vocab_size=512)
 
 
 def changed(**columns) -> dict:
@@ -47,7 +47,7 @@ def learnt(row: dict, tokenizer) -> str:
     return tokenizer.decode([i for i, keep in zip(row["input_ids"], row["completion_mask"], strict=True) if keep])
 
 
-def test_stage_2_learns_the_reasoning_of_conversations_and_not_the_short_solution(tokenizer):
+def test_stage_2_learns_conversations_and_not_the_short_solution(tokenizer):
     rows, left_out = tokenize_messages(Dataset.from_list([TRACE]), reasoning_trace, tokenizer, 16384)
     assert left_out == {} and rows.column_names == ["input_ids", "completion_mask"]
     answer = TRACE["conversations"][1]["value"]
@@ -59,7 +59,7 @@ def test_stage_2_learns_the_reasoning_of_conversations_and_not_the_short_solutio
     )
 
 
-def test_traces_that_cannot_be_learnt_are_counted_and_left_out(tokenizer):
+def test_traces_that_cannot_be_learnt_are_left_out_with_a_reason(tokenizer):
     question, answer = TRACE["conversations"]
     cut_off = {"from": "assistant", "value": answer["value"].partition(SOLUTION)[0]}
     for conversations, reason in [
@@ -70,11 +70,10 @@ def test_traces_that_cannot_be_learnt_are_counted_and_left_out(tokenizer):
         ([question, cut_off], "solution marks"),
         ([{"from": "user", "value": " "}, answer], "a turn that is empty"),
     ]:
-        row = changed(conversations=conversations)
-        rows, left_out = tokenize_messages(Dataset.from_list([TRACE, row, row]), reasoning_trace, tokenizer, 16384)
-        assert len(rows) == 1
-        ((why, count),) = left_out.items()
-        assert reason in why and count == 2
+        assert reason in reasoning_trace(changed(conversations=conversations)), reason
+    row = changed(conversations=[])
+    rows, left_out = tokenize_messages(Dataset.from_list([TRACE, row, row]), reasoning_trace, tokenizer, 16384)
+    assert len(rows) == 1 and list(left_out.values()) == [2]
 
 
 @pytest.mark.parametrize("correct", [False, None])

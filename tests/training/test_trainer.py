@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaForCausalLM, Trainer, TrainerCallback
+from transformers import TrainerCallback, TrainingArguments
 
 from diff_transformer import DiffTransformerForCausalLM, DiffTransformerV2ForCausalLM, folders
 from diff_transformer.training import trainer as trainer_module
-from diff_transformer.training.architectures import diff_v2_twin, transformer_twin
+from diff_transformer.training.architectures import diff_v2_twin
 from diff_transformer.training.callbacks import SpikeWarning
-from diff_transformer.training.plots import plot_run
-from diff_transformer.training.runs import _CHECKPOINTING, fit
-from diff_transformer.training.trainer import NonFiniteLossError, RunTrainer, layer_lambdas
+from diff_transformer.training.runs import fit
+from diff_transformer.training.trainer import NonFiniteLossError, RunTrainer
 from diff_transformer.training.whole_checkpoints import FILES, fault
 
 LENGTH = 24
@@ -27,22 +26,20 @@ pytestmark = pytest.mark.oldest
 
 @pytest.fixture
 def make_trainer(tiny_config, training_arguments):
-    def make(model=None, callbacks=None, rows=None, lambda_lr_multiplier=1.0, **kwargs) -> RunTrainer:
+    def make(model=None, callbacks=None, rows=None, **kwargs) -> RunTrainer:
         if model is None:
             model = DiffTransformerForCausalLM(tiny_config())
         if rows is None:
             ids = torch.randint(0, 199, (12, LENGTH))
             rows = [{"input_ids": row, "labels": row, "row": i} for i, row in enumerate(ids)]
         defaults = {"max_steps": 4, "save_steps": 2, "learning_rate": 1e-3, "logging_nan_inf_filter": False}
-        defaults |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+        defaults |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "peak_tflops": 1e-3}
         return RunTrainer(
             model=model,
             args=training_arguments(**{**defaults, **kwargs}),
             train_dataset=rows,
             eval_dataset=rows,
             callbacks=callbacks,
-            peak_flops_per_device=1e9,
-            lambda_lr_multiplier=lambda_lr_multiplier,
         )
 
     return make
@@ -67,7 +64,7 @@ def lambdas_of(model) -> dict[str, torch.nn.Parameter]:
 # ----------------------------------------------------------------------- weight decay, and the learning rate of lambda
 
 
-def test_weight_decay_spares_lambda_vectors_the_norms_and_biases(make_trainer, make_model):
+def test_weight_decay_excludes_lambda_vectors_norms_and_biases(make_trainer, make_model):
     model = make_model(attention_bias=True, mlp_bias=True, hidden_act="poly_norm")
     trainer = make_trainer(model, weight_decay=0.5)
     trainer.create_optimizer()
@@ -82,22 +79,7 @@ def test_weight_decay_spares_lambda_vectors_the_norms_and_biases(make_trainer, m
     assert decayed | spared == set(names.values())
 
 
-def test_a_decayed_step_leaves_lambda_alone_without_gradients(make_trainer):
-    """The plain Trainer would shrink it."""
-    for wanted, trainer_class in ((True, RunTrainer), (False, Trainer)):
-        trainer = make_trainer(weight_decay=0.5, learning_rate=1.0)
-        trainer.__class__ = trainer_class
-        trainer.create_optimizer()
-        attention = trainer.model.model.layers[0].self_attn
-        before = attention.lambda_q1.detach().clone(), attention.subln.weight.detach().clone()
-        for parameter in trainer.model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        trainer.optimizer.step()
-        assert torch.equal(attention.lambda_q1, before[0]) == wanted
-        assert torch.equal(attention.subln.weight, before[1]) == wanted
-
-
-def test_lambda_has_its_own_learning_rate_throughout_the_schedule(make_trainer, make_model):
+def test_lambda_lr_multiplier_holds_throughout_the_schedule(make_trainer, make_model):
     seen = []
 
     class Rates(TrainerCallback):
@@ -116,7 +98,7 @@ def test_lambda_has_its_own_learning_rate_throughout_the_schedule(make_trainer, 
     assert seen == [[rate, rate, rate / 4] for rate in (0.0, 0.5e-3, 1e-3, 0.5e-3)]
 
 
-def test_the_learning_rate_of_lambda_survives_a_resumed_run(make_trainer, make_model, tmp_path):
+def test_lambda_lr_multiplier_survives_resuming(make_trainer, make_model, tmp_path):
     start, ends, rows = make_model(), [], make_trainer().train_dataset
     for resume in (None, str(tmp_path / "run" / "checkpoint-2")):
         trainer = make_trainer(make_model(), rows=rows, lambda_lr_multiplier=0.25)
@@ -128,25 +110,31 @@ def test_the_learning_rate_of_lambda_survives_a_resumed_run(make_trainer, make_m
         assert not torch.equal(tensor, start.state_dict()[name]), f"{name} was not trained, which compares nothing"
 
 
-def test_a_learning_rate_of_zero_leaves_lambda_as_it_is(make_trainer, make_model):
-    trainer = make_trainer(make_model(), lambda_lr_multiplier=0.0, weight_decay=0.5)
+def test_lambda_lr_multiplier_of_zero_freezes_lambda(make_trainer, make_model):
+    trainer = make_trainer(make_model(), lambda_lr_multiplier=0.0, weight_decay=0.5, max_steps=2, save_strategy="no")
     before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
     trainer.train()
     for name, parameter in trainer.model.named_parameters():
         assert torch.equal(parameter, before[name]) == (name in lambdas_of(trainer.model)), name
 
 
+def test_run_trainer_rejects_plain_training_arguments(tiny_config, tmp_path):
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+    with pytest.raises(TypeError, match="args is TrainingArguments; RunTrainer needs RunArguments"):
+        RunTrainer(DiffTransformerForCausalLM(tiny_config()), args)
+
+
 @pytest.mark.parametrize("multiplier", [-0.1, math.nan, math.inf])
-def test_a_learning_rate_that_is_none_is_rejected(make_trainer, multiplier):
+def test_lambda_lr_multiplier_must_be_a_number_of_at_least_0(training_arguments, multiplier):
     with pytest.raises(ValueError, match=f"^lambda_lr_multiplier={multiplier} was given"):
-        make_trainer(lambda_lr_multiplier=multiplier)
+        training_arguments(lambda_lr_multiplier=multiplier)
 
 
 # ------------------------------------------------------------------------------------------------------------ the log
 
 
-def test_the_log_has_lambda_of_every_layer_tokens_and_mfu(make_trainer):
-    trainer = make_trainer()
+def test_log_has_lambda_of_every_layer_tokens_and_mfu(make_trainer):
+    trainer = make_trainer(save_strategy="no")
     trainer.train()
     entries = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert len(entries) == 4
@@ -159,12 +147,12 @@ def test_the_log_has_lambda_of_every_layer_tokens_and_mfu(make_trainer):
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
-def test_the_log_has_mean_and_spread_of_v2s_lambda_over_the_tokens(make_trainer, tiny_config, checkpointing):
+def test_log_has_mean_and_deviation_of_v2_lambda_over_the_tokens(make_trainer, tiny_config, checkpointing):
     """Of the forward passes of training, each once; those of the evaluations before and after are not among them."""
     model = DiffTransformerV2ForCausalLM(diff_v2_twin(tiny_config()))
     seen: list[list[torch.Tensor]] = [[] for _ in model.model.layers]
     evaluation = {"eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True}
-    evaluation |= {_CHECKPOINTING: checkpointing}
+    evaluation |= {"activation_checkpointing": checkpointing, "save_strategy": "no"}
     trainer = make_trainer(model, logging_steps=2, max_steps=2, learning_rate=0.1, **evaluation)
     counted, pop = [], trainer._token_lambdas.pop
     for i, layer in enumerate(model.model.layers):
@@ -210,7 +198,7 @@ def test_mfu_of_an_adapter_counts_no_gradients_of_frozen_weights(make_trainer, t
     model = DiffTransformerForCausalLM(tiny_config())
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("q_proj" in name)
-    trainer = make_trainer(model)
+    trainer = make_trainer(model, max_steps=2, save_strategy="no")
     trainer.train()
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     per_token = trainer_module.model_flops_per_token(model.config, LENGTH, trained)
@@ -220,15 +208,7 @@ def test_mfu_of_an_adapter_counts_no_gradients_of_frozen_weights(make_trainer, t
             assert entry["mfu"] == pytest.approx(entry["tokens_per_second"] * per_token / 1e9)
 
 
-def test_the_twin_has_no_lambda(make_trainer, tiny_config):
-    model = LlamaForCausalLM(transformer_twin(tiny_config()))
-    assert layer_lambdas(model) == []
-    trainer = make_trainer(model)
-    trainer.train()
-    assert not any(name.startswith("lambda") for entry in trainer.state.log_history for name in entry)
-
-
-def test_a_spike_is_warned_of_once_and_a_drift_is_not(caplog, monkeypatch):
+def test_spike_is_warned_of_once_and_drift_is_not(caplog, monkeypatch):
     callback = SpikeWarning()
 
     class State:
@@ -249,24 +229,11 @@ def test_a_spike_is_warned_of_once_and_a_drift_is_not(caplog, monkeypatch):
     assert not log(3.4, 1.0)
 
 
-def test_the_picture_is_a_png_with_and_without_lambda(tmp_path):
-    history = [{"step": i, "loss": 5.0 - i, "grad_norm": 1.0, "lambda/layer_00": 0.2 + i} for i in range(1, 4)]
-    plot_run([*history, {"step": 3, "eval_loss": 3.0}], tmp_path / "run.png")
-    with_lambda = (tmp_path / "run.png").read_bytes()
-    plot_run([{k: v for k, v in entry.items() if "lambda" not in k} for entry in history], tmp_path / "run.png")
-    assert with_lambda[:8] == (tmp_path / "run.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    height = [int.from_bytes(png[20:24], "big") for png in (with_lambda, (tmp_path / "run.png").read_bytes())]
-    assert height[0] > height[1], "the plot with lambda has one more panel"
-    assert [path.name for path in tmp_path.iterdir()] == ["run.png"]
-
-
 # ----------------------------------------------------------------------------------------- losses that are not finite
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_stops_before_the_weights_with_the_rows_and_lambdas(
-    make_trainer, make_model, tmp_path, number
-):
+@pytest.mark.parametrize("number", [math.nan, -math.inf])
+def test_non_finite_loss_stops_before_the_weights_with_rows_and_lambdas(make_trainer, make_model, tmp_path, number):
     trainer, weights = make_trainer(make_model(), logging_steps=1), {}
     original = trainer.compute_loss
 
@@ -304,7 +271,7 @@ def test_checkpoints_are_sealed_and_rotated(make_trainer, tmp_path):
     assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json", "rng_state.pth"} <= set(sizes)
 
 
-def test_a_full_disk_keeps_the_checkpoint_before(make_trainer, tmp_path, monkeypatch):
+def test_full_disk_keeps_the_previous_checkpoint(make_trainer, tmp_path, monkeypatch):
     """The disk is full while the optimizer is saved, with room for one checkpoint only."""
     trainer = make_trainer(save_total_limit=1)
     original = trainer._save_optimizer_and_scheduler
@@ -321,7 +288,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(make_trainer, tmp_path, monkeyp
     assert fault(tmp_path / "run" / "checkpoint-2") is None
 
 
-def test_the_model_is_saved_whole_or_not_at_all(make_trainer, tmp_path, monkeypatch):
+def test_model_is_saved_whole_or_not_at_all(make_trainer, tmp_path, monkeypatch):
     def saved() -> torch.Tensor:
         return load_file(tmp_path / "model" / "model.safetensors")["lm_head.weight"]
 
@@ -351,15 +318,36 @@ def test_the_model_is_saved_whole_or_not_at_all(make_trainer, tmp_path, monkeypa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "run"]
 
 
-def test_a_signal_in_the_last_step_does_not_cost_the_model(make_trainer):
+class Signal(TrainerCallback):
+    """Sends a signal to this process in a step."""
+
+    def __init__(self, number: int, step: int):
+        self.number, self.step = number, step
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == self.step - 1:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_saves_a_checkpoint_and_prints_how_to_resume(make_trainer, number, capsys):
+    trainer = make_trainer(callbacks=[Signal(number, 3)], save_strategy="no")
+    with pytest.raises(SystemExit) as exit:
+        fit(trainer, None)
+    assert exit.value.code == 128 + number
+    output, folder = capsys.readouterr().out, Path(trainer.args.output_dir)
+    assert signal.Signals(number).name in output and "Stopped after step 3 of 4 with a checkpoint" in output
+    assert "--resume_from_checkpoint last" in output
+    assert fault(folder / "checkpoint-3") is None
+    assert not (folder / "model").exists(), "a run that was stopped has no final model"
+    fit(make_trainer(save_strategy="no"), str(folder / "checkpoint-3"))
+    assert (folder / "model" / "model.safetensors").is_file()
+    assert json.loads((folder / "trainer_state.json").read_text())["global_step"] == 4
+
+
+def test_signal_in_the_last_step_still_saves_the_model(make_trainer):
     """Nothing is left to resume: a run that resumed from the last step would take one more."""
-
-    class Signal(TrainerCallback):
-        def on_step_begin(self, args, state, control, **kwargs):
-            if state.global_step == state.max_steps - 1:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    trainer = make_trainer(callbacks=[Signal()], save_strategy="no")
+    trainer = make_trainer(callbacks=[Signal(signal.SIGTERM, 4)], save_strategy="no")
     fit(trainer, None)
     folder = Path(trainer.args.output_dir)
     assert (folder / "model" / "model.safetensors").is_file() and not list(folder.glob("checkpoint-*"))

@@ -24,13 +24,14 @@ from accelerate.state import PartialState
 from accelerate.utils import DistributedType, ParallelismConfig
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments, default_data_collator
+from transformers import AutoModelForCausalLM, Trainer, default_data_collator
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerV2Config, folders
 from diff_transformer.attention_diff import flash_diff_attention_forward
 from diff_transformer.attention_diff_base import cu_seq_lens_from_position_ids
 from diff_transformer.training import extend_64k, pretrain
 from diff_transformer.training import ulysses as ulysses_module
+from diff_transformer.training.run_arguments import RunArguments
 from diff_transformer.training.trainer import RunTrainer
 from diff_transformer.training.whole_checkpoints import fault
 
@@ -42,10 +43,12 @@ LENGTH = 32
 SIZES = {"vocab_size": 200, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "eos_token_id": None}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.2}
 MODELS = {
-    "grouped": DiffTransformerConfig(**SIZES),
-    "tied": DiffTransformerConfig(**{**SIZES, "tie_word_embeddings": True, "num_key_value_heads": 1}),
-    "v2": DiffTransformerV2Config(**{**SIZES, "num_attention_heads": 8, "use_qk_norm": True}),
+    "v1": DiffTransformerConfig(**SIZES),
+    "v2": DiffTransformerV2Config(
+        **{**SIZES, "num_attention_heads": 8, "use_qk_norm": True, "tie_word_embeddings": True}
+    ),
 }
+STAGE = ["--smoke", "--max_steps", "6", "--save_steps", "6", "--eval_strategy", "steps", "--eval_steps", "3"]
 
 
 # ------------------------------------------------------------------------------------------ in one process or in two
@@ -59,13 +62,13 @@ def train(folder: Path, model_name: str, output: str, check=None, count_tokens: 
     # adam_epsilon: no update of unit size from a gradient that is nothing but rounding
     defaults |= {"learning_rate": 0.1, "adam_epsilon": 1.0}
     # Before the model: ZeRO-3 splits the weights as they are loaded
-    args = TrainingArguments(**{**defaults, **kwargs})
+    args = RunArguments(lambda_lr_multiplier=0.5, **{**defaults, **kwargs})
     model = AutoModelForCausalLM.from_pretrained(folder / model_name)
     if ParallelismConfig().sp_enabled:
         ulysses_module.enable_ulysses(model)
     rows = torch.load(folder / "rows.pt")
     datasets = {"train_dataset": rows, "eval_dataset": rows[:4], "data_collator": default_data_collator}
-    trainer = RunTrainer(model=model, args=args, lambda_lr_multiplier=0.5, **datasets)
+    trainer = RunTrainer(model=model, args=args, **datasets)
     # Under sequence parallelism `Trainer` averages the micro-batches of a step, whatever their number of labels
     trainer.model_accepts_loss_kwargs &= count_tokens
     trainer.train(resume_from_checkpoint=resume)
@@ -101,14 +104,13 @@ def ddp(folder: Path) -> None:
 
 def fsdp2(folder: Path) -> None:
     train_and_resume(folder, per_device_train_batch_size=BATCH_SIZE // WORLD_SIZE, check=is_sharded_by_layer)
-    pretrain.main(["--smoke", "--use_cpu", "false", "--output_dir", str(folder / "fsdp2_stage")])
+    pretrain.main([*STAGE, "--use_cpu", "false", "--output_dir", str(folder / "fsdp2_stage")])
 
 
 def fsdp2_alone(folder: Path) -> None:
-    for name in MODELS:
-        checkpoint = str(folder / f"fsdp2-{name}-whole" / "checkpoint-2")
-        kwargs = {"per_device_train_batch_size": BATCH_SIZE, "resume_from_checkpoint": checkpoint}
-        write(folder, f"fsdp2_alone-{name}", train(folder, name, f"fsdp2_alone-{name}", **kwargs))
+    checkpoint = str(folder / "fsdp2-v1-whole" / "checkpoint-2")
+    kwargs = {"per_device_train_batch_size": BATCH_SIZE, "resume_from_checkpoint": checkpoint}
+    write(folder, "fsdp2_alone-v1", train(folder, "v1", "fsdp2_alone-v1", **kwargs))
 
 
 def zero3(folder: Path) -> None:
@@ -119,7 +121,7 @@ def ulysses(folder: Path) -> None:
     kwargs = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": ULYSSES_BATCH_SIZE}
     kwargs |= {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 1}
     train_and_resume(folder, check=forget_sequence_parallelism, **kwargs)
-    extend_64k.main(["--smoke", "--use_cpu", "false", "--output_dir", str(folder / "ulysses_stage")])
+    extend_64k.main([*STAGE, "--use_cpu", "false", "--output_dir", str(folder / "ulysses_stage")])
 
 
 def is_sharded_by_layer(trainer: Trainer) -> None:
@@ -151,7 +153,7 @@ def exchange_heads_for_tokens() -> None:
     module = SimpleNamespace(training=True, is_causal=True)
     part = slice(rank * LENGTH // WORLD_SIZE, (rank + 1) * LENGTH // WORLD_SIZE)
     plain, packed = torch.arange(LENGTH), torch.cat((torch.arange(11), torch.arange(LENGTH - 11)))
-    for num_heads, num_kv_heads in ((4, 4), (4, 2), (4, 1), (2, 2)):
+    for num_heads, num_kv_heads in ((4, 4), (4, 1), (2, 2)):
         for position_ids in (plain[None], packed[None], torch.stack((plain, packed, plain))):
             torch.manual_seed(num_heads + num_kv_heads)
             shapes = [(3, heads, LENGTH, 16) for heads in (num_heads, num_kv_heads, num_kv_heads)]
@@ -293,18 +295,20 @@ def test_two_processes_train_like_one_and_resume(folder, recipe):
     for name in MODELS:
         kwargs = {"per_device_train_batch_size": BATCH_SIZE}
         single(folder, name, f"single-{name}", **kwargs)
-        if recipe == "ddp":
-            checkpoint = str(folder / f"ddp-{name}-whole" / "checkpoint-2")
-            single(folder, name, f"ddp_alone-{name}", **kwargs, resume_from_checkpoint=checkpoint)
         outputs = [f"{recipe}-{name}-whole", f"{recipe}-{name}-resumed"]
-        for output in outputs if recipe == "zero3" else [*outputs, f"{recipe}_alone-{name}"]:
+        if recipe == "ddp" and name == "v1":
+            checkpoint = str(folder / "ddp-v1-whole" / "checkpoint-2")
+            single(folder, name, "ddp_alone-v1", **kwargs, resume_from_checkpoint=checkpoint)
+        if recipe != "zero3" and name == "v1":
+            outputs.append(f"{recipe}_alone-v1")
+        for output in outputs:
             assert_same(folder, name, output, f"single-{name}")
     if recipe == "fsdp2":
         check_the_stage_of_pretraining(folder)
 
 
 def check_the_stage_of_pretraining(folder: Path) -> None:
-    pretrain.main(["--smoke", "--output_dir", str(folder / "single_stage")])
+    pretrain.main([*STAGE, "--output_dir", str(folder / "single_stage")])
     assert_same_run(folder, "fsdp2_stage", "single_stage")
     saved, expected = (
         AutoModelForCausalLM.from_pretrained(folder / run / "model").state_dict()
@@ -314,7 +318,7 @@ def check_the_stage_of_pretraining(folder: Path) -> None:
     for name, tensor in expected.items():
         torch.testing.assert_close(saved[name], tensor, rtol=0, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
     assert (folder / "fsdp2_stage" / "model" / "modeling_diff.py").is_file()
-    assert fault(folder / "fsdp2_stage" / "checkpoint-20") is None
+    assert fault(folder / "fsdp2_stage" / "checkpoint-6") is None
     assert not list((folder / "fsdp2_stage").glob(".model*")), "a killed run's folder, or a process's own, was left"
 
 
@@ -331,7 +335,7 @@ def test_ulysses_trains_like_one_process_and_resumes(folder):
         single(folder, name, f"single_rows-{name}", count_tokens=False, **kwargs)
         for output in (f"ulysses-{name}-whole", f"ulysses-{name}-resumed"):
             assert_same(folder, name, output, f"single_rows-{name}")
-    extend_64k.main(["--smoke", "--output_dir", str(folder / "single_extension")])
+    extend_64k.main([*STAGE, "--output_dir", str(folder / "single_extension")])
     assert_same_run(folder, "ulysses_stage", "single_extension")
 
 
@@ -341,7 +345,7 @@ def assert_same_run(folder: Path, output: str, expected: str) -> None:
         json.loads((folder / path / "trainer_state.json").read_text())["log_history"] for path in (output, expected)
     )
     compared = [name for name in expected[0] if name in ("loss", "grad_norm") or name.startswith("lambda/")]
-    assert len(compared) == 4 and len(expected) > 10
+    assert len(compared) == 4 and len(expected) > 5
     for name in (*compared, "eval_loss"):
         values = [[entry[name] for entry in history if name in entry] for history in (actual, expected)]
         assert values[0] == pytest.approx(values[1], rel=1e-4 if name == "grad_norm" else 1e-5), name

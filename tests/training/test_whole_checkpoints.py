@@ -28,7 +28,7 @@ def run(tmp_path):
         FILES: "is damaged",
     }.items(),
 )
-def test_the_last_checkpoint_without_damage_is_taken(run, name, message):
+def test_last_undamaged_checkpoint_is_taken(run, name, message):
     assert last_whole_checkpoint(run) == (run / "checkpoint-100", {}) and fault(run / "checkpoint-100") is None
     file = run / "checkpoint-100" / name
     file.write_bytes(file.read_bytes()[:-1])

@@ -29,12 +29,13 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ...arguments import option
+from ..comparison import UNSTATED, Comparison, Row
 from ..generate import BATCH_TOKENS, CHUNK, in_batches, prefill
 from ..models import LoadedModel, check_length
 from ..probe import Probe, attention_probe, differential_maps
-from ..render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Figure, Section, Table, color, model_columns, other_models
+from ..render import Figure, Section, color
 from ..results import Measure, Results, ResultSet
-from ..text import describe_text, load_documents
+from ..text import load_documents
 from .needle.haystack import WORDINGS, NeedleArguments, NeedlePrompt, haystack_tokens, needle_prompt
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ NO_SETTINGS = ("depths",)  # points of the grid, to which a later run may add
 SPANS = ("first", "before", "answer", "after", "query")
 NORMALIZATIONS = ("total", "row", "absolute")
 
+PAPER_SETTINGS = dict.fromkeys(("length", "needles", "samples", "dataset", "wording", "normalization"), UNSTATED)
 # Table 3: by depth, for the Transformer and for DIFF
 PAPER_ANSWER = {0: (0.03, 0.27), 25: (0.03, 0.30), 50: (0.03, 0.31), 75: (0.07, 0.32), 100: (0.09, 0.40)}
 PAPER_NOISE = {0: (0.51, 0.01), 25: (0.54, 0.02), 50: (0.52, 0.02), 75: (0.49, 0.02), 100: (0.49, 0.01)}
@@ -155,23 +157,23 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
 
 
 def section(results: ResultSet) -> Section:
-    normalization = results.settings["normalization"]
-    absolute = any(results.measure(label, "absolute_noise") for label in results.labels)  # older results have none
+    tables = [
+        _comparison("Attention to the answer", "answer", PAPER_ANSWER, results),
+        _comparison("Attention noise", "noise", PAPER_NOISE, results),
+    ]
+    if any(results.measure(label, "absolute_noise") for label in results.labels):  # older results have none
+        tables.append(_comparison("Attention noise, sum of absolute scores", "absolute_noise", {}, results))
     return Section(
         title="Attention to the answer and to noise",
         paper="Table 3",
         text="The last token of a prompt is to retrieve a number from a long text. The tables show which share of its "
         "attention goes to the sentence with the number and which to the rest of that text. The remaining attention "
         "goes to the first token and to the text of the task.",
-        tables=[
-            _table("Attention to the answer", "answer", PAPER_ANSWER, results),
-            _table("Attention noise", "noise", PAPER_NOISE, results),
-            *([_table("Attention noise, sum of absolute scores", "absolute_noise", {}, results)] if absolute else []),
-        ],
+        tables=tables,
         figures=[_bars(results)],
         notes=[
             "The paper does not say how it normalizes scores, which can be negative for DIFF, which tokens are the "
-            f"answer span, or how long its prompts are. Here the normalization is `{normalization}`, and the span is "
+            "answer span, or how long its prompts are. Here the span is "
             "the whole sentence.",
             "Nor does it say whether its noise is the sum of the scores, in which positive and negative ones cancel, "
             "or of their absolute values; Table 3 is compared with the former. For the Transformer the two are equal.",
@@ -179,16 +181,9 @@ def section(results: ResultSet) -> Section:
     )
 
 
-def _table(caption: str, metric: str, paper: dict[int, tuple[float, float]], results: ResultSet) -> Table:
-    settings, rows = results.settings, []
-    needles = f"{settings['needles']} needle{'s' if settings['needles'] > 1 else ''}"
-    how = f"haystack: {describe_text(settings)}; wording: {settings['wording']}; {settings['length']:,} tokens"
-    for (depth,) in results.keys("depth"):
-        cells = [cell for cell in results.cells if cell.matches(depth=depth)]
-        samples = min((cell.measures[metric].n for cell in cells if metric in cell.measures), default=0)
-        differs = "; ".join([*other_models(results), f"{how}, {needles}, samples: {samples}"])
-        rows.append([depth, *paper.get(depth, (None, None)), *model_columns(results, metric, depth=depth), differs])
-    return Table(caption, ["depth (%)", PAPER_TRANSFORMER, PAPER_DIFF, *results.labels, DIFFERS], rows)
+def _comparison(caption: str, metric: str, paper: dict[int, tuple[float, float]], results: ResultSet) -> Comparison:
+    rows = [Row([depth], metric, {"depth": depth}, paper.get(depth, ())) for (depth,) in results.keys("depth")]
+    return Comparison(caption, results, ["depth (%)"], rows, PAPER_SETTINGS)
 
 
 def _bars(results: ResultSet) -> Figure:

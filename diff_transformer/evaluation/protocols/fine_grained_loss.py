@@ -7,7 +7,7 @@ n-gram is memorised and need not be recalled. All other tokens are *Others*. Wit
 every repeated n-gram is a hit."""
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,11 +16,12 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ...arguments import option
+from ..comparison import PAPER_1_4B, UNSTATED, Comparison, Row
 from ..generate import CHUNK, token_nll
 from ..models import LoadedModel, check_length
-from ..render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Section, Table, model_columns, other_models
-from ..results import Cell, Measure, Results, ResultSet, common_documents
-from ..text import DocumentArguments, describe_text, load_documents, text_ids, token_rows
+from ..render import Section, Table
+from ..results import Cell, Measure, Results, ResultSet
+from ..text import DocumentArguments, load_documents, text_ids, token_rows
 
 ORDER = 9
 SLICES = ("all", "ar_hit", "others")
@@ -37,6 +38,7 @@ PAPER = {
     "DIFF with lambda_init = 0.8": (8, 128, "yes", 3.065, 0.883, 3.250),
     "DIFF with lambda_init = 0.5": (8, 128, "yes", 3.066, 0.882, 3.251),
 }
+PAPER_SETTINGS = dict.fromkeys(("dataset", "rows", "length", "order"), UNSTATED)
 
 
 @dataclass
@@ -146,43 +148,29 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         results.add(key, {name: Measure(float(x.mean()), len(x)) for name, x in slices if len(x)}, data)
 
 
-def summary(results: Results, documents: Collection[int] | None = None) -> dict[str, Measure]:
-    """The mean loss in nats over the tokens of each slice that has any, for all documents or for some. The standard
-    error is that of a ratio of sums over rows, since the tokens of a row depend on one another."""
-    found = {}
-    cells = [cell for cell in results.cells if documents is None or cell.key["document"] in documents]
-    rows = len(cells)
+def condense(cells: Sequence[Cell]) -> list[Cell]:
+    """One cell with the mean loss in nats over the tokens of each slice that has any. The standard error is that of a
+    ratio of sums over rows, since the tokens of a row depend on one another."""
+    found, rows = {}, len(cells)
     for name in SLICES:
         if measures := [cell.measures[name] for cell in cells if name in cell.measures]:
             n = sum(m.n for m in measures)
             mean = math.fsum(m.value * m.n for m in measures) / n
             squares = math.fsum((m.n * (m.value - mean)) ** 2 for m in measures)
             found[name] = Measure(mean, n, math.sqrt(squares * rows / (rows - 1)) / n if rows > 1 else None)
-    return found
-
-
-def condense(results: Results, documents: Collection[int] | None = None) -> list[Cell]:
-    return [Cell({}, summary(results, documents))]
+    return [Cell({}, found, {**cells[0].data, "rows": rows})]
 
 
 def section(results: ResultSet) -> Section:
-    slices = results.condensed(condense)
-    settings, number = results.settings, len(common_documents(results.results))
-    ngrams = "bigrams" if settings["order"] == 2 else f"{settings['order']}-grams"
-    text = f"text: {describe_text(settings)}, {number} rows of {settings['length']:,} tokens"
-    how = f"frequent {ngrams} are hits too, as no training corpus was counted"
-    if settings["train_dataset"] is not None:
-        tokens = results.cells[0].data["train_tokens"]
-        how = (
-            f"hits are {ngrams} that {settings['train_dataset']} ({tokens:,} tokens) has at most "
-            f"{settings['threshold']:,} times; the paper does not give its n, corpus or threshold"
-        )
-    differs = "; ".join([*other_models(results, least=1.2e9, most=1.6e9), text, how])
-    rows: list[list] = [
-        [title, *(PAPER[model][i] for model in ("Transformer", "DIFF")), *model_columns(slices, name), differs]
-        for i, (name, title) in enumerate(NAMES.items(), 3)
+    slices = results.shared().condensed(condense)
+    corpus = results.settings["train_dataset"] is not None
+    settings = PAPER_SETTINGS | ({"train_dataset": UNSTATED, "threshold": UNSTATED} if corpus else {})
+    differs = [] if corpus else ["frequent n-grams are hits too, as no training corpus was counted"]
+    papers = zip(PAPER["Transformer"][3:], PAPER["DIFF"][3:], strict=True)
+    rows = [
+        Row([title], name, paper=paper, differs=differs)
+        for (name, title), paper in zip(NAMES.items(), papers, strict=True)
     ]
-    columns = ["slice", PAPER_TRANSFORMER, PAPER_DIFF, *results.labels, DIFFERS]
     ablations: list[list] = [[f"paper: {label}", *row] for label, row in PAPER.items()]
     by_model = {label: [slices.measure(label, name) for name in SLICES] for label in results.labels}
     ablations += [[label, None, None, None, *measures] for label, measures in by_model.items()]
@@ -198,7 +186,7 @@ def section(results: ResultSet) -> Section:
         "context (AR-Hit: the last token of an n-gram that occurred before in the row and is rare in the training "
         "data), and on all others. The paper's models have 1.4B parameters.",
         tables=[
-            Table("Loss of the tokens of each slice", columns, rows),
+            Comparison("Loss of the tokens of each slice", slices, ["slice"], rows, settings, PAPER_1_4B),
             Table(
                 "Loss by model",
                 ["model", "paper's heads", "paper's d", "paper's GroupNorm", *NAMES.values()],

@@ -15,8 +15,9 @@ from tqdm.auto import tqdm
 
 from ...arguments import option
 from ...text_data import load_table
+from ..comparison import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, model_columns, other_models, percent
 from ..models import LoadedModel
-from ..render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Section, Table, model_columns, other_models, percent
+from ..render import Section, Table
 from ..results import Measure, Results, ResultSet, mean
 
 if TYPE_CHECKING:

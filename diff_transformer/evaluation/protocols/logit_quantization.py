@@ -18,12 +18,13 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ...arguments import option
+from ..comparison import PAPER_DIFF, PAPER_TRANSFORMER, UNSTATED, Comparison, Row, percent
 from ..generate import in_batches, token_log_probs
 from ..models import LoadedModel, check_length
 from ..probe import Probe, attention_probe
-from ..render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Figure, Section, Table, color, other_models, percent
+from ..render import Figure, Section, color
 from ..results import Key, Measure, Results, ResultSet
-from ..text import DocumentArguments, describe_text, load_documents, token_rows
+from ..text import DocumentArguments, load_documents, token_rows
 from .harness import accuracies, evaluate_task
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ FIGURE_8 = {
 _GREYS = {PAPER_TRANSFORMER: "#9a9a9a", PAPER_DIFF: "#4d4d4d"}
 _LINES = {"tensor": "-", "head": ":"}  # of the figure
 _NAMES = {"hellaswag": "HellaSwag, zero-shot acc_norm (%)", "nll": "negative log-likelihood (nats per token)"}
+_METRICS = {"hellaswag": "acc_norm", "nll": "nll"}
 
 
 @dataclass
@@ -169,38 +171,31 @@ def section(results: ResultSet) -> Section:
         paper="Figure 8",
         text="The quality of a model when its attention logits are quantized as it runs (absmax, symmetric). One "
         "outlier widens the range of all logits, so a model with fewer outliers keeps its quality with fewer bits.",
-        tables=[_table(results, task) for task in tasks],
+        tables=[_comparison(results, task) for task in tasks],
         figures=[_figure(results, task) for task in tasks],
         notes=notes if "hellaswag" in tasks else [],
     )
 
 
 def _measure(results: ResultSet, label: str, **key) -> Measure | None:
-    if key["task"] == "nll":
-        return results.measure(label, "nll", **key)
-    return percent(results.measure(label, "acc_norm", **key))
+    measure = results.measure(label, _METRICS[key["task"]], **key)
+    return percent(measure) if key["task"] == "hellaswag" else measure
 
 
-def _table(results: ResultSet, task: str) -> Table:
-    settings, rows, always = results.settings, [], []
-    if task == "nll":
-        number = min(cell.measures["nll"].n for cell in results.cells if cell.matches(task=task))
-        text = f"{describe_text(settings)}, {number:,} rows of {settings['length']:,} tokens"
-        always.append(f"text ({text}), not HellaSwag")
-    elif settings["data_dir"] is not None:
-        always.append(f"rows of {settings['data_dir']}")
-    if settings["limit"] is not None:
-        always.append(f"at most {settings['limit']:,} samples")
+def _comparison(results: ResultSet, task: str) -> Comparison:
+    metric, rows = _METRICS[task], []
     for granularity, bits in sorted(results.keys("granularity", "bits"), reverse=True):
         key = {"task": task, "granularity": granularity, "bits": bits}
-        ours = [_measure(results, label, **key) for label in results.labels]
-        if any(ours):
-            paper = [curve.get(bits) if task == "hellaswag" else None for curve in FIGURE_8.values()]
-            own = [f"one range per {granularity}; the paper does not say"] if bits < UNQUANTIZED else []
-            differs = [*other_models(results), *own, *always] or ["training and lm-eval's version, if anything"]
-            rows.append([str(bits), granularity, *ours, *paper, "; ".join(differs)])
-    columns = ["bits", "range of a", *results.labels, *FIGURE_8, DIFFERS]
-    return Table(_NAMES[task][0].upper() + _NAMES[task][1:], columns, rows, digits=1 if task == "hellaswag" else 3)
+        paper = [curve.get(bits) for curve in FIGURE_8.values()] if task == "hellaswag" else []
+        if any(results.measure(label, metric, **key) for label in results.labels):
+            rows.append(Row([bits, granularity], metric, key, paper))
+    settings = {"limit": None, "granularity": UNSTATED, "data_dir": None}
+    if task == "nll":
+        settings = {"task": "hellaswag", **dict.fromkeys(("granularity", "dataset", "length", "samples"), UNSTATED)}
+    title, is_share = _NAMES[task][0].upper() + _NAMES[task][1:], task == "hellaswag"
+    return Comparison(
+        *(title, results, ["bits", "range of a"], rows, settings), percent=is_share, digits=1 if is_share else 3
+    )
 
 
 def _figure(results: ResultSet, task: str) -> Figure:

@@ -3,20 +3,22 @@
 
 This is the average over all tokens up to each position, in nats, for documents of up to 64K tokens."""
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from tqdm.auto import tqdm
 
 from ...arguments import option
+from ..comparison import UNSTATED, Comparison, Row
 from ..generate import CHUNK, token_nll
 from ..models import LoadedModel, check_length
-from ..render import DIFFERS, Figure, Section, Table, draw_models, model_columns, other_models
-from ..results import Cell, Measure, Results, ResultSet, common_documents
-from ..text import DocumentArguments, describe_text, load_documents, token_rows
+from ..render import Figure, Section, draw_models
+from ..results import Cell, Measure, Results, ResultSet
+from ..text import DocumentArguments, load_documents, token_rows
 
 ORDER = 2
+PAPER_SETTINGS = {"samples": UNSTATED, "dataset": UNSTATED}
 
 
 @dataclass
@@ -54,24 +56,18 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         results.add(key, {"nll": measure}, {"positions": read_at, "nll": curve.tolist()})
 
 
-def condense(results: Results, documents: Collection[int] | None = None) -> list[Cell]:
-    """The curve averaged over documents (all by default), a cell per position, with its standard error over them."""
-    cells = [cell for cell in results.cells if documents is None or cell.key["document"] in documents]
+def condense(cells: Sequence[Cell]) -> list[Cell]:
+    """The curve averaged over documents, a cell per position, with its standard error over them."""
     columns = zip(*(cell.data["nll"] for cell in cells), strict=True)
-    positions = results.cells[0].data["positions"]
+    positions = cells[0].data["positions"]
     return [Cell({"position": p}, {"nll": Measure.of(x)}) for p, x in zip(positions, columns, strict=True)]
 
 
 def section(results: ResultSet) -> Section:
-    curves = results.condensed(condense)
+    curves = results.shared().condensed(condense)
     positions = [position for (position,) in curves.keys("position")]
     shown = [positions[max(0, round(len(positions) * share) - 1)] for share in (1 / 8, 1 / 4, 1 / 2, 1)]
-    documents = common_documents(results.results)
-    found = [*other_models(results), f"text: {describe_text(results.settings)}, {len(documents)} documents"]
-    differs = "; ".join(found + [f"{r.label} has more" for r in results.results if len(r.cells) > len(documents)])
-    rows: list[list] = [
-        [position + 1, *model_columns(curves, "nll", position=position), differs] for position in dict.fromkeys(shown)
-    ]
+    rows = [Row([position + 1], "nll", {"position": position}) for position in dict.fromkeys(shown)]
 
     def draw(canvas):
         axes = canvas.subplots()
@@ -79,15 +75,19 @@ def section(results: ResultSet) -> Section:
         axes.set(xlabel="position (tokens)", ylabel="cumulative average NLL (nats)")
         axes.legend(frameon=False)
 
-    caption = (
-        "The mean over documents. The band is its standard error, or the range of the seeds if there are several."
-    )
     return Section(
         title="Negative log-likelihood by position",
         paper="Figure 4",
         text="Average negative log-likelihood of all tokens up to a position, in nats. Lower is better, and a curve "
         "that keeps falling shows that the model uses the long context. The paper shows curves without numbers, lower "
         "for DIFF at every length to 64K.",
-        tables=[Table("Nats per token, up to a position", ["tokens", *results.labels, DIFFERS], rows)],
-        figures=[Figure("nll_by_position", caption, draw)],
+        tables=[Comparison("Nats per token, up to a position", curves, ["tokens"], rows, PAPER_SETTINGS, columns=())],
+        figures=[
+            Figure(
+                "nll_by_position",
+                "The mean over documents. The band is its standard error, or the range of the seeds if there are "
+                "several.",
+                draw,
+            )
+        ],
     )

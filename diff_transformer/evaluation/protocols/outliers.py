@@ -25,12 +25,13 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ...arguments import option
+from ..comparison import UNSTATED, Comparison, Row
 from ..generate import CHUNK, chunks
 from ..models import LoadedModel, check_length
 from ..probe import Probe, attention_probe
-from ..render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Figure, Section, Table, color, model_columns, other_models
+from ..render import Figure, Section, color
 from ..results import Measure, Results, ResultSet
-from ..text import DocumentArguments, describe_text, load_documents, token_rows
+from ..text import DocumentArguments, load_documents, token_rows
 
 ORDER = 7
 RANKS = (1, 2, 3, 10, 100)
@@ -44,6 +45,7 @@ PAPER = {
     HIDDEN: ((3608.6, 3607.4, 3603.6, 3552.1, 2448.2, 0.6), (1688.2, 1672.5, 1672.1, 1624.3, 740.9, 1.2)),
 }
 PAPER_TOKENS = 400_000
+PAPER_SETTINGS = {"tokens": PAPER_TOKENS, "dataset": UNSTATED, "length": UNSTATED}
 BITS = 8  # of the mantissa, by which a histogram counts
 MEDIAN_ERROR = 2.0 ** -(BITS + 1) + 2.0**-23  # a bound on the relative error of the median
 
@@ -208,16 +210,11 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
 
 
 def section(results: ResultSet) -> Section:
-    settings, tokens = results.settings, min(cell.data["tokens"] for cell in results.cells)
-    text = f"text: {describe_text(settings)}, rows of {settings['length']:,} tokens (the paper names neither)"
-    fewer = [f"{tokens:,} tokens, not {PAPER_TOKENS:,}"] if tokens < PAPER_TOKENS else []
-    differs = "; ".join([*other_models(results), text, *fewer])
-    rows: list[list] = []
-    for activation, papers in PAPER.items():
-        for statistic, *paper in zip(STATISTICS, *papers, strict=True):
-            measures = model_columns(results, statistic, activation=activation)
-            rows.append([f"{NAMES[activation]}, {statistic.replace('_', ' ')}", *paper, *measures, differs])
-    columns = ["magnitude", PAPER_TRANSFORMER, PAPER_DIFF, *results.labels, DIFFERS]
+    rows = [
+        Row([NAMES[activation], statistic.replace("_", " ")], statistic, {"activation": activation}, paper)
+        for activation, papers in PAPER.items()
+        for statistic, *paper in zip(STATISTICS, *papers, strict=True)
+    ]
     caption = "The distribution of magnitudes; outliers form the tail on the right."
     return Section(
         title="Activation outliers",
@@ -225,7 +222,7 @@ def section(results: ResultSet) -> Section:
         text="The largest magnitudes, and the median, of attention logits (before the softmax, without masked logits) "
         "and of hidden states (outputs of the decoder layers). Values far above the median make a model hard to "
         "quantize; in the paper those of DIFF are smaller.",
-        tables=[Table("Magnitudes of activations", columns, rows, digits=1)],
+        tables=[Comparison("Magnitudes of activations", results, ["of", "magnitude"], rows, PAPER_SETTINGS, digits=1)],
         figures=[Figure("outliers", caption, lambda canvas: _draw(canvas, results))],
         notes=_notes(results),
     )

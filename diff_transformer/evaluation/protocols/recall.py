@@ -17,9 +17,10 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...arguments import option
+from ..comparison import Comparison, Row
 from ..generate import in_batches
 from ..models import LoadedModel, check_length
-from ..render import DIFFERS, Figure, Section, Table, draw_models, model_columns
+from ..render import Figure, Section, draw_models
 from ..results import Measure, Results, ResultSet
 from ..text import start_ids
 
@@ -37,7 +38,7 @@ class Arguments:
     )
 
 
-class Row(NamedTuple):
+class RecallRow(NamedTuple):
     input_ids: list[int]
     queries: list[int]  # the indices of the first query of each key; its answer follows
 
@@ -54,7 +55,7 @@ def keys_and_values(tokenizer: PreTrainedTokenizerBase, vocabulary: int | None =
 
 def recall_row(
     keys: Sequence[int], values: Sequence[int], pairs: int, length: int, rng: random.Random, start: Sequence[int] = ()
-) -> Row:
+) -> RecallRow:
     """A row of `length` tokens that begins with `start`, or of one less if a pair does not fit into the rest. Raises
     ValueError if there are fewer keys than pairs, or no room for a query."""
     if not 1 <= pairs <= len(keys) or len(start) + 2 * pairs + 2 > length:
@@ -69,11 +70,11 @@ def recall_row(
     asked = once + rng.choices(remembered, k=room - len(once))
     input_ids = [*start, *(token for key in remembered + asked for token in (key, value_of[key]))]
     first = len(start) + 2 * pairs
-    return Row(input_ids, list(range(first, first + 2 * len(once), 2)))
+    return RecallRow(input_ids, list(range(first, first + 2 * len(once), 2)))
 
 
 @torch.inference_mode()
-def recall_accuracy(model: PreTrainedModel, rows: Sequence[Row]) -> list[float]:
+def recall_accuracy(model: PreTrainedModel, rows: Sequence[RecallRow]) -> list[float]:
     """The share of correct answers in each row; the rows have one shape."""
     input_ids = torch.tensor([row.input_ids for row in rows], device=model.device)
     queries = torch.tensor(rows[0].queries, device=model.device)
@@ -87,7 +88,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     start = start_ids(loaded.tokenizer)
     number = min(arguments.rows, options.limit or arguments.rows)
 
-    def make_row(pairs: int, i: int) -> Row:
+    def make_row(pairs: int, i: int) -> RecallRow:
         rng = random.Random(f"{options.seed}|{pairs}|{i}")
         return recall_row(keys, values, pairs, arguments.length, rng, start)
 
@@ -102,7 +103,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
 
 def section(results: ResultSet) -> Section:
     counts = [pairs for (pairs,) in results.keys("pairs")]
-    rows = [[n, 1 / n, *model_columns(results, "accuracy", pairs=n), "not in the paper"] for n in counts]
+    rows = [Row([n], "accuracy", {"pairs": n}, [1 / n]) for n in counts]
 
     def draw(canvas):
         axes = canvas.subplots()
@@ -118,6 +119,8 @@ def section(results: ResultSet) -> Section:
         text="Each row has pairs of a key and a value, then keys in random order, up to "
         f"{results.settings['length']:,} tokens. Accuracy is the share of keys after which the correct value is the "
         "likeliest of all tokens. A model that answers with any of the values is correct once per number of pairs.",
-        tables=[Table("Accuracy by number of pairs", ["pairs", "any of the values", *results.labels, DIFFERS], rows)],
+        tables=[
+            Comparison("Accuracy by number of pairs", results, ["pairs"], rows, None, columns=["any of the values"])
+        ],
         figures=[Figure("recall", "Accuracy by number of pairs. Dotted: any of the values.", draw)],
     )

@@ -17,8 +17,9 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ...arguments import option
+from ..comparison import UNSTATED, Comparison, Row
 from ..models import LoadedModel, check_length
-from ..render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Section, Table, other_models
+from ..render import Section
 from ..results import Measure, Results, ResultSet, hardware
 
 ORDER = 12
@@ -37,7 +38,7 @@ TABLE_7 = {
     ("13B", 2048, FORWARD): (14346, 13653),
 }
 _SIZES = {"3B": (2.5e9, 4e9), "13B": (12e9, 15e9)}  # the paper's models, by their parameters
-_RATIO, _PAPER_RATIO = "DIFF / Transformer", "paper: DIFF / Transformer"
+PAPER_SETTINGS = {"hardware": "NVIDIA H100 80GB HBM3", "gradient_checkpointing": None, "batch": UNSTATED}
 
 
 @dataclass
@@ -116,33 +117,30 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
 
 
 def section(results: ResultSet) -> Section:
+    points = dict.fromkeys(tuple(cell.key[x] for x in KEY) for cell in results.cells)
+    rows = [
+        Row(point, "tokens_per_second", dict(zip(KEY, point, strict=True)), TABLE_7.get(point, ())) for point in points
+    ]
     implementations = " and ".join(sorted({str(r.model["attn_implementation"]) for r in results.results}))
-    settings, rows = results.settings, []
-    always = ["gradient checkpointing"] if settings["gradient_checkpointing"] else []
-    always += [f"loss in chunks of {chunk:,} tokens"] if (chunk := settings.get("loss_chunk")) else []
-    for size, length, task in dict.fromkeys(tuple(cell.key[x] for x in KEY) for cell in results.cells):
-        key = {"size": size, "length": length, "task": task}
-        measures = {label: results.measure(label, "tokens_per_second", **key) for label in results.labels}
-        ours = {label: measure.value for label, measure in measures.items() if measure}
-        paper = TABLE_7.get((size, length, task), (None, None))
-        ratios = [
-            f"{diff / transformer:.2f}" if diff and transformer else None
-            for transformer, diff in ((ours.get("Transformer"), ours.get("DIFF")), paper)
-        ]
-        speeds = [round(ours[label]) if label in ours else None for label in results.labels]
-        data = next(cell.data for cell in results.cells if cell.matches(**key))
-        differs = [data["hardware"]] if "H100" not in data["hardware"] else []
-        differs += [*other_models(results, 0, math.inf), implementations, f"batch {data['batch']}", *always]
-        rows.append([f"{size}, {length:,} tokens, {task}", *speeds, ratios[0], *paper, ratios[1], "; ".join(differs)])
-    columns = ["model", *results.labels, _RATIO, PAPER_TRANSFORMER, PAPER_DIFF, _PAPER_RATIO, DIFFERS]
     return Section(
         title="Throughput",
         paper="Table 7",
         text="Tokens per second: higher is better. Forward is the cost of a prompt, forward and backward that of a "
-        "training step without its optimizer. The ratio is that of the models labelled DIFF and Transformer.",
-        tables=[Table("Tokens per second", columns, rows)],
+        "training step without its optimizer. The ratio is that of DIFF to the model without differential attention.",
+        tables=[
+            Comparison(
+                "Tokens per second",
+                results,
+                ["model", "tokens", "task"],
+                rows,
+                PAPER_SETTINGS,
+                parameters=(0, math.inf),  # the size is part of the key
+                contrast=("DIFF / Transformer", lambda transformer, diff: f"{diff / transformer:.2f}"),
+                digits=0,
+            )
+        ],
         notes=[
-            "The figure is the median over the rounds. The paper has its customized FlashAttention-2 for both models, "
-            "on H100-80GB, and does not state the batch."
+            f"The figure is the median over the rounds. Attention is {implementations} here; the paper has its "
+            "customized FlashAttention-2 for both models, on H100-80GB, and does not state the batch."
         ],
     )

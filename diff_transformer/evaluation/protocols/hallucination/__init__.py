@@ -20,9 +20,10 @@ from tqdm.auto import tqdm
 from ....arguments import option
 from ....extras import require
 from ....text_data import load_table
+from ...comparison import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, model_columns, other_models
 from ...generate import iterate_texts
 from ...models import LoadedModel
-from ...render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Section, Table, model_columns, other_models
+from ...render import Section, Table
 from ...results import Cell, Journal, Measure, Results, ResultSet, mean
 from .judge import PROMPT, Judge, ask_all
 from .samples import TASKS, draw, load_rows

@@ -18,9 +18,10 @@ from tqdm.auto import tqdm
 from transformers.cache_utils import Cache
 
 from ....arguments import option
+from ...comparison import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, other_models
 from ...generate import CHUNK, prefill
 from ...models import LoadedModel, check_length
-from ...render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Figure, Section, Table, color, other_models
+from ...render import Figure, Section, Table, color
 from ...results import Cell, Key, Measure, Results, ResultSet, mean
 from .classification import SOURCES, ClassificationTask, Example, find_source, load_task
 from .demonstrations import ORDERS, Prompts

@@ -14,11 +14,11 @@ from tqdm.auto import tqdm
 
 from ....arguments import option
 from ....extras import require
-from ... import render
+from ...comparison import UNSTATED, Comparison, Row, percent
 from ...generate import iterate_continuously, iterate_texts
 from ...models import LoadedModel, max_positions
-from ...render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Figure, Section, Table, model_columns, percent
-from ...results import Journal, Measure, Results, ResultSet
+from ...render import Figure, Section, Table, color
+from ...results import Cell, Journal, Measure, Results, ResultSet, average
 from .answers import final_answer
 from .benchmarks import BENCHMARKS, PROMPTS, STOP_STRINGS, MathProblem, encode_prompt, find_datasets, load_problems
 from .grading import CRASHED, RIGHT, TIMED_OUT, grade
@@ -148,7 +148,11 @@ def measure(problems: Sequence[MathProblem], journal: Journal) -> dict[str, Meas
 def section(results: ResultSet) -> Section:
     names = [name for name in BENCHMARKS if any(cell.matches(benchmark=name) for cell in results.cells)]
     figure, finding, accuracies, lengths = _PAPER[results.settings["prompt"]]
-    shares: list[list] = [[words, *map(percent, _averages(results, names, share))] for share, words in _SHARES.items()]
+    averaged = results.condensed(lambda cells: _with_average(cells, names))
+    shares: list[list] = [
+        [words, *(percent(averaged.measure(x, share, benchmark=_AVERAGE)) for x in results.labels)]
+        for share, words in _SHARES.items()
+    ]
 
     def draw(canvas):
         axes = canvas.subplots()
@@ -157,7 +161,7 @@ def section(results: ResultSet) -> Section:
             measures = {x: percent(results.measure(label, "accuracy", benchmark=name)) for x, name in enumerate(names)}
             bars = {x + (i - (len(results.labels) - 1) / 2) * width: m for x, m in measures.items() if m is not None}
             heights, errors = [m.value for m in bars.values()], [m.stderr or 0 for m in bars.values()]
-            axes.bar(list(bars), heights, width, yerr=errors, label=label, color=render.color(results.labels, label))
+            axes.bar(list(bars), heights, width, yerr=errors, label=label, color=color(results.labels, label))
         axes.set_xticks(range(len(names)), [BENCHMARKS[name].title for name in names])
         axes.set(ylabel="accuracy (%)", ylim=(0, None))
         axes.legend(frameon=False)
@@ -167,8 +171,8 @@ def section(results: ResultSet) -> Section:
         paper=figure,
         text=f"Accuracy of one greedy solution to each problem, graded by math-verify. {finding}",
         tables=[
-            _table("Accuracy (%)", results, names, "accuracy", 1, accuracies),
-            _table("Mean length of a solution (tokens)", results, names, "length", 0, lengths),
+            _comparison("Accuracy (%)", averaged, names, "accuracy", 1, accuracies),
+            _comparison("Mean length of a solution (tokens)", averaged, names, "length", 0, lengths),
             Table("Share of the problems (%), average of the benchmarks", ["", *results.labels], shares, digits=1),
         ],
         figures=[Figure("math", "Accuracy by benchmark; the error bars are standard errors.", draw, size=(9.0, 4.0))],
@@ -181,40 +185,30 @@ def section(results: ResultSet) -> Section:
     )
 
 
-def _table(
+def _comparison(
     caption: str, results: ResultSet, names: Sequence[str], metric: str, digits: int, paper: Mapping[str, Pair]
-) -> Table:
+) -> Comparison:
     """A row for each benchmark and one for their average; the paper's average is over all eight."""
-    show = percent if metric == "accuracy" else lambda measure: measure
-    rows: list[list] = []
-    for name in names:
-        measures = map(show, model_columns(results, metric, benchmark=name))
-        rows.append([BENCHMARKS[name].title, *paper.get(name, (None, None)), *measures, _differs(results, name)])
-    pair, differs = paper.get(_AVERAGE, (None, None)), "see the benchmarks"
-    if len(names) < len(BENCHMARKS):
-        pair, differs = (None, None), f"{len(names)} benchmarks, not {len(BENCHMARKS)}"
-    rows.append(["Average", *pair, *map(show, _averages(results, names, metric)), differs])
-    return Table(caption, ["benchmark", PAPER_TRANSFORMER, PAPER_DIFF, *results.labels, DIFFERS], rows, digits)
-
-
-def _averages(results: ResultSet, names: Sequence[str], metric: str) -> list[Measure | None]:
-    """For each model, the mean over benchmarks with equal weights; None if a benchmark is missing."""
-    return [
-        results.measure(label, metric) if len(results.select(label)) == len(names) * len(results.of(label)) else None
-        for label in results.labels
+    rows = [
+        Row([BENCHMARKS[name].title], metric, {"benchmark": name}, paper.get(name, ()), _plain(results, name))
+        for name in names
     ]
+    whole = len(names) == len(BENCHMARKS)
+    fewer = [] if whole else [f"{len(names)} benchmarks (paper: {len(BENCHMARKS)})"]
+    rows.append(Row(["Average"], metric, {"benchmark": _AVERAGE}, paper.get(_AVERAGE, ()) if whole else (), fewer))
+    limit = MAX_NEW_TOKENS[results.settings["prompt"]]
+    settings = {"max_new_tokens": limit, "limit": None, "samples": UNSTATED, "dataset": UNSTATED}
+    return Comparison(caption, results, ["benchmark"], rows, settings, percent=metric == "accuracy", digits=digits)
 
 
-def _differs(results: ResultSet, name: str) -> str:
-    settings = results.settings
-    cells = {label: found for label in results.labels if (found := results.select(label, benchmark=name))}
-    cell, limit = next(iter(cells.values()))[0], MAX_NEW_TOKENS[settings["prompt"]]
-    problems = f"{cell.measures['accuracy'].n:,} problems of {cell.data['dataset']}"
-    drawn = "" if settings["limit"] is None else f", at most {settings['limit']:,}, drawn at random"
-    parts = [*render.other_models(results), problems + drawn]
-    if settings["max_new_tokens"] not in (None, limit):
-        parts.append(f"solutions to {settings['max_new_tokens']:,} tokens, not {limit:,}")
-    plain = [label for label, found in cells.items() if not all(cell.data["chat"] for cell in found)]
-    if plain:
-        parts.append(f"no chat template: {', '.join(plain)}")
-    return "; ".join(parts)
+def _with_average(cells: list[Cell], names: Sequence[str]) -> list[Cell]:
+    """The cells and, if no benchmark is missing, their average with equal weights."""
+    if not cells or {cell.key["benchmark"] for cell in cells} != set(names):
+        return cells
+    measures = {metric: average([cell.measures[metric] for cell in cells]) for metric in cells[0].measures}
+    return [*cells, Cell({"benchmark": _AVERAGE}, measures)]
+
+
+def _plain(results: ResultSet, name: str) -> list[str]:
+    labels = [x for x in results.labels if not all(c.data["chat"] for c in results.select(x, benchmark=name))]
+    return [f"no chat template: {', '.join(labels)}"] if labels else []

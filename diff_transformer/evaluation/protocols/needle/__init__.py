@@ -18,17 +18,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 from tqdm.auto import tqdm
 
 from ....arguments import option
-from ...generate import BATCH_TOKENS, end_tokens, generate_greedily, in_batches
+from ...comparison import PAPER_DIFF, PAPER_TRANSFORMER, UNSTATED, Comparison, Row
+from ...generate import iterate_texts
 from ...models import LoadedModel, check_length
-from ...render import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, Figure, Section, Table, model_columns, other_models
+from ...render import Figure, Section
 from ...results import Key, Measure, Results, ResultSet, mean
-from ...text import describe_text, load_documents
+from ...text import load_documents
 from .haystack import WORDINGS, NeedleArguments, NeedlePrompt, haystack_tokens, needle_prompt
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ NO_SETTINGS = ("lengths", "pairs")  # points of the grid, to which a later run m
 KEY = ("length", "needles", "queried")
 _NUMBER = r"\d+(?:[.,]\d+)*"  # 1,234 is one number
 
-PAPER = (PAPER_TRANSFORMER, PAPER_DIFF)
 PAPER_DEPTHS, PAPER_SAMPLES = (0, 25, 50, 75, 100), 50
+PAPER_SETTINGS = {"depth": PAPER_DEPTHS, "samples": PAPER_SAMPLES, "dataset": UNSTATED, "wording": UNSTATED}
 
 # Table 2, 4K tokens: by (N, R), averaged over depths
 PAPER_TABLE_2 = {(1, 1): (1.00, 1.00), (2, 2): (0.85, 0.92), (4, 2): (0.62, 0.84), (6, 2): (0.55, 0.85)}
@@ -56,8 +57,6 @@ PAPER_FIGURE_5 = {
     57344: ((0.78, 0.66, 0.56, 0.88, 1.00), (0.66, 0.64, 0.92, 0.98, 1.00)),
     65536: ((0.04, 0.12, 0.70, 0.72, 1.00), (0.60, 0.88, 0.92, 0.90, 1.00)),
 }
-
-Grid = dict[int, dict[int, float]]  # accuracy by column (length or number of needles) and depth
 
 
 @dataclass
@@ -115,12 +114,6 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         return
     wording, samples = WORDINGS[arguments.wording], min(arguments.samples, options.limit or arguments.samples)
     haystack = haystack_tokens(load_documents(arguments), loaded.tokenizer)
-    stop = end_tokens(loaded.model, loaded.tokenizer)
-
-    def answer(prompts: Sequence[NeedlePrompt]) -> list[str]:
-        input_ids = torch.tensor([prompt.input_ids for prompt in prompts])
-        rows = generate_greedily(loaded.model, input_ids, arguments.max_new_tokens, stop, arguments.chunk_size)
-        return [str(loaded.tokenizer.decode(row, skip_special_tokens=True)) for row in rows]
 
     def make_prompt(key: Key, sample: int) -> NeedlePrompt:
         length, needles, queried, depth = map(int, key.values())
@@ -133,33 +126,37 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     with tqdm(total=len(todo) * samples, desc=loaded.label, unit="prompt") as bar:
         for key in todo:
             prompts = [make_prompt(key, i) for i in range(samples)]
-            scores, answers = [], []
-            start = max(1, BATCH_TOKENS // len(prompts[0].input_ids))
-            for prompt, text in in_batches(answer, prompts, options.batch_size, start):
-                scores.append(accuracy(text, prompt.wanted))
-                answers.append({"wanted": prompt.wanted, "answer": text})
+            rows, scores, answers = [prompt.input_ids for prompt in prompts], [], []
+            sizes = {"batch_size": options.batch_size, "chunk_size": arguments.chunk_size}
+            for i, answer in iterate_texts(loaded.model, loaded.tokenizer, rows, arguments.max_new_tokens, **sizes):
+                scores.append(accuracy(answer.text, prompts[i].wanted))
+                answers.append({"wanted": prompts[i].wanted, "answer": answer.text})
                 bar.update()
             results.add(key, {"accuracy": Measure.of(scores)}, {"answers": answers})
 
 
 def section(results: ResultSet) -> Section:
     points = results.keys(*KEY)
-    rows: list[list] = []
-    for point in points:
-        key = dict(zip(KEY, point, strict=True))
-        paper, measures = _paper_average(*point), model_columns(results, "accuracy", **key)
-        rows.append([*point, *paper, *measures, _differs(results, key)])
-    pairs, sizes = Counter(point[1:] for point in points), Counter((point[0], point[2]) for point in points)
-    figures = [_map_of_lengths(pair, results) for pair in sorted(pairs) if pairs[pair] > 1]
-    figures += [_map_of_needles(*size, results) for size in sorted(sizes) if sizes[size] > 1]
-    columns = ["tokens", "N", "R", *PAPER, *results.labels, DIFFERS]
+    rows = [Row(x, "accuracy", dict(zip(KEY, x, strict=True)), _paper_average(*x)) for x in points]
+    by, figures = "by depth of the queried needles and by", []
+    for (n, r), count in sorted(Counter(point[1:] for point in points).items()):
+        if count > 1:
+            caption = f"Accuracy {by} length: N = {n}, R = {r}."
+            figures.append(_map(f"needle_{n}_{r}", caption, "length", results, needles=n, queried=r))
+    for (length, r), count in sorted(Counter((length, r) for length, _, r in points).items()):
+        if count > 1:
+            caption = f"Accuracy {by} number of needles: {length:,} tokens, R = {r}."
+            name = f"needle_{length}" if r == 1 else f"needle_{length}_{r}"
+            figures.append(_map(name, caption, "needles", results, length=length, queried=r))
     return Section(
         title="Multi-needle retrieval",
         paper="Table 2 and Figure 5",
         text="N sentences in a long text each give a city (or a letter) a number, and a question asks for R of the "
         "numbers. Accuracy is the share of the queried numbers that are in the answer, averaged over the depths of "
         "the queried needles; all other needles are at random depths.",
-        tables=[Table("Accuracy, averaged over depths", columns, rows, digits=2)],
+        tables=[
+            Comparison("Accuracy, averaged over depths", results, ["tokens", "N", "R"], rows, PAPER_SETTINGS, digits=2)
+        ],
         figures=figures,
         notes=[
             'The paper varies the depth of "the answer needle"; where several needles are queried, all of them are at '
@@ -169,78 +166,45 @@ def section(results: ResultSet) -> Section:
     )
 
 
-def _paper_average(length: int, needles: int, queried: int) -> Sequence[Any]:
-    if length == 4096:
-        return PAPER_TABLE_2.get((needles, queried), (None, None))
-    if length in PAPER_FIGURE_5 and (needles, queried) == (8, 1):
-        return [mean(column) for column in PAPER_FIGURE_5[length]]
-    return (None, None)
+def _paper_average(length: int, needles: int, queried: int) -> Sequence[float]:
+    if (needles, queried) == (8, 1):
+        return [mean(column) for column in PAPER_FIGURE_5.get(length, ())]
+    return PAPER_TABLE_2.get((needles, queried), ()) if length == 4096 else ()
 
 
-def _differs(results: ResultSet, key: Mapping[str, int]) -> str:
-    settings = results.settings
-    cells = {label: results.select(label, **key) for label in results.labels}
-    samples = {cell.measures["accuracy"].n for found in cells.values() for cell in found}
-    found = [*other_models(results), f"haystack: {describe_text(settings)}", f"wording: {settings['wording']}"]
-    if samples != {PAPER_SAMPLES}:
-        found.append(f"samples per depth: {min(samples)}, not {PAPER_SAMPLES}")
-    if sorted(settings["depths"]) != list(PAPER_DEPTHS):
-        found.append(f"depths {', '.join(map(str, sorted(settings['depths'])))} %")
-    depths = len(set(settings["depths"]))
-    found += [f"{label} unfinished" for label in results.labels if len(cells[label]) < depths * len(results.of(label))]
-    return "; ".join(found)
-
-
-def _grid(results: ResultSet, label: str, column: str, **key: int) -> Grid:
-    grid: Grid = {}
-    for x, depth in results.keys(column, "depth"):
-        if measure := results.measure(label, "accuracy", depth=depth, **{column: x}, **key):
-            grid.setdefault(x, {})[depth] = measure.value
-    return grid
-
-
-def _map_of_lengths(pair: tuple[int, int], results: ResultSet) -> Figure:
-    """Accuracy by depth and length, with the paper's if it has this pair."""
-    grids = {label: _grid(results, label, "length", needles=pair[0], queried=pair[1]) for label in results.labels}
-    lengths = sorted({length for grid in grids.values() for length in grid})
-    if pair == (8, 1):
-        for i, label in enumerate(PAPER):
-            of_paper = {k: columns[i] for k, columns in PAPER_FIGURE_5.items() if k in lengths}
-            grids[label] = {k: dict(zip(PAPER_DEPTHS, column, strict=True)) for k, column in of_paper.items()}
-    caption = f"Accuracy by length and by depth of the queried needles: N = {pair[0]}, R = {pair[1]}."
-    return _heat_maps(f"needle_{pair[0]}_{pair[1]}", caption, grids, lengths, "tokens")
-
-
-def _map_of_needles(length: int, queried: int, results: ResultSet) -> Figure:
-    grids = {label: _grid(results, label, "needles", length=length, queried=queried) for label in results.labels}
-    numbers = sorted({needles for grid in grids.values() for needles in grid})
-    caption = f"Accuracy by number of needles and by depth of the queried needles: {length:,} tokens, R = {queried}."
-    name = f"needle_{length}" if queried == 1 else f"needle_{length}_{queried}"
-    return _heat_maps(name, caption, grids, numbers, "needles")
-
-
-def _heat_maps(name: str, caption: str, grids: dict[str, Grid], columns: Sequence[int], what: str) -> Figure:
-    """A panel for each model. Cells that were not measured are empty, and the last row is the mean over depths."""
-    panels = {label: grid for label, grid in grids.items() if grid}
-    depths = sorted({depth for grid in panels.values() for column in grid.values() for depth in column})
+def _map(name: str, caption: str, column: str, results: ResultSet, **key: int) -> Figure:
+    """Accuracy by depth and by `column`, a part of the cells' keys: a panel for each model and for the paper's, if it
+    has these needles. What was not measured is empty, and the last row is the mean over depths."""
+    grids: dict[str, dict[tuple[int, int], float]] = {}
+    for label in results.labels:
+        points = {(cell.key[column], cell.key["depth"]) for cell in results.select(label, **key)}
+        grids[label] = {
+            (x, y): mean(results.values(label, "accuracy", depth=y, **{column: x}, **key)) for x, y in points
+        }
+    columns = sorted({x for grid in grids.values() for x, _ in grid})
+    if key == {"needles": 8, "queried": 1}:
+        for i, label in enumerate((PAPER_TRANSFORMER, PAPER_DIFF)):
+            shown = [x for x in columns if x in PAPER_FIGURE_5]
+            grids[label] = {(x, y): PAPER_FIGURE_5[x][i][j] for x in shown for j, y in enumerate(PAPER_DEPTHS)}
+    grids = {label: grid for label, grid in grids.items() if grid}
+    depths = sorted({depth for grid in grids.values() for _, depth in grid})
 
     def draw(canvas: "Canvas") -> None:
-        axes = canvas.subplots(len(panels), squeeze=False)[:, 0]
-        for axis, (label, grid) in zip(axes, panels.items(), strict=True):
-            rows = [[grid.get(column, {}).get(depth, math.nan) for column in columns] for depth in depths]
-            rows.append([mean(grid[column].values()) if column in grid else math.nan for column in columns])
+        axes = canvas.subplots(len(grids), squeeze=False)[:, 0]
+        for axis, (label, grid) in zip(axes, grids.items(), strict=True):
+            rows = [[grid.get((x, depth), math.nan) for x in columns] for depth in depths]
+            measured = [[value for value in column if not math.isnan(value)] for column in zip(*rows, strict=True)]
+            rows.append([mean(values) if values else math.nan for values in measured])
             axis.imshow(rows, vmin=0, vmax=1, cmap="viridis", aspect="auto")
-            for y, row in enumerate(rows):
-                for x, value in enumerate(row):
-                    if not math.isnan(value):
-                        ink = "black" if value > 0.6 else "white"
-                        axis.text(x, y, f"{value:.2f}", ha="center", va="center", color=ink)
+            for (y, x), value in np.ndenumerate(rows):
+                if not math.isnan(value):
+                    ink = "black" if value > 0.6 else "white"
+                    axis.text(x, y, f"{value:.2f}", ha="center", va="center", color=ink)
             axis.axhline(len(depths) - 0.5, color="white", linewidth=2)
-            ticks = [f"{k // 1024}K" if k and k % 1024 == 0 else f"{k:,}" for k in columns]
-            axis.set_xticks(range(len(columns)), ticks)
+            axis.set_xticks(range(len(columns)), [f"{x // 1024}K" if x % 1024 == 0 else f"{x:,}" for x in columns])
             axis.set_yticks(range(len(rows)), [*map(str, depths), "mean"])
             axis.set(title=label, ylabel="depth (%)")
-        axes[-1].set_xlabel(what)
+        axes[-1].set_xlabel("tokens" if column == "length" else column)
 
-    size = (max(4.0, 1.5 + 0.7 * len(columns)), len(panels) * (0.8 + 0.35 * (len(depths) + 1)))
+    size = (max(4.0, 1.5 + 0.7 * len(columns)), len(grids) * (0.8 + 0.35 * (len(depths) + 1)))
     return Figure(name, caption, draw, size)
