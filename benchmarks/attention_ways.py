@@ -252,15 +252,14 @@ def packed(attend: Callable, p: Problem) -> torch.Tensor:
     return head_norm(p, out.to(p.q.dtype))
 
 
-def two_calls(attend: Callable, p: Problem) -> torch.Tensor:
+def two_calls(attend: Callable, p: Problem, values: int = 1) -> torch.Tensor:
     (q1, q2), (k1, k2) = p.q.chunk(2, -1), p.k.chunk(2, -1)
-    return head_norm(p, difference(p, attend(p, q1, k1, p.v), attend(p, q2, k2, p.v)))
+    parts = [difference(p, attend(p, q1, k1, v), attend(p, q2, k2, v)) for v in p.v.chunk(values, -1)]
+    return head_norm(p, torch.cat(parts, -1) if values > 1 else parts[0])
 
 
 def four_calls(attend: Callable, p: Problem) -> torch.Tensor:
-    (q1, q2), (k1, k2) = p.q.chunk(2, -1), p.k.chunk(2, -1)
-    halves = [difference(p, attend(p, q1, k1, v), attend(p, q2, k2, v)) for v in p.v.chunk(2, -1)]
-    return head_norm(p, torch.cat(halves, -1))
+    return two_calls(attend, p, values=2)
 
 
 def standard(attend: Callable, p: Problem) -> torch.Tensor:
@@ -273,12 +272,6 @@ def standard(attend: Callable, p: Problem) -> torch.Tensor:
 class Way:
     kind: str  # "ours", "rival" or "standard"
     run: Callable[[Problem], torch.Tensor]
-
-
-def compose(composition: Callable, backend: Callable, p: Problem) -> torch.Tensor:
-    if p.cu_seqlens is not None:
-        raise NotImplementedError("the backends are not compared on packed documents")
-    return composition(backend, p)
 
 
 BACKENDS = {
@@ -298,8 +291,8 @@ COMPOSITIONS = {
     four_calls: ("sdpa_flash", "sdpa_cudnn", *_FLASH_ATTN),
     standard: ("sdpa_flash", "sdpa_cudnn", *_FLASH_ATTN),
 }
-WAYS = {"flash_diff": Way("ours", flash_diff), "eager": Way("rival", eager)}
-for _composition, _names in COMPOSITIONS.items():
-    for _name in _names:
-        _kind = "standard" if _composition is standard else "rival"
-        WAYS[f"{_composition.__name__}/{_name}"] = Way(_kind, partial(compose, _composition, BACKENDS[_name]))
+WAYS = {"flash_diff": Way("ours", flash_diff), "eager": Way("rival", eager)} | {
+    f"{compose.__name__}/{name}": Way("standard" if compose is standard else "rival", partial(compose, BACKENDS[name]))
+    for compose, names in COMPOSITIONS.items()
+    for name in names
+}

@@ -42,15 +42,18 @@ def write_checkpoint(folder: Path, size: int, hidden_size: int) -> int:
         written = model(max(1, round((size / 2 - 2 * one + two) / (two - one)))).to(torch.bfloat16)
     config, state = written.config, written.state_dict()
     meta = {theirs: state[ours] for ours, theirs in layer_names(YOCO.names, config).items()}
-    write_shards(folder, meta, lambda name: torch.randn(meta[name].shape).mul_(0.02).bfloat16(), "400MB")
-    return sum(x.nbytes for x in meta.values())
+    return write_random(folder, meta, "400MB")
 
 
 def write_motif(folder: Path) -> int:
     """Writes random weights in the shapes of Motif-2.6B and returns their size."""
     (folder / "config.json").write_text(json.dumps(MOTIF))
     meta = {name: torch.empty(shape, device="meta") for name, shape in shapes(MOTIF).items()}
-    write_shards(folder, meta, lambda name: torch.randn(meta[name].shape).mul_(0.02), "5GB")
+    return write_random(folder, meta, "5GB")
+
+
+def write_random(folder: Path, meta: dict[str, torch.Tensor], shard: str) -> int:
+    write_shards(folder, meta, lambda name: torch.randn(meta[name].shape).mul_(0.02).to(meta[name].dtype), shard)
     return sum(x.nbytes for x in meta.values())
 
 

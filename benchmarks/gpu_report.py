@@ -26,13 +26,9 @@ def read(path: str | Path) -> list[dict]:
 
 def winners(rows: Sequence[dict]) -> list[dict]:
     """The row with the fastest blocks for each kernel and d, from the tuning."""
-    best: dict[tuple, dict] = {}
-    for row in rows:
-        if row["stage"] == "tuning" and row["status"] == "ok" and "ms" in row:
-            key = (row["kernel"], row["d"])
-            if key not in best or row["ms"] < best[key]["ms"]:
-                best[key] = row
-    return list(best.values())
+    timed = [row for row in rows if row["stage"] == "tuning" and row["status"] == "ok" and "ms" in row]
+    ranked = sorted(timed, key=lambda row: -row["ms"])
+    return list({(row["kernel"], row["d"]): row for row in ranked}.values())
 
 
 def winning_table(rows: Sequence[dict]) -> dict[str, dict[str, dict[str, str]]]:
@@ -86,18 +82,15 @@ def _tuning(rows: list[dict]) -> list[str]:
     return columns_of(lines, *columns) + [""] * bool(more) + more
 
 
-def _columns(*columns: str):
-    return lambda rows: columns_of(rows, *columns)
+def _columns(names: str):
+    return lambda rows: columns_of(rows, *names.split())
 
 
-_TRAINING = ("name", "status", "validation_loss", "unigram_entropy", "peak_gib", "steps")
 SECTIONS = {  # of the stages, in the order in which they run
     "correctness": _correctness,
     "attention": _attention,
     "tuning": _tuning,
-    "model": _columns(
-        "task", "length", "batch", "model", "tokens_per_second", "over_transformer", "peak_gib", "reason"
-    ),
-    "loss": _columns("name", "status", "peak_mib", "ms", "loss", "hidden_size", "vocab_size", "reason"),
-    "training": _columns(*_TRAINING, "tokens", "parameters", "reason"),
+    "model": _columns("task length batch model tokens_per_second over_transformer peak_gib reason"),
+    "loss": _columns("name status peak_mib ms loss hidden_size vocab_size reason"),
+    "training": _columns("name status validation_loss peak_gib steps tokens parameters reason"),
 }

@@ -47,9 +47,6 @@ ROOT = Path(__file__).parents[1]
 STAGES = ("correctness", "attention", "tuning", "model", "loss", "training")
 MINUTES = 8  # that a stage may take
 SECONDS_TO_END = 20  # of them, kept to end processes and write the report
-LOG_BYTES = 8 << 20
-UNFINISHED = ("error", "left out")  # what --resume runs again
-SHOWN = ("ms", "tokens_per_second", "peak_mib", "peak_gib", "validation_loss", "seconds")
 
 
 class Results:
@@ -68,20 +65,19 @@ class Results:
 
     def drop(self, stage: str, resume: bool) -> None:
         """Drops the rows of a stage or, to resume it, those of jobs that did not end and that of the stage."""
-
-        def is_kept(row: dict) -> bool:
-            return row["stage"] != stage or (resume and row["status"] not in UNFINISHED and row["name"] != stage)
-
-        kept = [row for row in self.rows() if is_kept(row)]
+        rows = self.rows()
+        lost = [row for row in rows if row["stage"] == stage]
+        if resume:
+            lost = [row for row in lost if row["status"] in ("error", "left out") or row["name"] == stage]
+        kept = [row for row in rows if row not in lost]
         self.path.write_text("".join(json.dumps(row) + "\n" for row in kept))
 
     def add(self, **row: Any) -> None:
         row = {"stage": "", "job": "", "name": "", "status": "ok", "reason": "", "is_job": False, **row, **self.shared}
         with self.path.open("ab", buffering=0) as file:  # one call of the system: rows do not mix
             file.write(json.dumps(row).encode() + b"\n")
-        figures = [f"{key} {row[key]}" for key in SHOWN if key in row]
-        line = f"{row['stage']:15} {row['name']:45} {row['status']:10} {row['reason'][:120] or ', '.join(figures)}"
-        print(line, file=self.screen, flush=True)
+        shown = f"{row['stage']:12} {row['name']:45} {row['status']:10} {row['reason'][:120]} {row.get('ms', '')}"
+        print(shown.rstrip(), file=self.screen, flush=True)
 
     def done(self, stage: str) -> dict[str, str]:
         return {row["name"]: row["status"] for row in self.rows(stage) if not row["is_job"]}
@@ -105,7 +101,8 @@ def run_job(stage: str, job: "Job", results: Results, log: Path) -> None:
         results.add(stage=stage, seconds=round(time.monotonic() - start, 1), **row)
 
     def emit(name: str, status: str = "ok", reason: str = "", **figures) -> None:
-        add(job=job.name, name=name, status=status, reason=reason, **figures)
+        known = {key: value for key, value in figures.items() if value is not None}
+        add(job=job.name, name=name, status=status, reason=reason, **known)
 
     try:
         sizes = gpu_jobs.DRY if results.shared["dry_run"] else gpu_jobs.FULL
@@ -165,12 +162,6 @@ def run_stage(stage: str, results: Results, folder: Path, dry_run: bool, resume:
         blocks.write_text(json.dumps(table, indent=1) + "\n")
 
 
-def commit() -> str:
-    """Of this repository; "" where it is a plain copy or there is no git."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
-
-
 def environment(dry_run: bool, command: str) -> dict[str, Any]:
     """What every row says about where it comes from."""
     import torch
@@ -180,18 +171,20 @@ def environment(dry_run: bool, command: str) -> dict[str, Any]:
     sources = sorted((ROOT / "diff_transformer").glob("flash_diff*.py"))
     capability = (8, 6) if dry_run else torch.cuda.get_device_capability()
     packages = versions("torch", "triton", "transformers", "numpy", "flash_attn", "flash_attn_interface")
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]  # nothing where this is a plain copy
     return {
         "dry_run": dry_run,
         "hardware": hardware("cpu" if dry_run else "cuda"),
         "capability": ".".join(map(str, capability)),
         "versions": {"python": platform.python_version(), **packages},
-        "commit": commit(),
+        "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else "",
         "kernels": hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()[:12],
         "command": command,
     }
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
+def main(arguments: list[str] | None = None) -> int:
+    """Returns 1 if anything failed, otherwise 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--out", type=Path, help="folder of the results; another run adds to it")
@@ -202,12 +195,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if (options.out is None) == (options.report is None):
         parser.error("name a folder for the results with --out, or one to read with --report")
-    return options
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Returns 1 if anything failed, otherwise 0."""
-    options = parse(arguments)
     os.environ["HF_HUB_OFFLINE"] = "1"
     if options.dry_run:  # before torch and triton are imported
         os.environ |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
@@ -230,9 +217,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.chdir(ROOT)
     out.mkdir(parents=True, exist_ok=True)
     shared = environment(options.dry_run, command("gpu_suite", arguments))
-    results, log = Results(out / gpu_report.ROWS, shared), out / "log.txt"
-    if log.exists() and log.stat().st_size > LOG_BYTES:
-        log.unlink()
+    results = Results(out / gpu_report.ROWS, shared)
     stages = [stage for stage in STAGES if stage in options.stage]
     print(f"Budget  at most {MINUTES} minutes each for {', '.join(stages)}, on {shared['hardware']}", flush=True)
     for stage in stages:

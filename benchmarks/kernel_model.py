@@ -104,7 +104,7 @@ STANDARD_BLOCKS = {
     (86, "standard_dkdv"): "64/128/4/2  64/128/8/2  64/128/8/2",
     (90, "standard_forward"): "128/128/8/2  128/128/8/2  128/128/8/2",
     (90, "standard_dq"): "128/128/8/2  128/128/8/2  128/128/8/2",
-    (90, "standard_dkdv"): "128/128/8/2  128/128/8/2  64/128/8/2",
+    (90, "standard_dkdv"): "128/128/8/2  64/128/8/2  64/128/8/2",
     (100, "standard_forward"): "128/128/8/2  128/128/8/2  128/128/8/2",
     (100, "standard_dq"): "128/128/8/2  128/64/4/2  128/128/8/2",
     (100, "standard_dkdv"): "128/128/8/2  64/128/4/2  64/128/4/2",
@@ -387,7 +387,7 @@ def model(name: str, architecture: int, d: int, used: Blocks) -> dict:
         return row | {"status": f"does not compile: {first_line(error)}"}
     programs = occupancy(compiled, architecture, used.num_warps)
     row |= {"registers": compiled.registers, "spilled_bytes": compiled.spilled, "shared_bytes": compiled.shared}
-    row["occupancy"] = programs
+    row |= {"occupancy": programs}
     if programs == 0:
         return row | {"status": "does not fit on a multiprocessor"}
     try:
@@ -418,16 +418,17 @@ def totals(rows: list[dict]) -> dict[tuple[int, int], dict[str, float]]:
     found = {(row["architecture"], row["d"], row["kernel"]): row for row in ranked}
     result = {}
     for at in sorted({key[:2] for key in found}):
-        complete = [names for names in (*WAYS, STANDARD) if all((*at, name) in found for name in names)]
-        if len(complete) > 1 and complete[-1] is STANDARD:
-            times = {column: [modelled_time(found, at, names, column) for names in complete] for column in FRACTIONS}
-            result[at] = {column: round(min(ours) / standard, 2) for column, (*ours, standard) in times.items()}
+
+        def time(names: Iterable[str], column: str, at: tuple = at) -> float:
+            """In units of rows * keys * d multiply-adds at the peak, per differential head."""
+            return sum(KERNELS[name].units * KERNELS[name].programs / found[(*at, name)][column] for name in names)
+
+        *ours, standard = (all((*at, name) in found for name in names) for names in (*WAYS, STANDARD))
+        ways = [names for names, is_complete in zip(WAYS, ours, strict=True) if is_complete]
+        if standard and ways:
+            ratio = {one: min(time(names, one) for names in ways) / time(STANDARD, one) for one in FRACTIONS}
+            result[at] = {column: round(value, 2) for column, value in ratio.items()}
     return result
-
-
-def modelled_time(found: dict, at: tuple[int, int], names: Iterable[str], column: str) -> float:
-    """In units of rows * keys * d multiply-adds at the peak, per differential head."""
-    return sum(KERNELS[name].units * KERNELS[name].programs / found[(*at, name)][column] for name in names)
 
 
 def as_markdown(rows: list[dict], command: str) -> str:
@@ -453,7 +454,7 @@ def as_markdown(rows: list[dict], command: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns 1 if a kernel of the tables is not modelled."""
-    parser = argument_parser(__doc__, "files")
+    parser = argument_parser(__doc__)
     add = parser.add_argument
     add("--architectures", type=int, nargs="+", default=list(ARCHITECTURES), choices=ARCHITECTURES)
     add("--head-dims", type=int, nargs="+", default=HEAD_DIMS, choices=range(1, 129), metavar="D", help="d, up to 128")
@@ -471,8 +472,6 @@ def main(arguments: list[str] | None = None) -> int:
     for cell in cells:
         rows.append(show(model(*cell)) | versions("triton"))
         write(options.out, rows, as_markdown(rows, command("kernel_model", arguments)))
-    for (architecture, d), one in totals(rows).items():
-        print(f"sm_{architecture} d={d}: time of ours / standard", one)
     return int(any(row["status"] != "ok" for row in rows) and not options.blocks)
 
 

@@ -15,6 +15,7 @@ that a busy machine slows down all of them equally.
 """
 
 import platform
+import re
 from functools import cache, partial
 from pathlib import Path
 
@@ -95,11 +96,9 @@ def measure(dtype: torch.dtype, rounds: int) -> list[dict]:
 
 
 def hardware() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    names = [line.split(":")[1] for line in cpuinfo.read_text().splitlines() if "model name" in line]
+    names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()) or [platform.processor()]
     bf16 = "bf16 in hardware" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "no bf16 in hardware"
-    name = (names or [platform.processor()])[0].strip()
-    return f"{name}, {torch.backends.cpu.get_cpu_capability()}, {bf16}, 1 thread"
+    return f"{names[0].strip()}, {torch.backends.cpu.get_cpu_capability()}, {bf16}, 1 thread"
 
 
 def as_markdown(rows: list[dict], command: str) -> str:
@@ -119,7 +118,7 @@ def as_markdown(rows: list[dict], command: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argument_parser(__doc__, "files")
+    parser = argument_parser(__doc__)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     text = "timed rounds (default: %(default)s); decoding takes eight times as many"
     parser.add_argument("--rounds", type=int, default=5, help=text)
@@ -127,9 +126,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--bf16-rounds", type=int, default=2, help=text)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    rows: list[dict] = []
-    for dtype in options.dtypes:
-        rows += measure(getattr(torch, dtype), options.bf16_rounds if dtype == "bfloat16" else options.rounds)
+    rounds = {"bfloat16": options.bf16_rounds}
+    rows = [row for x in options.dtypes for row in measure(getattr(torch, x), rounds.get(x, options.rounds))]
     page = as_markdown(rows, command("model_cpu", arguments))
     print(page)
     write(options.out, rows, page)

@@ -31,15 +31,7 @@ CONTESTANTS = {  # name -> model, attention
     "Transformer sdpa": ("Transformer", "sdpa"),
     "Transformer flash_attention_2": ("Transformer", "flash_attention_2"),
 }
-# DIFF over Transformer in Table 7, 3B: tokens per second with the authors' kernels
-PAPER = {
-    ("forward", 2048): 46811 / 51228,
-    ("forward", 4096): 44521 / 48762,
-    ("forward+backward", 2048): 6635 / 7247,
-    ("forward+backward", 4096): 6718 / 7491,
-}
-TINY = {"vocab_size": 199, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-TINY["num_attention_heads"] = 2
+TINY = {"vocab_size": 199, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2}
 
 
 def build(config: PreTrainedConfig, dtype: torch.dtype, device: str) -> PreTrainedModel:
@@ -145,14 +137,12 @@ def measure(
     rows = []
     for name, (model, _) in CONTESTANTS.items():
         row = {"task": task, "length": length, "batch": batch, "model": name, "status": found[name]["status"]}
-        row |= dict.fromkeys(("tokens_per_second", "over_transformer", "paper_over_transformer", "peak_gib"))
+        row |= dict.fromkeys(("tokens_per_second", "over_transformer", "peak_gib"))
         if name in speed:
             row["tokens_per_second"] = round(speed[name], 1)
             row["over_transformer"] = round(speed[name] / best, 3) if best else None
             # The weights of its model and what the run allocates, without the other model
             row["peak_gib"] = round((found[name]["peak"] + weight_bytes(models[model])) / 2**30, 2)
-        if model == "DIFF" and (task, length) in PAPER:
-            row["paper_over_transformer"] = round(PAPER[task, length], 3)
         row |= {"rounds": rounds, "layers": config.num_hidden_layers, "hidden_size": config.hidden_size}
         row |= {"dtype": str(models[model].dtype).removeprefix("torch."), "reason": found[name].get("reason", "")}
         rows.append({**row, "hardware": hardware(device), **versions("torch", "triton", "transformers")})

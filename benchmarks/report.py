@@ -55,10 +55,9 @@ def first_line(error: BaseException, noted: Iterable[warnings.WarningMessage] = 
     return " - ".join([f"{type(error).__name__}: {text}"[:200], *warned[:2]])
 
 
-def argument_parser(description: str | None, results: str = "file") -> argparse.ArgumentParser:
+def argument_parser(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    extensions = "its extension" if results == "file" else "their extensions"
-    parser.add_argument("--out", type=Path, help=f"path of the result {results}, without {extensions}")
+    parser.add_argument("--out", type=Path, help="path of the result, without its extension")
     return parser
 
 

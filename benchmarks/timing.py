@@ -37,21 +37,20 @@ class Step(NamedTuple):
 
 def process_time(step: Step, device: str) -> float:
     """CPU time of this process, which another program on the machine does not lengthen."""
-    prepared = step.set_up()
-    start = time.process_time()
-    step.timed(prepared)
-    return 1000 * (time.process_time() - start)
+    return _elapsed(step, time.process_time)
 
 
 def wall_time(step: Step, device: str) -> float:
     """Including Python, until the device is idle again."""
-    synchronize = torch.cuda.synchronize if torch.device(device).type == "cuda" else torch.cpu.synchronize
+    synchronize = torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
+    return _elapsed(step, lambda: synchronize() or time.perf_counter())
+
+
+def _elapsed(step: Step, now: Callable[[], float]) -> float:
     prepared = step.set_up()
-    synchronize()
-    start = time.perf_counter()
+    start = now()
     step.timed(prepared)
-    synchronize()
-    return 1000 * (time.perf_counter() - start)
+    return 1000 * (now() - start)
 
 
 @functools.cache

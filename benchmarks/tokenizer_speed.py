@@ -9,7 +9,7 @@ the cores (`load`: the load average at the start).
 """
 
 import os
-import sys
+import platform
 import time
 from importlib.metadata import version
 from unittest import mock
@@ -53,8 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
     add = parser.add_argument
     add("--megabytes", type=float, default=10, help="size of the text in 10^6 bytes (default: %(default)s)")
     add("--repeats", type=int, default=3, help="runs per method, of which the fastest counts (default: %(default)s)")
-    text = "name of the machine, for the table (default: %(default)s)"
-    add("--hardware", default="AMD EPYC (2 cores)", help=text)
+    add("--hardware", default="AMD EPYC (2 cores)", help="name of the machine (default: %(default)s)")
     options = parser.parse_args(arguments)
 
     texts, num_bytes = documents(int(options.megabytes * 1e6))
@@ -73,19 +72,17 @@ def main(arguments: list[str] | None = None) -> None:
     num_tokens = sum(map(len, reference))
     for name, (threads, encode) in methods.items():
         load = os.getloadavg()[0]
-        seconds, cpu_seconds = [], []
+        if encode() != reference:
+            raise AssertionError(f"{name} and tiktoken gave different ids: the tokenizer's tests must fail too")
+        times = []
         for _ in range(options.repeats):
             start, cpu_start = time.perf_counter(), time.process_time()
-            ids = encode()
-            seconds.append(time.perf_counter() - start)
-            cpu_seconds.append(time.process_time() - cpu_start)
-            if ids != reference:
-                raise AssertionError(f"{name} and tiktoken gave different ids: the tokenizer's tests must fail too")
+            encode()
+            times.append((time.perf_counter() - start, time.process_time() - cpu_start))
         row = {"method": name, "threads": threads, "documents": len(texts), "bytes": num_bytes, "tokens": num_tokens}
-        for column, measured in (("seconds", min(seconds)), ("cpu_seconds", min(cpu_seconds))):
-            per_second = f"tokens_per_{column.removesuffix('s')}"
-            row |= {column: round(measured, 3), per_second: round(num_tokens / measured)}
-        row |= {"load": round(load, 1), "hardware": options.hardware, "python": sys.version.split()[0]}
+        for column, measured in zip(("second", "cpu_second"), map(min, zip(*times, strict=True)), strict=True):
+            row |= {f"{column}s": round(measured, 3), f"tokens_per_{column}": round(num_tokens / measured)}
+        row |= {"load": round(load, 1), "hardware": options.hardware, "python": platform.python_version()}
         row |= {package: version(package) for package in ("tiktoken", "tokenizers", "transformers")}
         rows.append(show({**row, "command": command("tokenizer_speed", arguments)}))
     write(options.out, rows)

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -61,11 +60,11 @@ def test_dry_run_fills_every_stage(suite, gpu_report, tmp_path):
     speeds = {row["name"] for row in rows if row.get("tokens_per_second")}
     assert {"decode 4 DIFF flash_diff", "forward+backward 4 Transformer sdpa"} <= speeds
     found = {row["name"] for row in rows if row["status"] == "ok"}
-    assert {"chunks 32", "logits 32", "DIFF", "Transformer", "equal bits varlen d=16 16 norm float16"} <= found
+    assert {"chunks 16", "logits 16", "DIFF", "Transformer", "equal bits varlen d=16 16 norm float16"} <= found
     with pytest.raises(SystemExit, match="of a dry run"):
         suite.main(["--report", str(tmp_path)])
     page = gpu_report.report(rows)
-    for text in ("### decode, d = 16", "| split16 |", "| DIFF flash_diff |", "| chunks 32 |", "| Transformer | ok |"):
+    for text in ("### decode, d = 16", "| split16 |", "| DIFF flash_diff |", "| chunks 16 |", "| Transformer | ok |"):
         assert text in page
     assert "Not run" not in page
 
@@ -183,7 +182,7 @@ def test_kernels_job_shows_errors_and_unequal_bits(jobs, monkeypatch):
 
     monkeypatch.setattr(jobs, "OURS", jobs.attention.Way("ours", drifting))
     rows = {}
-    sizes = replace(jobs.DRY, checked=8, dtype="float32")
+    sizes = jobs.DRY._replace(checked=8, dtype="float32")
     jobs.kernels(lambda name, status, reason: rows.update({name: (status, reason)}), {}, sizes, d=16, norm=True)
     assert len(rows) == 2 * 3 and {status for status, _ in rows.values()} == {"RED"}
     assert "output is off by" in rows["error both d=16 8 norm float32"][1]
@@ -194,7 +193,7 @@ def test_candidates_name_the_blocks_in_use(jobs, monkeypatch, tmp_path):
     monkeypatch.setenv("DIFF_TRANSFORMER_BLOCKS", "restored after the test")
     for d in (80, 128):
         jobs.use_blocks({}, tmp_path)
-        found = jobs.candidates(replace(jobs.DRY, candidates=3), d)
+        found = jobs.candidates(jobs.DRY._replace(candidates=3), d)
         assert {"forward", "dq", "split16"} < {one.kernel for one in found} and len(set(found)) == len(found)
         for one in found:
             jobs.use_blocks(one.table(jobs.DRY), tmp_path)
