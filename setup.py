@@ -65,6 +65,7 @@ setup(
         "diff_transformer": [
             "cl100k_base.tiktoken",
             "py.typed",
+            "hub_upload/*.md",
             "reproduction/studies/*.yaml",
             "training/smoke_recipes/*.yaml",
         ]

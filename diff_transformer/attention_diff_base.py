@@ -59,12 +59,16 @@ def cu_seq_lens_from_position_ids(position_ids: torch.Tensor) -> tuple[torch.Ten
     return offsets, int(offsets.diff().max())
 
 
-def padding_spans(attention_mask: torch.Tensor) -> tuple[torch.Tensor | None, tuple[torch.Tensor, ...] | None]:
+def padding_spans(
+    attention_mask: torch.Tensor, q_length: int
+) -> tuple[torch.Tensor | None, tuple[torch.Tensor, ...] | None]:
     """Where the tokens of each row start and end, two (B,) tensors, in place of a mask (B, T) with padding on either
-    side; neither if nothing is padded. A mask with holes is returned unchanged.
+    side; neither if nothing is padded. Any other mask is returned unchanged: one with holes, cached tokens, or 4-D.
 
     The mask is inspected once for all layers, as transformers does for SDPA.
     """
+    if attention_mask.ndim != 2 or attention_mask.shape[1] != q_length:
+        return attention_mask, None
     is_token = attention_mask.int()
     starts = is_token.argmax(-1)
     ends = starts + is_token.sum(-1)
@@ -212,9 +216,8 @@ def prepare_attention(
         past_key_values=past_key_values if packed is None else None,
         position_ids=None if packed is None else _restart(packed),
     )
-    has_queries_only = isinstance(mask, torch.Tensor) and mask.shape == inputs_embeds.shape[:2]
-    if takes_spans and has_queries_only and not is_tracing(mask):
-        mask, options["padding_spans"] = padding_spans(mask)
+    if takes_spans and isinstance(mask, torch.Tensor) and not is_tracing(mask):
+        mask, options["padding_spans"] = padding_spans(mask, inputs_embeds.shape[1])
     return position_ids, mask, options
 
 

@@ -2,7 +2,6 @@
 """Headers of safetensors files: the names, types and shapes of the tensors, without their values."""
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +12,6 @@ from safetensors import SafetensorError, safe_open
 class TensorHeader:
     dtype: str  # as safetensors names it: F32, BF16, ...
     shape: tuple[int, ...]
-
-    @property
-    def numel(self) -> int:
-        return math.prod(self.shape)
 
 
 def read_header(file: str | Path) -> dict[str, TensorHeader]:

@@ -39,11 +39,11 @@ def load_table(
         rows = load_dataset(_TABLES[path.suffix], data_files=str(path), split="train")
     else:
         rows = _open_dataset(dataset, config, split)
-    needed = set(columns)
-    if not needed <= set(rows.column_names):
+    missing = sorted(set(columns) - set(rows.column_names))
+    if missing:
         raise ValueError(
-            f"{dataset} has the columns {', '.join(rows.column_names)}; "
-            f"{', '.join(sorted(needed - set(rows.column_names)))} is needed. Name another column or dataset."
+            f"{dataset} has the columns {', '.join(rows.column_names)}; {', '.join(missing)} is needed. Name another "
+            "column or dataset."
         )
     return rows
 
@@ -265,9 +265,7 @@ def _pick_columns(rows: Any, names: dict[str, str], dataset: str) -> "Dataset | 
     _check_columns(names, _dotted(columns), dataset)
     if isinstance(rows, IterableDataset):
         return rows.map(_rename, fn_kwargs={"names": names}).select_columns(list(names.values()))
-    outer = dict.fromkeys(name if name in columns else name.split(".")[0] for name in names)
-    rows = rows.select_columns(list(outer))
-    if list(outer) != list(names):
+    if not set(names) <= set(columns):
         rows = rows.flatten()
     return rows.select_columns(list(names)).rename_columns(names)
 

@@ -8,10 +8,9 @@ another one (`client_environment`):
         HfApi().create_repo("tester/model")
     assert fetched_files(tmp_path / "hub", "tester/model") == set()
 
-The root contains `models/<repo id>.json` (every commit: sha, title, path -> blob; every branch, tag and pull
-request: name -> sha), `blobs/<git object id, or sha256 of a large file>` and `requests.jsonl` (one line per request,
-in the order of arrival). It is simpler than the Hub: it stores models only, has no Xet, accepts any token, and every
-model card passes `validate-yaml`. Safetensors are large files (LFS) with `serve(root, lfs=True)`.
+The root contains `models/<repo id>.json` (every commit: sha, path -> blob; every branch, tag and pull request:
+name -> sha), `blobs/<git object id>` and `requests.jsonl` (one line per request). It is simpler than the Hub: it
+stores models only, has no large files (LFS, Xet), accepts any token, and every model card passes `validate-yaml`.
 
 `plan_faults` makes the next requests to an endpoint fail: with a status, or because the connection is cut.
 """
@@ -47,8 +46,6 @@ ROUTES = [
     (["POST"], rf"/api/models/{REPO}/commit/{REVISION}", "commit", True),
     (["POST"], rf"/api/models/{REPO}/branch/{REVISION}", "create_branch", True),
     (["POST"], rf"/api/models/{REPO}/tag/{REVISION}", "create_tag", True),
-    (["POST"], rf"/{REPO}\.git/info/lfs/objects/batch", "lfs_batch", True),
-    (["PUT"], r"/lfs/(?P<oid>[0-9a-f]{64})", "lfs_upload", False),
     (["GET", "HEAD"], rf"/{REPO}/resolve/{REVISION}/(?P<path>.+)", "resolve", False),
 ]
 
@@ -88,18 +85,18 @@ class Store:
         return dict(json.loads(self.repo_path(repo).read_text()))
 
     def read_commit(self, repo: str, revision: str = BRANCH) -> dict[str, Any]:
-        """The commit that `revision` names: its `sha`, its `title` and its `files`, path -> blob."""
+        """The commit that `revision` names: its `sha` and its `files`, path -> blob."""
         content = self.read_repo(repo)
         for commit in content["commits"]:
             if commit["sha"] == content["refs"].get(revision, revision):
                 return dict(commit)
         raise HubError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
 
-    def add_commit(self, repo: str, content: dict[str, Any], title: str, files: dict[str, str], ref: str) -> str:
+    def add_commit(self, repo: str, content: dict[str, Any], files: dict[str, str], ref: str) -> str:
         """Append a commit to `content`, let `ref` point to it, and store it. Its sha depends on the one before it."""
         before = content["commits"][-1]["sha"] if content["commits"] else None
-        sha = hashlib.sha1(json.dumps([repo, before, title, files]).encode()).hexdigest()
-        content["commits"].append({"sha": sha, "title": title, "files": dict(sorted(files.items()))})
+        sha = hashlib.sha1(json.dumps([repo, before, files]).encode()).hexdigest()
+        content["commits"].append({"sha": sha, "files": dict(sorted(files.items()))})
         content["refs"][ref] = sha
         self.write_repo(repo, content)
         return sha
@@ -118,9 +115,9 @@ class Store:
                 return int(status)
         return None
 
-    def add_blob(self, data: bytes, oid: str | None = None) -> str:
+    def add_blob(self, data: bytes) -> str:
         """Store a file's content under its git object id, by which the client recognizes unchanged files."""
-        oid = oid or hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+        oid = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
         (self.root / "blobs" / oid).write_bytes(data)
         return oid
 
@@ -134,7 +131,6 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # headers and body are two packets: Nagle would hold back the second for 40 ms
     store: Store
-    lfs = False
     lock = threading.Lock()
 
     def answer(self) -> None:
@@ -191,8 +187,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def create_repo(self) -> Reply:
         options = json.loads(self.body)
-        if options.get("type", "model") != "model":
-            raise HubError(400, f"the stand-in Hub stores models only, not a {options['type']}")
         repo = f"{options.get('organization') or USER}/{options['name']}"
         answer = {"name": repo, "url": f"{self.origin}/{repo}"}
         if self.store.repo_path(repo).exists():
@@ -202,7 +196,7 @@ class Handler(BaseHTTPRequestHandler):
         # As on the Hub, a new repo is not empty: its revisions resolve and the first upload has a parent.
         attributes = self.store.add_blob(b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n")
         content = {"private": bool(private), "commits": [], "refs": {}}
-        self.store.add_commit(repo, content, "initial commit", {".gitattributes": attributes}, BRANCH)
+        self.store.add_commit(repo, content, {".gitattributes": attributes}, BRANCH)
         return Reply(answer)
 
     def validate_yaml(self) -> Reply:
@@ -234,22 +228,8 @@ class Handler(BaseHTTPRequestHandler):
         present = self.store.read_commit(repo, revision)["files"]
         paths = [file["path"] for file in json.loads(self.body)["files"]]
         # With the `oid` of an existing file, the client leaves unchanged files out of the commit.
-        modes = {p: "lfs" if self.lfs and p.endswith(".safetensors") else "regular" for p in paths}
-        answers = [{"path": p, "uploadMode": modes[p], "shouldIgnore": False, "oid": present.get(p)} for p in paths]
-        return Reply({"files": answers})
-
-    def lfs_batch(self, repo: str) -> Reply:
-        objects = json.loads(self.body)["objects"]
-        for thing in objects:
-            if not (self.store.root / "blobs" / thing["oid"]).exists():  # no actions: the content exists
-                thing["actions"] = {"upload": {"href": f"{self.origin}/lfs/{thing['oid']}"}}
-        return Reply({"transfer": "basic", "objects": objects})
-
-    def lfs_upload(self, oid: str) -> Reply:
-        if hashlib.sha256(self.body).hexdigest() != oid:
-            raise HubError(400, "the content does not have the announced sha256")
-        self.store.add_blob(self.body, oid)
-        return Reply({})
+        common = {"uploadMode": "regular", "shouldIgnore": False}
+        return Reply({"files": [{"path": path, "oid": present.get(path), **common} for path in paths]})
 
     def create_branch(self, repo: str, revision: str) -> Reply:
         return self.create_ref(repo, revision, json.loads(self.body or b"{}").get("startingPoint", BRANCH))
@@ -269,22 +249,19 @@ class Handler(BaseHTTPRequestHandler):
         content = self.store.read_repo(repo)
         if revision not in content["refs"]:
             raise HubError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
-        head, title, ref = self.store.read_commit(repo, revision), "", revision
+        head, ref = self.store.read_commit(repo, revision), revision
         if "create_pr" in self.path:
             ref = f"refs/pr/{sum(name.startswith('refs/pr/') for name in content['refs']) + 1}"
         files = dict(head["files"])
         for line in self.body.splitlines():
             match json.loads(line):
                 case {"key": "header", "value": header}:
-                    title = header["summary"]
                     if header.get("parentCommit", head["sha"]) != head["sha"]:
                         raise HubError(
                             412, f"{header['parentCommit']} is not the head of {revision}, {head['sha']} is"
                         )
                 case {"key": "file", "value": {"path": path, "content": encoded, "encoding": "base64"}}:
                     files[path] = self.store.add_blob(base64.b64decode(encoded, validate=True))
-                case {"key": "lfsFile", "value": {"path": path, "algo": "sha256", "oid": oid}}:
-                    files[path] = oid
                 case {"key": "deletedFile" | "deletedFolder" as key, "value": {"path": path}}:
                     folder = path.rstrip("/") + "/"
                     kept = {p: o for p, o in files.items() if p != path and not p.startswith(folder)}
@@ -293,7 +270,7 @@ class Handler(BaseHTTPRequestHandler):
                     files = kept
                 case operation:
                     raise HubError(400, f"the stand-in Hub cannot commit a {operation['key']!r}")
-        sha = self.store.add_commit(repo, content, title, files, ref)
+        sha = self.store.add_commit(repo, content, files, ref)
         answer = {"success": True, "commitOid": sha, "commitUrl": f"{self.origin}/{repo}/commit/{sha}"}
         if ref != revision:
             answer["pullRequestUrl"] = f"{self.origin}/{repo}/discussions/{ref.rpartition('/')[2]}"
@@ -384,9 +361,9 @@ def _remote_modules() -> list[str]:
 
 
 @contextmanager
-def serve(root: Path, lfs: bool = False) -> Iterator[str]:
+def serve(root: Path) -> Iterator[str]:
     """Run a stand-in Hub over `root` in threads of this process and yield its URL; its repos remain in `root`."""
-    handler = type("BoundHandler", (Handler,), {"store": Store(root), "lfs": lfs})
+    handler = type("BoundHandler", (Handler,), {"store": Store(root)})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:

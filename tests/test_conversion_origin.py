@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from diff_transformer import cl100k_tokenizer
 from diff_transformer.conversion import motif, origin
 from diff_transformer.conversion.__main__ import main
-from diff_transformer.hub_upload.card import gather, write_card
+from diff_transformer.hub_upload.card import write_card
 from diff_transformer.hub_upload.checks import check_files
 from diff_transformer.hub_upload.staging import stage
 
@@ -87,9 +87,8 @@ def test_a_repository_is_converted_verified_and_uploaded_with_its_license(hub, r
 
     given = dict.fromkeys(("license", "language", "dataset", "base_model", "results", "recipe", "force"))
     with stage(tmp_path / "ours") as staged:
-        facts, problems = gather(staged, Namespace(repo_id="tester/diff", **given), None)
+        problems = write_card(staged, Namespace(repo_id="tester/diff", **given))
         problems += check_files(staged)
-        write_card(staged, facts)
         assert not [problem for problem in problems if problem.fatal] and "LICENSE" in staged.files()
         card = (staged.folder / "README.md").read_text()
         data = metadata_load(staged.folder / "README.md")

@@ -8,19 +8,17 @@ from safetensors.torch import save_file
 from diff_transformer.safetensors_headers import TensorHeader, read_header, read_weight_map
 
 
-def test_headers(tmp_path):
+def test_read_header_gives_names_types_and_shapes(tmp_path):
     tensors = {"a": torch.ones(3, 4), "b": torch.ones((), dtype=torch.bfloat16), "c": torch.ones(0, 5)}
     save_file(tensors, tmp_path / "a.safetensors")
-    header = read_header(tmp_path / "a.safetensors")
-    assert header == {
+    assert read_header(tmp_path / "a.safetensors") == {
         "a": TensorHeader("F32", (3, 4)),
         "b": TensorHeader("BF16", ()),
         "c": TensorHeader("F32", (0, 5)),
     }
-    assert [header[name].numel for name in tensors] == [12, 1, 0]
 
 
-def test_damaged_files(tmp_path):
+def test_damaged_files_are_rejected(tmp_path):
     file, index = tmp_path / "a.safetensors", tmp_path / "index.json"
     save_file({"a": torch.ones(3)}, file)
     for damaged in (file.read_bytes()[:-1], b"\xff" * 64, b""):

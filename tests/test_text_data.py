@@ -45,6 +45,7 @@ def test_errors_name_what_there_is(folder):
         str(folder / "b"): r"c\.md is not UTF-8 text",
         str(folder / "rows.jsonl"): "has the columns story; text is needed",
         "": "Got no dataset",
+        str(folder / "missing.txt"): r"missing\.txt', configuration",
         "missing": "'missing', configuration None, split 'train' cannot be opened",
     }.items():
         with pytest.raises(ValueError, match=message):

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerFast
 from diff_transformer import tokenization_cl100k
 from diff_transformer.tokenization_cl100k import RANKS_FILE, RANKS_SHA256, SPECIAL_TOKENS, cl100k_tokenizer
 
-PREFIXES = (256, 1000, 8192, 50_000)
+PREFIXES = (256, 8192, 50_000)
 
 PROSE = (
     "It's the reader's job, they'd SAY: \"don't we'LL I'VE you'RE he'D 'tis\".  Two  spaces, a\ttab…\n\n\n"
@@ -41,7 +41,7 @@ EMOJI = "👩‍👩‍👧‍👦 👩🏽‍🚀🏳️‍🌈🇫🇷🇯🇵
 RUNS = [
     unit * length + end
     for unit in (" ", "\n", "\r\n", "\t", " \n", "\n ", "\u00a0", "1", "a", "Z", "!", "=", "é", "١", "字", "😀", "'s")
-    for length in (1, 2, 3, 4, 5, 7, 16, 83, 1000, 20_000)
+    for length in (1, 2, 3, 4, 7, 83, 5000)
     for end in ("", "x", "1", "!", "\n", " ", " x")
 ]
 SPECIAL_TEXTS = [
@@ -82,9 +82,9 @@ def oracle() -> tiktoken.Encoding:
 
 @pytest.fixture(scope="module")
 def corpus() -> list[str]:
-    """At least 10 MB of the sources and documents on this machine, in the order of their paths."""
+    """At least 4 MB of the sources and documents on this machine, in the order of their paths."""
     stdlib, packages = (Path(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib"))
-    groups = ((packages, "*.md", 1_000_000), (stdlib, "*.py", 10_500_000), (packages, "*.py", 10_500_000))
+    groups = ((packages, "*.md", 1_000_000), (stdlib, "*.py", 4_500_000), (packages, "*.py", 4_500_000))
     texts: list[str] = []
     size = 0
     for folder, pattern, upto in groups:  # the last group counts only if the first two are too small
@@ -94,7 +94,7 @@ def corpus() -> list[str]:
             data = path.read_bytes()
             size += len(data)
             texts.append(data.decode("utf-8", errors="replace"))
-    assert size >= 10_000_000, f"only {size} bytes of local text found"
+    assert size >= 4_000_000, f"only {size} bytes of local text found"
     return texts
 
 
@@ -127,7 +127,7 @@ AWKWARD += ["_", "!", "...", "<|", "|>", "\x00", "\ufffd"]
 
 
 @pytest.mark.slow
-def test_prose_code_emoji_runs(tokenizer, oracle):
+def test_ids_of_prose_code_emoji_and_runs(tokenizer, oracle):
     assert_same_ids(tokenizer, oracle, [PROSE, CODE, EMOJI, PROSE + CODE + EMOJI, "", *RUNS])
 
 
@@ -143,33 +143,29 @@ def code_points() -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.slow
-def test_every_assigned_code_point_alone(tokenizer, oracle):
+def test_ids_of_every_assigned_code_point_alone_and_in_context(tokenizer, oracle):
     assigned, others = code_points()
-    assert_same_ids(tokenizer, oracle, assigned + others)
-
-
-@pytest.mark.slow
-def test_every_assigned_code_point_in_context(tokenizer, oracle):
-    assigned, others = code_points()
-    contexts = [f"a{c}b {c}{c}1'{c}\n{c}2" for c in assigned + others]
+    characters = assigned + others
+    assert_same_ids(tokenizer, oracle, characters)
+    contexts = [f"a{c}b {c}{c}1'{c}\n{c}2" for c in characters]
     assert_same_ids(tokenizer, oracle, ["".join(contexts[i : i + 256]) for i in range(0, len(contexts), 256)])
 
 
 @pytest.mark.slow
-def test_ten_megabytes_of_local_text(tokenizer, oracle, corpus):
-    assert assert_same_ids(tokenizer, oracle, corpus) > 2_000_000
+def test_ids_of_megabytes_of_local_text(tokenizer, oracle, corpus):
+    assert assert_same_ids(tokenizer, oracle, corpus) > 800_000
 
 
 @pytest.mark.slow
-@settings(max_examples=800, deadline=None, derandomize=True, database=None)
+@settings(max_examples=400, deadline=None, derandomize=True, database=None)
 @given(text=st.text(max_size=100) | fragments(AWKWARD))
-def test_fuzzed_text(tokenizer, oracle, text):
+def test_ids_of_fuzzed_text(tokenizer, oracle, text):
     assert_same_ids(tokenizer, oracle, [text])
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
 @given(text=fragments([*AWKWARD, *SPECIAL_TOKENS]))
-def test_fuzzed_text_with_special_tokens(tokenizer, oracle, text):
+def test_ids_of_fuzzed_text_with_special_tokens(tokenizer, oracle, text):
     for split in (False, True):
         assert_same_ids(tokenizer, oracle, [text], split_special_tokens=split)
 
@@ -192,7 +188,7 @@ def test_split_special_tokens_as_the_tokenizers_default(oracle):
 def test_decode_of_partial_characters(tokenizer, oracle):
     """Ids that end or start inside a UTF-8 character decode as in tiktoken, to U+FFFD; their bytes are all kept."""
     byte_of = {char: byte for byte, char in tokenization_cl100k._byte_alphabet().items()}
-    for text in (PROSE, EMOJI, "".join(map(chr, range(0x10000, 0x110000, 997)))):
+    for text in (PROSE, EMOJI, "".join(map(chr, range(0x10000, 0x110000, 4999)))):
         ids = oracle.encode_ordinary(text)
         pieces = [tokenizer.decode([i]) for i in ids]
         assert "\ufffd" in "".join(pieces), "the text was meant to have tokens that split a character"
@@ -215,7 +211,7 @@ def test_every_token_has_tiktokens_bytes(tokenizer, oracle):
     assert tokenizer.decode([single_bytes[byte] for byte in "é字😀".encode()]) == "é字😀"
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
 @given(ids=st.lists(st.integers(0, 100_255) | st.integers(100, 260) | st.sampled_from([*SPECIAL_TOKENS.values()])))
 def test_decode_of_any_ids(tokenizer, oracle, ids):
     assert tokenizer.decode(ids) == oracle.decode(ids)
@@ -230,12 +226,12 @@ def test_prefix_vocabulary(num_ranks, corpus):
     tokenizer = cl100k_tokenizer(num_ranks)
     specials = {token: num_ranks + i for i, token in enumerate(SPECIAL_TOKENS)}
     oracle = tiktoken.Encoding(**own_cl100k(num_ranks) | {"name": "prefix", "special_tokens": specials})
-    some = corpus[::20]
-    assert sum(map(len, some)) > 200_000
+    some = corpus[::10]
+    assert sum(map(len, some)) > 150_000
     assert_same_ids(tokenizer, oracle, [PROSE, CODE, EMOJI, *(run[:2000] for run in RUNS), *some])
     for split in (False, True):
         assert_same_ids(tokenizer, oracle, SPECIAL_TEXTS, split_special_tokens=split)
-    codes = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000][::7]
+    codes = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000][::13]
     assert_same_ids(tokenizer, oracle, ["1 ".join(codes[i : i + 256]) for i in range(0, len(codes), 256)])
     assert tokenizer.convert_tokens_to_ids(list(specials)) == list(specials.values())
     assert len(tokenizer) == tokenizer.vocab_size == num_ranks + len(specials)
@@ -400,7 +396,7 @@ def test_chat_template_assistant_mask_of_a_padded_batch(oracle, side):
 
 def test_chat_template_assistant_mask_when_truncated(tokenizer, oracle):
     need_ids, need_mask = chat_ids_and_mask(oracle, CHAT)
-    for length in range(1, len(need_ids)):
+    for length in range(1, len(need_ids), 3):
         out = tokenizer.apply_chat_template(
             CHAT, truncation=True, max_length=length, return_dict=True, return_assistant_tokens_mask=True
         )

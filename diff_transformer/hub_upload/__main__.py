@@ -5,17 +5,24 @@ The token comes from `hf auth login` or HF_TOKEN; it is never an argument.
 """
 
 import argparse
+import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from torch import Tensor
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelInfo
+from huggingface_hub.errors import HTTPError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 
-from . import push
-from .card import gather, write_card
-from .checks import Problem, check_files, check_reload, check_texts
+from .card import write_card
+from .checks import Problem, check_files, check_model, check_texts
 from .clean_load import compare_in_clean_process
-from .staging import Staged, stage
+from .staging import Staged, read_json, stage
+
+# Files at the top of the repository that decide what is loaded: those of an earlier upload must not remain
+LOADED = [
+    *("model*.safetensors", "model.safetensors.index.json", "adapter_model.safetensors", "config.json"),
+    *("adapter_config.json", "*_diff.py", "*_diff_base.py", "*_diff_v2.py", "flash_diff*.py"),
+]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -47,78 +54,121 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.create_pr and options.revision:
         parser.error("--create-pr opens a pull request on the main branch: leave out --revision")
+    if "/" not in options.repo_id:
+        parser.error(f"{options.repo_id} has no owner: REPO_ID needs the form OWNER/NAME")
     try:
+        validate_repo_id(options.repo_id)
         with stage(options.folder, options.exclude, options.base_model) as staged:
-            return _run(staged, options)
+            _run(staged, options)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+    except (HTTPError, RuntimeError) as error:  # the client wraps the cause of a failed transfer
+        reason = f"{error} {error.__cause__ or ''}".strip()
+        print(f"error: {reason}. Check the network and HF_ENDPOINT, and run the same command again", file=sys.stderr)
+    else:
+        return 0
+    return 1
 
 
-def _run(staged: Staged, options: argparse.Namespace) -> int:
-    remote = push.RemoteRepo(options.repo_id)
-    if not options.dry_run:
-        remote = push.inspect_repo(options.repo_id, options.revision)
-        kind = "adapter" if staged.is_adapter else staged.architecture.config.model_type
-        if options.private and remote.exists and not remote.private:
-            remedy = "Make it private in its settings first, or leave out --private."
-            raise ValueError(f"{options.repo_id} exists and is public. {remedy}")
-        if remote.kind not in (None, kind) and not options.force:
-            other = f"{options.repo_id} contains a model of type {remote.kind!r}, and this one is {kind!r}"
-            raise ValueError(f"{other}. Choose another repository, or replace it with --force.")
-
-    facts, problems = gather(staged, options, remote.card)
-    problems += check_files(staged)
-    failed = {problem.check for problem in problems if problem.fatal}
-    has_card = not failed & {"weights", "config", "adapter", "results", "training"}
-    if has_card:
-        write_card(staged, facts)
+def _run(staged: Staged, options: argparse.Namespace) -> None:
+    """Raises ValueError, or an error of the Hub's client, if the model is not uploaded or not as it should be."""
+    repo, card = (None, "") if options.dry_run else inspect_repo(staged, options)
+    expected, problems = None, list(check_files(staged))
+    if not _broken(problems):
+        expected, found = check_model(staged, offline=options.dry_run)
+        problems += found
+    if not _broken(problems):
+        problems += write_card(staged, options, card)
+        if options.dry_run:
+            print(f"{'-' * 40} README.md\n{(staged.folder / 'README.md').read_text(encoding='utf-8')}{'-' * 50}")
     problems += check_texts(staged)
-    expected = None
-    if not failed & {"weights", "config", "adapter", "code"}:
-        expected, reload_problems = check_reload(staged, offline=options.dry_run)
-        problems += reload_problems
 
-    if options.dry_run and has_card:
-        print(f"{'-' * 40} README.md\n{(staged.folder / 'README.md').read_text(encoding='utf-8')}{'-' * 50}")
-    _print_report(staged, problems)
-    if options.dry_run or any(problem.fatal for problem in problems):
-        print("Nothing was uploaded.")
-        return int(any(problem.fatal for problem in problems))
-    if stale := push.stale_files(remote, staged.files()):
+    files = staged.files()
+    for name, path in files.items():
+        print(f"{path.stat().st_size:>16,}  {name}")
+    print(f"Left out: {', '.join(staged.left_out) or 'nothing'}")
+    print(*sorted(problems, key=lambda problem: not problem.fatal), sep="\n")
+    if errors := sum(problem.fatal for problem in problems):
+        raise ValueError(f"The preflight found {errors} errors. Nothing was uploaded.")
+    if options.dry_run:
+        print("The preflight found no errors. Nothing was uploaded.")
+        return
+    if stale := stale_files(repo, card, set(files)):
         print(f"Deleted on the Hub, left by an earlier upload: {', '.join(stale)}", flush=True)
-    return _upload(staged, options, remote, expected)
-
-
-def _print_report(staged: Staged, problems: Sequence[Problem]) -> None:
-    files = {name: path.stat().st_size for name, path in staged.files().items()}
-    for name, size in files.items():
-        print(f"{size:>16,}  {name}")
-    print(f"{sum(files.values()):>16,}  bytes in {len(files)} files")
-    for what, names in (("Added", staged.added), ("Left out", staged.left_out)):
-        if names:
-            print(f"{what}: {', '.join(names)}")
-    for problem in sorted(problems, key=lambda problem: not problem.fatal):
-        print(problem)
-    print(f"Preflight: {sum(problem.fatal for problem in problems)} errors", flush=True)
-
-
-def _upload(staged: Staged, options: argparse.Namespace, remote: push.RemoteRepo, expected: Tensor | None) -> int:
-    done = push.push(remote, staged, options)
-    is_new = done.pr_url is not None or done.oid != remote.sha
+    done = push(staged, repo, stale, options)
+    is_new = repo is None or done.oid != repo.sha
     print(f"{'Uploaded ' if is_new else 'Unchanged, no commit made:'} {done.pr_url or done.commit_url}", flush=True)
     if not options.no_verify:
-        base = staged.json("adapter_config.json").get("base_model_name_or_path") if staged.is_adapter else None
-        revision = done.pr_revision or done.oid
-        errors = compare_in_clean_process(options.repo_id, expected, offline=False, revision=revision, base=base)
-        if errors:
-            print(*(Problem("reload", error) for error in errors), sep="\n", file=sys.stderr)
-            return 1
+        base, revision = staged.adapter.get("base_model_name_or_path"), done.pr_revision or done.oid
+        if error := compare_in_clean_process(options.repo_id, expected, revision=revision, base=base):
+            raise ValueError(error)
         print("Verified  loaded from the Hub with transformers alone: the same logits, bit for bit", flush=True)
     if options.tag:
-        push.tag(options.repo_id, options.tag, done.oid)
+        HfApi().create_tag(options.repo_id, tag=options.tag, revision=done.oid)
         print(f"Tagged    {options.tag}")
-    return 0
+
+
+def _broken(problems: list[Problem]) -> bool:
+    """Is there no model that can be run and described?"""
+    return any(problem.check in ("weights", "code", "adapter", "model") for problem in problems if problem.fatal)
+
+
+def inspect_repo(staged: Staged, options: argparse.Namespace) -> tuple[ModelInfo | None, str]:
+    """The repository as it is now, None if it does not exist, and its card.
+
+    Raises ValueError if it is public and must not be, or holds a model of another type; an error of the Hub's client
+    if there is no valid token.
+    """
+    api, repo_id = HfApi(), options.repo_id
+    api.whoami()
+    try:
+        repo = api.model_info(repo_id, revision=options.revision)
+    except RevisionNotFoundError:
+        repo = api.model_info(repo_id)  # a new branch starts with the content of main
+    except RepositoryNotFoundError:
+        return None, ""
+    if options.private and not repo.private:
+        raise ValueError(f"{repo_id} is public. Make it private in its settings, or leave out --private.")
+    names = remote_files(repo) & {"README.md", "config.json", "adapter_config.json"}
+    texts = {name: Path(api.hf_hub_download(repo_id, name, revision=repo.sha)) for name in names}
+    theirs = "adapter" if "adapter_config.json" in texts else None
+    if "config.json" in texts:
+        theirs = read_json(texts["config.json"]).get("model_type", "unknown")
+    ours = "adapter" if staged.adapter else staged.model_type
+    if theirs not in (None, ours) and not options.force:
+        other = f"{repo_id} contains a model of type {theirs!r}, and this one is {ours!r}"
+        raise ValueError(f"{other}. Choose another repository, or replace it with --force.")
+    return repo, texts["README.md"].read_text(encoding="utf-8") if "README.md" in texts else ""
+
+
+def remote_files(repo: ModelInfo | None) -> set[str]:
+    return {sibling.rfilename for sibling in (repo and repo.siblings) or ()}
+
+
+def stale_files(repo: ModelInfo | None, card: str, files: set[str]) -> list[str]:
+    """Files of an earlier upload that this one lacks. Plots and results count only if its card links to them."""
+    remote = remote_files(repo) - files
+    linked = re.findall(r"\]\(((?:figures|results)/[^)]+)\)", card)
+    entries = [f".eval_results/{name.split('/')[1]}.yaml" for name in linked]
+    loaded = filter_repo_objects([name for name in remote if "/" not in name], allow_patterns=LOADED)
+    return sorted({*loaded, *(remote & {*linked, *entries})})
+
+
+def push(staged: Staged, repo: ModelInfo | None, stale: list[str], options: argparse.Namespace) -> CommitInfo:
+    """Makes one commit that adds all files and deletes the stale ones.
+
+    `upload_folder` may split a large folder into several commits, and until the last a user would load half a model.
+    Large files are sent first; those that arrived are not sent again by another run.
+    """
+    api, repo_id = HfApi(), options.repo_id
+    operations: list = [CommitOperationAdd(name, str(path)) for name, path in staged.files().items()]
+    operations += [CommitOperationDelete(name) for name in stale]
+    if repo is None:
+        api.create_repo(repo_id, private=options.private, exist_ok=True)
+    if options.revision and not api.revision_exists(repo_id, options.revision):
+        api.create_branch(repo_id, branch=options.revision)
+    target = {"revision": options.revision, "create_pr": options.create_pr, "parent_commit": repo and repo.sha}
+    return api.create_commit(repo_id, operations, commit_message=options.message, **target)
 
 
 if __name__ == "__main__":

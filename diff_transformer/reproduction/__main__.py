@@ -31,11 +31,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0 when all is done, 75 when the run was stopped, 1 after an error, which is printed."""
     options = _parser().parse_args(arguments)
     from .command import reproduce  # after --help, which works without the extras
-    from .run import JobError
+    from .run import RunError
 
     try:
         return reproduce(options)
-    except (ValueError, OSError, JobError) as error:
+    except (ValueError, OSError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 

@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""The run of a study, from its budget to its report."""
+"""From a study's budget to its report."""
 
 import argparse
 import os
@@ -13,22 +13,20 @@ from ..folders import whole_file
 from ..training.budget import model_flops_per_token
 from .arms import layer_lambda_init, new_model
 from .findings import check_parameters
-from .jobs import DATA, STUDY, planned_runs
-from .results import RESULTS, load
-from .run import Stopped, run_jobs
+from .results import DATA, RESULTS, STUDY, load
+from .run import Stopped, run_study
 from .study import STUDIES, Study, load_study
 
 UNFINISHED = 75  # EX_TEMPFAIL of sysexits.h
 
 
 def reproduce(options: argparse.Namespace) -> int:
-    """Returns the exit status: 0 when all is done, 75 when the run was stopped."""
-    require("accelerate", "matplotlib", "scipy")  # for the jobs, and for the report after them
+    """Returns the exit status: 0 when all is done, 75 when the study was stopped."""
+    require("accelerate", "matplotlib", "scipy")  # for the runs, and for the report after them
     path = options.study or STUDIES / f"{options.scale}.yaml"
     study = load_study(path)
     folder = options.out or Path("runs", f"reproduction-{options.scale or path.stem}")
-    print_budget(study, folder)
-    print_arms(study)
+    print_plan(study, folder)
     if options.dry_run:
         return 0
     claim_folder(path, folder)
@@ -36,11 +34,13 @@ def reproduce(options: argparse.Namespace) -> int:
     minutes = study.minutes_per_call if options.minutes is None else options.minutes or None
     status = 0
     try:
-        run_jobs(study, folder, minutes)
+        run_study(study, folder, minutes)
     except Stopped as stopped:
         print(f"{stopped}. Finished runs and checkpoints are kept. Run the same command to resume.")
         status = UNFINISHED
-    print(folder / RESULTS, *write_report(study, folder), sep="\n")
+    from .report import Report  # matplotlib
+
+    print(folder / RESULTS, *Report(study, load(folder / RESULTS)).write(folder), sep="\n")
     return status
 
 
@@ -59,25 +59,19 @@ def claim_folder(path: Path, folder: Path) -> None:
         )
 
 
-def print_budget(study: Study, folder: Path) -> None:
+def print_plan(study: Study, folder: Path) -> None:
+    """Prints the budget, and the size of all models. Raises ParityError if the sizes differ."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
+    total, done = sum(x.runs for x in study.experiments.values()), len(load(folder / RESULTS))
+    stops = "" if study.minutes_per_call is None else f", in calls of at most {study.minutes_per_call:g}"
     print(
-        f"Study    {study.title}\n"
-        f"Runs     {planned_runs(*study.experiments.values())}; {len(load(folder / RESULTS))} are done\n"
-        f"Budget   about {study.minutes:g} minutes on {study.machine}; this machine has {device}\n"
-        f"Folder   {folder}"
-    )
-    if study.minutes_per_call is not None:
-        print(f"Stops    after {study.minutes_per_call:g} minutes; run the same command to resume")
-
-
-def print_arms(study: Study) -> None:
-    """Prints the sizes of all models and the lambda_init of their layers. Raises ParityError if the sizes differ."""
-    print(
-        f"\n{'Experiment':<14}{'Arm':<24}{'Seeds':>5}{'Parameters':>13}{'FLOPs per token':>17}  lambda_init by layer"
+        f"Study    {study.title}\nRuns     {total}; {done} are done\n"
+        f"Budget   about {study.minutes:g} minutes{stops}, on {study.machine}; this machine has {device}\n"
+        f"Folder   {folder}\n\n"
+        f"{'Experiment':<14}{'Arm':<24}{'Seeds':>5}{'Parameters':>13}{'FLOPs per token':>17}  lambda_init by layer"
     )
     for name, experiment in study.experiments.items():
-        parameters, length = {}, experiment.make_task().length
+        parameters, length = {}, experiment.task.length
         for arm in experiment.arms:
             with torch.device("meta"):
                 model = new_model(arm, experiment.make_config(), seed=0)
@@ -92,7 +86,7 @@ def check_texts(study: Study, folder: Path) -> None:
     """Prepares the text of this machine that the tasks need. Raises ValueError if the results have another."""
     results = load(folder / RESULTS)
     for name, experiment in study.experiments.items():
-        text = experiment.make_task().text
+        text = experiment.task.text
         digest = None if text is None else text.load(folder / DATA).digest()
         if other := {x.data for x in results if x.experiment == name} - {digest}:
             raise ValueError(
@@ -100,10 +94,3 @@ def check_texts(study: Study, folder: Path) -> None:
                 f"machine has {digest}: another version of Python or of the packages. Continue the study with the "
                 "versions that its results name, or choose another --out."
             )
-
-
-def write_report(study: Study, folder: Path) -> list[Path]:
-    """Draws the pages from what the folder has so far."""
-    from .report import Report  # matplotlib
-
-    return Report(study, load(folder / RESULTS)).write(folder)

@@ -1,132 +1,153 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Runs the jobs of a study, several at a time and each in a process of its own. Finished runs are not run again."""
+"""Trains the runs of a study in a pool of processes. Finished runs are not trained again."""
 
 import fcntl
 import os
 import signal
-import subprocess
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, TimeoutError, as_completed
 from contextlib import contextmanager
+from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
-from typing import Any
+from traceback import format_exception
 
 from tqdm.auto import tqdm
 
-from .jobs import Job, jobs_of, planned_runs
-from .results import RESULTS, load
+from ..extras import skip_unused_deepspeed
+from ..training.callbacks import StopOnSignal
+from .findings import chosen_learning_rates
+from .results import RESULTS, Result, RunId, load
 from .study import Study
 
-_POLL_SECONDS = 0.5
-_STOP_SECONDS = 60  # for a training to save its checkpoint
+_START_METHOD = "spawn"  # a forked process cannot use CUDA
+_STOP = StopOnSignal()  # of a worker: a signal that comes too late for one run stops the next one
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class JobError(RuntimeError):
-    """A job failed, or jobs of another run still use the folder."""
+class RunError(RuntimeError):
+    """A run failed, or the folder is in use."""
 
 
 class Stopped(Exception):
     """The study was stopped before all runs were done: by a signal, or because its minutes were over."""
 
 
-def run_jobs(study: Study, folder: Path, minutes: float | None = None) -> None:
+def run_study(study: Study, folder: Path, minutes: float | None = None) -> None:
     """Trains what is missing in the folder's results.
 
-    Args:
-        minutes: After this time, running trainings save a checkpoint and stop.
-
-    Raises:
-        JobError: A job failed, and the jobs beside it were stopped; or the folder is in use.
-        Stopped: SIGTERM, SIGHUP, Ctrl-C or the end of the minutes. The same call resumes.
+    After the minutes, and after SIGTERM, SIGHUP or Ctrl-C, running trainings save a checkpoint, and Stopped is raised;
+    the same call resumes. Raises RunError if a run failed, after those beside it were stopped.
     """
     end = None if minutes is None else time.monotonic() + 60 * minutes
-    running: dict[Job, subprocess.Popen] = {}
-    waiting = jobs_of(study)
-    total = planned_runs(*study.experiments.values())
-    with _locked(folder) as lock, _stop_signals() as received, tqdm(total=total, desc="Runs", unit="run") as bar:
+    total = sum(x.runs for x in study.experiments.values())
+    os.environ.update(_environment(study.threads))
+    pool = ProcessPoolExecutor(study.processes, get_context(_START_METHOD), _start_worker)
+    with _locked(folder), _stop_signals(), tqdm(total=total, desc="Runs", unit="run") as bar:
         try:
-            while True:
-                ended = [job for job, process in running.items() if process.poll() is not None]
-                results = load(folder / RESULTS)  # after the line above: those that have ended have written theirs
+            for tuning in (True, False):
+                results = load(folder / RESULTS)
                 bar.update(len(results) - bar.n)
-                done = {result.run for result in results}
-                if received or (end is not None and time.monotonic() > end):
-                    raise Stopped(f"Stopped {'by a signal' if received else f'after {minutes:g} minutes'}")
-                for job in ended:
-                    status = running.pop(job).returncode
-                    _check(job, status, folder, done.issuperset(job.runs(study, results)))
-                for job in list(waiting):
-                    runs = job.runs(study, results)
-                    if runs and done.issuperset(runs):
-                        waiting.remove(job)
-                    elif runs and len(running) < study.processes:
-                        running[job] = _start(job, folder, study.threads, lock)
-                        waiting.remove(job)
-                        bar.set_postfix_str("; ".join(job.name for job in running))
-                if not (waiting or running):
-                    return
-                time.sleep(_POLL_SECONDS)
+                done = {x.run for x in results}
+                missing = [run for run in planned_runs(study, results, tuning) if run not in done]
+                futures = {pool.submit(_train, folder, run): run for run in missing}
+                for future in as_completed(futures, None if end is None else end - time.monotonic()):
+                    if error := future.exception():
+                        raise RunError(
+                            f"{' '.join(map(str, futures[future]))} failed, or its process was killed. Finished runs "
+                            f"are kept; run the same command to resume.\n{''.join(format_exception(error))}"
+                        ) from error
+                    bar.update()
+        except TimeoutError:
+            _stop_workers()
+            raise Stopped(f"Stopped after {minutes:g} minutes") from None
+        except BaseException:
+            _stop_workers()
+            raise
         finally:
-            for process in running.values():
-                process.terminate()
-            for process in running.values():
-                try:
-                    process.wait(_STOP_SECONDS)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+            pool.shutdown(cancel_futures=True)
 
 
-def _start(job: Job, folder: Path, threads: int | None, lock: int) -> subprocess.Popen:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    environment |= {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-    # Trainer would use every visible GPU, with a larger batch
-    environment["CUDA_VISIBLE_DEVICES"] = environment.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    # Otherwise glibc returns the large buffers to the system after every step, which takes a quarter of the time
-    environment |= {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
-    log = folder / job.log
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
-        # In a session of its own, so that Ctrl-C reaches it only as our SIGTERM
-        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-        options: dict[str, Any] = {"cwd": folder, "env": environment, "pass_fds": (lock,), **streams}
-        return subprocess.Popen(job.command, start_new_session=True, **options)
+def planned_runs(study: Study, results: Sequence[Result], tuning: bool) -> list[RunId]:
+    """Those that choose learning rates, or the others; the latter without experiments whose rates are not chosen yet.
+
+    They are ordered by seeds: a study that is stopped early has whole seeds.
+    """
+    by_seed: list[tuple[int, RunId]] = []
+    for name, x in study.experiments.items():
+        if tuning:
+            rates = {arm: x.learning_rates for arm in x.arms if x.tunes}
+        else:
+            rates = {arm: [rate] for arm, rate in chosen_learning_rates(x, name, results).items()}
+        for i, seed in enumerate(x.tuning_seeds if tuning else x.seeds):
+            by_seed += [(i, RunId(name, arm, seed, rate, tuning)) for arm in rates for rate in rates[arm]]
+    return [run for _, run in sorted(by_seed, key=lambda pair: pair[0])]
 
 
-def _check(job: Job, status: int, folder: Path, is_done: bool) -> None:
-    if status == 0 and is_done:
-        return
-    if status in (-signal.SIGTERM, 128 + signal.SIGTERM):
-        raise Stopped(f"{job.name} was stopped")
-    log = (folder / job.log).read_text(encoding="utf-8", errors="replace")
-    raise JobError(
-        f"{job.name} ended with exit status {status}{'' if status else ' before all its runs'}. The end of "
-        f"{folder / job.log}:\n{log[-2000:].strip()}\nFinished runs are kept. Run the same command to resume."
-    )
+def _train(folder: Path, run: RunId) -> None:
+    from .train import train_run  # accelerate
+
+    try:
+        train_run(folder, run, _STOP)
+    except SystemExit as stopped:  # by a signal, after a checkpoint; the pool would keep the process
+        os._exit(stopped.code)  # type: ignore[arg-type]
+
+
+def _start_worker() -> None:
+    """The first process decides what a signal to all of them means; when it is killed, the others end."""
+    skip_unused_deepspeed()
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    parent = parent_process()
+    assert parent is not None
+
+    def end_with_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def _stop_workers() -> None:
+    for process in active_children():
+        process.terminate()
+
+
+def _environment(threads: int | None) -> dict[str, str]:
+    """What the workers inherit."""
+    return {
+        # Trainer would use every visible GPU, with a larger batch
+        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0],
+        # Otherwise glibc returns the large buffers to the system after every step, which takes a quarter of the time
+        "MALLOC_MMAP_THRESHOLD_": str(2**30),
+        "MALLOC_TRIM_THRESHOLD_": str(2**32),
+        **({} if threads is None else {"OMP_NUM_THREADS": str(threads)}),
+    }
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[int]:
-    """A lock on the folder. The jobs inherit it, because they may outlive a run that was killed."""
+def _locked(folder: Path) -> Iterator[None]:
     with (folder / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise JobError(
-                f"{folder} is in use by another run, or by the jobs of a run that was killed. Wait for them or end "
-                f"them (`fuser {folder}/.lock` lists them), then run the same command."
-            ) from None
-        yield lock.fileno()
+            raise RunError(f"{folder} is in use by another call. Wait for it or end it, then try again.") from None
+        yield
 
 
 @contextmanager
-def _stop_signals() -> Iterator[list[int]]:
-    """The list of the stop signals that were received."""
-    received: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in numbers}
+def _stop_signals() -> Iterator[None]:
+    """The first stop signal raises Stopped, and further ones are ignored."""
+
+    def stop(number, frame):
+        for other in _STOP_SIGNALS:
+            signal.signal(other, signal.SIG_IGN)
+        raise Stopped(f"Stopped by {signal.Signals(number).name}")
+
+    before = {number: signal.signal(number, stop) for number in _STOP_SIGNALS}
     try:
-        yield received
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -7,6 +7,7 @@ tested by the log-rank test, and the difference is that of their logarithms.
 """
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -16,31 +17,24 @@ from scipy import stats
 
 LEVEL, POWER = 0.05, 0.8
 
-Method = Literal["paired t", "Welch", "log-rank"]
-
 
 @dataclass(frozen=True)
 class Comparison:
     """The second of two samples against the first.
 
     effect: mean of the second - mean of the first, of times of their logarithms.
-    df: degrees of freedom of the interval.
+    interval: 95 %, of the effect.
     p: two-sided; of times that of the log-rank test, while the interval is Welch's.
-    null_stderr, null_df: the standard error with which an effect is detected, and its degrees of freedom; for times
-        those of the log hazard ratio if the samples were equal.
+    stderr, df: the standard error with which an effect is detected, and its degrees of freedom; for times those of
+        the log hazard ratio if the samples were equal.
     """
 
     effect: float
+    interval: tuple[float, float]
+    method: Literal["paired t", "Welch", "log-rank"]
+    p: float
     stderr: float
     df: float
-    method: Method
-    p: float
-    null_stderr: float
-    null_df: float
-
-    def interval(self, level: float = LEVEL) -> tuple[float, float]:
-        half = float(stats.t.ppf(1 - level / 2, self.df)) * self.stderr
-        return self.effect - half, self.effect + half
 
     def minimum_detectable(self, level: float = LEVEL, power: float = POWER) -> float:
         """The smallest effect that a study like this one, with this standard error, finds with this power.
@@ -48,7 +42,7 @@ class Comparison:
         For times it is a log hazard ratio, and an approximation: if a third of them are censored, a later event is
         found with a power of about 0.7, and a sooner one with 0.85.
         """
-        return float(stats.t.ppf([1 - level / 2, power], self.null_df).sum()) * self.null_stderr
+        return float(stats.t.ppf([1 - level / 2, power], self.df).sum()) * self.stderr
 
 
 def correlation(arms: Sequence[Mapping[int, float]]) -> float:
@@ -71,30 +65,24 @@ def compare(first: Mapping[int, float], second: Mapping[int, float], paired: boo
     if paired:
         seeds = [seed for seed in first if seed in second]
         first, second = ({seed: x[seed] for seed in seeds} for x in (first, second))
-    if min(len(first), len(second)) < 2:
+    a, b = list(first.values()), list(second.values())
+    if min(len(a), len(b)) < 2:
         return None
-    a, b = np.array(list(first.values())), np.array(list(second.values()))
-    if paired:
-        effect, df = float(np.mean(b - a)), float(len(a) - 1)
-        stderr = float(np.std(b - a, ddof=1)) / math.sqrt(len(a))
-    else:
-        effect, stderr, df = _welch(a, b)
-    method: Method = "paired t" if paired else "Welch"
-    return Comparison(effect, stderr, df, method, _two_sided(effect, stderr, df), stderr, df)
+    effect, interval, p, df = _t_test(a, b, paired)
+    stderr = (interval[1] - interval[0]) / 2 / float(stats.t.ppf(1 - LEVEL / 2, df))
+    return Comparison(effect, interval, "paired t" if paired else "Welch", p, stderr, df)
 
 
-def _welch(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float]:
-    """The mean of `b` - that of `a`, its standard error, and its degrees of freedom."""
-    parts = [float(np.var(x, ddof=1)) / len(x) for x in (a, b)]
-    squares = sum(part**2 / (len(x) - 1) for part, x in zip(parts, (a, b), strict=True))
-    df = sum(parts) ** 2 / squares if squares else len(a) + len(b) - 2
-    return float(b.mean() - a.mean()), math.sqrt(sum(parts)), df
-
-
-def _two_sided(effect: float, stderr: float, df: float) -> float:
-    if stderr == 0.0:
-        return 1.0 if effect == 0.0 else 0.0
-    return float(2 * stats.t.sf(abs(effect) / stderr, df))
+def _t_test(
+    a: Sequence[float], b: Sequence[float], paired: bool = False
+) -> tuple[float, tuple[float, float], float, float]:
+    """The effect, its interval, p, and the degrees of freedom."""
+    with warnings.catch_warnings(), np.errstate(invalid="ignore", divide="ignore"):
+        warnings.simplefilter("ignore", RuntimeWarning)  # for an arm whose values are all equal
+        test = stats.ttest_rel(b, a) if paired else stats.ttest_ind(b, a, equal_var=False)
+        low, high = test.confidence_interval(1 - LEVEL)
+    p = 1.0 if math.isnan(test.pvalue) else float(test.pvalue)  # of equal arms without variance
+    return float(np.mean(b) - np.mean(a)), (float(low), float(high)), p, float(test.df)
 
 
 def compare_times(first: Sequence[tuple[float, bool]], second: Sequence[tuple[float, bool]]) -> Comparison | None:
@@ -111,13 +99,14 @@ def compare_times(first: Sequence[tuple[float, bool]], second: Sequence[tuple[fl
         surplus = stats.logrank(_censored(second), _censored(first)).statistic  # of early events in the second
     if math.isnan(surplus):
         return None
-    effect, stderr, df = _welch(*(np.log([time for time, _ in x]) for x in (first, second)))
-    # Student's t, because with 10 or 20 times the normal distribution finds too much: 6 % at a level of 5 %
+    a, b = ([math.log(time) for time, _ in x] for x in (first, second))
+    effect, interval, _, _ = _t_test(a, b)
+    # Student's t, because with 10 or 20 times the normal distribution finds too much: 6 % at a level of 5 %.
+    # If the statistic and the effect have different directions, neither sample is called sooner
     n = len(first) + len(second)
-    p = _two_sided(surplus, 1.0, n - 2) if surplus * effect < 0 else 1.0  # neither is sooner if the two disagree
+    p = float(2 * stats.t.sf(abs(surplus), n - 2)) if surplus * effect < 0 else 1.0
     events = sum(happened for _, happened in (*first, *second))
-    null_stderr = n / math.sqrt(events * len(first) * len(second))
-    return Comparison(effect, stderr, df, "log-rank", p, null_stderr, n - 2)
+    return Comparison(effect, interval, "log-rank", p, n / math.sqrt(events * len(first) * len(second)), n - 2)
 
 
 def _censored(sample: Sequence[tuple[float, bool]]) -> stats.CensoredData:
@@ -127,9 +116,7 @@ def _censored(sample: Sequence[tuple[float, bool]]) -> stats.CensoredData:
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjusted by Holm's method: if those below 5 % are called found, the chance of any false one is at most 5 %."""
-    order = np.argsort(p_values, kind="stable")
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, i in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
-        adjusted[i] = largest
-    return adjusted
+    order, n = np.argsort(p_values, kind="stable"), len(p_values)
+    adjusted = np.empty(n)
+    adjusted[order] = np.maximum.accumulate((n - np.arange(n)) * np.asarray(p_values)[order]).clip(max=1.0)
+    return adjusted.tolist()

@@ -1,7 +1,6 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """A study: which arms are trained on which tasks, and what is compared. It is a YAML file, written before the run."""
 
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,7 +9,6 @@ import yaml
 from huggingface_hub.errors import StrictDataclassError
 from pydantic import (
     AfterValidator,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -23,33 +21,30 @@ from pydantic.dataclasses import dataclass
 from transformers import TrainingArguments
 
 from ..configuration_diff import DiffTransformerConfig
-from . import SCALES
 from .arms import ARMS
-from .tasks import TASKS, KeyValue, Task
+from .tasks import STRICT, KeyValue, NextToken
 
 STUDIES = Path(__file__).parent / "studies"
-_FORBID = ConfigDict(extra="forbid")
 
 
-def _different(values: list) -> list:
+def _distinct(values: list) -> list:
     if len(set(values)) < len(values):
-        raise ValueError("No value may be given twice")
+        raise ValueError(f"got {values}, which has a value twice")
     return values
 
 
 def _known(arms: list[str]) -> list[str]:
-    if unknown := [arm for arm in arms if arm not in ARMS]:
-        raise ValueError(f"There is no arm {', '.join(unknown)}; the arms are {', '.join(ARMS)}")
-    return arms
+    if unknown := set(arms) - set(ARMS):
+        raise ValueError(f"got {', '.join(sorted(unknown))}; the arms are {', '.join(ARMS)}")
+    return _distinct(arms)
 
 
-Seeds = Annotated[list[NonNegativeInt], Field(min_length=1), AfterValidator(_different)]
-Arms = Annotated[list[str], Field(min_length=2), AfterValidator(_different), AfterValidator(_known)]
-# Written to the results as it is in the file: 2, not 2.0
-Minutes = Annotated[PositiveFloat, AfterValidator(lambda minutes: int(minutes) if minutes.is_integer() else minutes)]
+Seeds = Annotated[list[NonNegativeInt], Field(min_length=1), AfterValidator(_distinct)]
+Arms = Annotated[list[str], Field(min_length=2), AfterValidator(_known)]
+Task = Annotated[KeyValue | NextToken, Field(discriminator="kind")]
 
 
-@dataclass(frozen=True, config=_FORBID)
+@dataclass(frozen=True, config=STRICT)
 class Endpoint:
     """What is compared; lower is better.
 
@@ -63,16 +58,13 @@ class Endpoint:
 
     def __post_init__(self):
         if (self.kind == "tokens") != (self.accuracy is not None):
-            raise ValueError(
-                f"got {self.kind} and accuracy={self.accuracy}; tokens need an accuracy, and only they do"
-            )
+            raise ValueError(f"got {self.kind} and accuracy={self.accuracy}; only tokens need an accuracy")
 
 
-@dataclass(frozen=True, config=_FORBID)
+@dataclass(frozen=True, config=STRICT)
 class Experiment:
     """Arms that are trained on one task.
 
-    task: `kind`, one of `TASKS`, and its arguments.
     config: fields of DiffTransformerConfig, from which the other arms are made.
     training: arguments of transformers' `TrainingArguments`.
     learning_rates: each arm takes the one with the lowest mean of the endpoint over the `tuning_seeds`, of equal ones
@@ -82,142 +74,97 @@ class Experiment:
     validation_rows: the same in all runs.
     """
 
-    task: dict[str, Any]
+    task: Task
     config: dict[str, Any]
     arms: Arms
     endpoint: Endpoint
     seeds: Seeds
     tuning_seeds: Seeds
-    learning_rates: Annotated[list[PositiveFloat], Field(min_length=1), AfterValidator(_different)]
+    learning_rates: Annotated[list[PositiveFloat], Field(min_length=1), AfterValidator(_distinct)]
     training: dict[str, Any]
     tuning_steps: PositiveInt | None = None
     lambda_lr_multiplier: NonNegativeFloat = 0.1
     validation_rows: PositiveInt = 256
 
+    def __post_init__(self):
+        """Rejects what would be ignored, or measured wrongly."""
+        arguments = {x.name for x in fields(TrainingArguments)} - {"learning_rate", "seed", "data_seed", "output_dir"}
+        steps = {self.training.get("max_steps", 0), self.tuning_steps or 0}
+        every = self.training.get("eval_steps", 1)
+        problems = {
+            "config: DiffTransformerConfig has no": set(self.config) - {x.name for x in fields(DiffTransformerConfig)},
+            "training: TrainingArguments does not have, or the study sets": set(self.training) - arguments,
+            "training: it needs": {"max_steps", "eval_steps", "per_device_train_batch_size"} - set(self.training),
+            f"max_steps and tuning_steps must be multiples of eval_steps={every}, got": {
+                x for x in steps if x % every
+            },
+            "tuning_seeds: learning rates are chosen on other seeds than": set(self.tuning_seeds) & set(self.seeds),
+        }
+        if told := [f"{what} {', '.join(map(str, sorted(found)))}" for what, found in problems.items() if found]:
+            raise ValueError("; ".join(told))
+        try:
+            self.make_config()
+        except (StrictDataclassError, TypeError) as error:
+            raise ValueError(f"config: {error}") from error
+
     @property
     def tunes(self) -> bool:
-        """Whether there is a choice."""
+        """Whether there are learning rates to choose from."""
         return len(self.learning_rates) > 1
 
-    def make_task(self) -> Task:
-        return TASKS[self.task["kind"]](**{name: value for name, value in self.task.items() if name != "kind"})
+    @property
+    def runs(self) -> int:
+        """The number of runs."""
+        tuning = len(self.tuning_seeds) * len(self.learning_rates) if self.tunes else 0
+        return len(self.arms) * (len(self.seeds) + tuning)
 
     def make_config(self) -> DiffTransformerConfig:
         """DIFF's configuration."""
-        task = self.make_task()
-        sizes = {"vocab_size": -(-task.vocabulary // 64) * 64, "max_position_embeddings": task.length}
+        sizes = {"vocab_size": -(-self.task.vocabulary // 64) * 64, "max_position_embeddings": self.task.length}
         no_tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
         return DiffTransformerConfig(**{**sizes, **no_tokens, **self.config})
 
 
-@dataclass(frozen=True, config=_FORBID)
+@dataclass(frozen=True, config=STRICT)
 class Contrast:
     """One question: is the second arm better than the first? `primary` ones are what the study decides, together at a
-    level of 5 %; the others only describe."""
+    level of 5 %; the others are descriptive."""
 
     question: str
     arms: Annotated[Arms, Field(max_length=2)]
     primary: bool = True
 
 
-@dataclass(frozen=True, config=_FORBID)
+@dataclass(frozen=True, config=STRICT)
 class Study:
     """Experiments, what is compared in each of them, and how they are run.
 
     contrasts: by name; an experiment has those whose arms it trains.
-    processes: how many jobs run at the same time, with `threads` CPU threads each.
     minutes: how long the whole study takes on `machine`; it is printed as the budget.
+    processes: how many runs are trained at the same time, with `threads` CPU threads each.
     minutes_per_call: after this time a call stops; the next one resumes.
     """
 
     title: str
     experiments: Annotated[dict[str, Experiment], Field(min_length=1)]
     contrasts: Annotated[dict[str, Contrast], Field(min_length=1)]
-    minutes: Minutes
+    minutes: PositiveFloat
     machine: str
     processes: PositiveInt = 1
     threads: PositiveInt | None = None
-    minutes_per_call: Minutes | None = None
+    minutes_per_call: PositiveFloat | None = None
 
 
 def load_study(path: str | Path) -> Study:
-    """Reads and checks a study. Raises ValueError, which lists what is wrong and where, if the file is not a study."""
-    path = Path(path)
+    """Raises ValueError, which lists what is wrong and where, if the file is not a study."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        scales = ", ".join(SCALES)
-        raise ValueError(f"The study {path} does not exist. Name a file, or use --scale {scales}.") from error
+        return TypeAdapter(Study).validate_python(yaml.safe_load(Path(path).read_text(encoding="utf-8")))
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
-    try:
-        study = TypeAdapter(Study).validate_python(content)
     except ValidationError as error:
-        raise ValueError("\n".join(_messages(error, str(path)))) from None
-    found = {name: _problems(experiment, study) for name, experiment in study.experiments.items()}
-    if problems := [f"{path}: experiments: {name}: {x}" for name, some in found.items() for x in some]:
-        raise ValueError("\n".join(problems))
-    return study
+        raise ValueError("\n".join([f"{path} is not a study:", *map(_message, error.errors())])) from None
 
 
-def _messages(error: ValidationError, where: str) -> Iterator[str]:
-    for details in error.errors():
-        place, kind = ": ".join([where, *map(str, details["loc"])]), details["type"]
-        needed = details["msg"].removeprefix("Value error, ")
-        if kind in ("dict_type", "dataclass_type"):
-            needed = "It should be a mapping of names to values"
-        if kind == "missing":
-            yield f"{place} is missing."
-        elif kind == "unexpected_keyword_argument":
-            yield f"{place} is unknown."
-        else:
-            yield f"{place}: got {details['input']!r}. {needed}."
-
-
-def _problems(experiment: Experiment, study: Study) -> Iterator[str]:
-    """What the types of the fields do not express."""
-    kind, arguments = experiment.task.get("kind"), {k: v for k, v in experiment.task.items() if k != "kind"}
-    if kind not in list(TASKS):  # also if it is a list
-        yield f"task: got the kind {kind!r}. The kinds are {', '.join(TASKS)}."
-        return
-    try:
-        TypeAdapter(TASKS[kind]).validate_python(arguments)
-    except ValidationError as error:
-        yield from _messages(error, "task")
-        return
-    if unknown := sorted(set(experiment.config) - {x.name for x in fields(DiffTransformerConfig)}):
-        yield f"config: DiffTransformerConfig has no {', '.join(unknown)}."
-    try:
-        config = experiment.make_config()
-        for arm in experiment.arms:
-            ARMS[arm][1](config)
-    except StrictDataclassError as error:
-        yield f"config: {error.__cause__}"
-    except (TypeError, ValueError) as error:
-        yield f"config: {error}"
-    threshold, task = experiment.endpoint.accuracy, experiment.make_task()
-    if threshold is not None and isinstance(task, KeyValue) and threshold <= task.floor().value:
-        yield (
-            f"endpoint: got the accuracy {threshold:g}. It must be more than {task.floor().value:.3f}, which a model "
-            "that has not learnt the task has."
-        )
-    if both := sorted(set(experiment.seeds) & set(experiment.tuning_seeds)):
-        yield f"tuning_seeds: got {both}, which are seeds too. The learning rates are chosen on other seeds."
-    known = {x.name for x in fields(TrainingArguments)}
-    if unknown := sorted(set(experiment.training) - known):
-        yield f"training: TrainingArguments has no {', '.join(unknown)}."
-    if own := sorted({"learning_rate", "seed", "data_seed", "output_dir"} & set(experiment.training)):
-        yield f"training: got {', '.join(own)}, which the study sets for every run."
-    names = ("max_steps", "eval_steps", "per_device_train_batch_size")
-    needed: dict[str, Any] = {name: experiment.training.get(name) for name in names}
-    if wrong := [f"{x}={value!r}" for x, value in needed.items() if not (isinstance(value, int) and value > 0)]:
-        yield f"training: got {', '.join(wrong)}. It should be a whole number of at least 1."
-    else:
-        for name, steps in (("max_steps", needed["max_steps"]), ("tuning_steps", experiment.tuning_steps)):
-            if steps is not None and steps % needed["eval_steps"]:
-                yield (
-                    f"{name}: got {steps}. It must be a multiple of eval_steps={needed['eval_steps']}, so that the "
-                    "last step is measured."
-                )
-    if not any(set(contrast.arms) <= set(experiment.arms) for contrast in study.contrasts.values()):
-        yield f"arms: got {', '.join(experiment.arms)}, of which no contrast compares two."
+def _message(error: Any) -> str:
+    got = "" if error["type"] == "value_error" else f", got {error['input']!r}"
+    return f"  {'.'.join(map(str, error['loc']))}: {error['msg'].removeprefix('Value error, ')}{got}"

@@ -23,7 +23,7 @@ from ..text_data import standard_library_sources
 from ..tokenization_cl100k import cl100k_tokenizer
 
 IGNORED = -100
-_FORBID = ConfigDict(extra="forbid")
+STRICT = ConfigDict(extra="forbid")
 _NOT_TEXT = {"test", "tests", "testing", "idle_test", "site-packages", "dist-packages"}
 _NOT_PROSE = {"encodings", "pydoc_data"}  # generated tables that hardly differ from one another
 _LARGEST_FILE = 1_000_000  # bytes; larger files are generated
@@ -31,7 +31,7 @@ _LARGEST_FILE = 1_000_000  # bytes; larger files are generated
 Split = Literal["train", "validation"]
 
 
-class Rows(NamedTuple):
+class Examples(NamedTuple):
     input_ids: np.ndarray
     labels: np.ndarray
 
@@ -43,7 +43,7 @@ class Floor(NamedTuple):
     value: float
 
 
-@dataclass(frozen=True, config=_FORBID)
+@dataclass(frozen=True, config=STRICT)
 class Text:
     """Python sources of this machine, as tokens.
 
@@ -88,7 +88,7 @@ class Tokens(NamedTuple):
         return hashlib.sha256(self.train.tobytes() + self.validation.tobytes()).hexdigest()[:16]
 
 
-@dataclass(frozen=True, config=_FORBID)
+@dataclass(frozen=True, config=STRICT)
 class KeyValue:
     """Which value stands with this key? A context of pairs and filler, then each key in random order, followed by its
     value. The loss is on the values that are asked for.
@@ -109,6 +109,7 @@ class KeyValue:
     values: PositiveInt = 8
     decoys: Annotated[list[NonNegativeInt], Field(min_length=1)] = Field(default_factory=lambda: [0])
     filler: PositiveInt | Text = 64
+    kind: Literal["key_value"] = "key_value"
 
     def __post_init__(self):
         most, width = max(self.pairs), 1 if self.fused else 2
@@ -164,7 +165,7 @@ class KeyValue:
         tokens: Tokens | None = None,
         pairs: int | None = None,
         decoys: int | None = None,
-    ) -> Rows:
+    ) -> Examples:
         """pairs, decoys: fixed numbers instead of random ones. Raises ValueError if the text is shorter than a row."""
         rng = np.random.default_rng((seed, ("train", "validation").index(split)))
         input_ids = np.empty((number, self.length), np.int64)
@@ -179,7 +180,7 @@ class KeyValue:
             n = rng.choice(self.pairs) if pairs is None else pairs
             questions = self._fill(row, rng, n, rng.choice(self.decoys) if decoys is None else decoys, text)
             answers[questions + 1 :: 2] = row[questions + 1 :: 2]
-        return Rows(input_ids, labels)
+        return Examples(input_ids, labels)
 
     def _fill(
         self, row: np.ndarray, rng: np.random.Generator, pairs: int, decoys: int, text: np.ndarray | None
@@ -205,15 +206,6 @@ class KeyValue:
         row[context::2], row[context + 1 :: 2] = first_key + keys[asked], first_value + values[asked]
         return context
 
-    def answer_place(self, row: np.ndarray, question: int) -> int:
-        """Where in the context of a row the answer to the key at `question` stands."""
-        _, fused, first_key, first_value, _ = self._firsts
-        key, value = row[question : question + 2]
-        if self.fused:
-            wanted = fused + (key - first_key) * self.values + value - first_value
-            return int(np.flatnonzero(row == wanted)[0])
-        return int(np.flatnonzero(row == key)[0]) + 1
-
     def floor(self, unigram_loss: float | None = None) -> Floor:
         """A model that answers with the value of any pair that was not asked for yet, which takes no look at the key.
         When a key is asked for again, of any pair."""
@@ -224,12 +216,13 @@ class KeyValue:
         return Floor("accuracy", float(np.mean([1 / n + (1 - 1 / n) / self.values for n in pairs_left])))
 
 
-@dataclass(frozen=True, config=_FORBID)
+@dataclass(frozen=True, config=STRICT)
 class NextToken:
     """The next token of a text, in rows of `length` tokens."""
 
     length: PositiveInt
     text: Text
+    kind: Literal["text"] = "text"
 
     conditions = {}  # type: ignore[var-annotated]  # noqa: RUF012
 
@@ -237,7 +230,7 @@ class NextToken:
     def vocabulary(self) -> int:
         return self.text.vocabulary
 
-    def rows(self, split: Split, seed: int, number: int, tokens: Tokens | None = None) -> Rows:
+    def rows(self, split: Split, seed: int, number: int, tokens: Tokens | None = None) -> Examples:
         """Different rows in random order. Raises ValueError if there are fewer."""
         assert tokens is not None
         text = getattr(tokens, split)
@@ -249,16 +242,12 @@ class NextToken:
             )
         rows = text[: found * self.length].reshape(found, self.length)
         chosen = rows[np.random.default_rng(seed).permutation(found)[:number]].astype(np.int64)
-        return Rows(chosen, chosen)
+        return Examples(chosen, chosen)
 
     def floor(self, unigram_loss: float | None = None) -> Floor:
         """A model that knows how frequent each token is in the training text, and nothing else."""
         assert unigram_loss is not None
         return Floor("loss", unigram_loss)
-
-
-TASKS: dict[str, type[KeyValue] | type[NextToken]] = {"key_value": KeyValue, "text": NextToken}
-Task = KeyValue | NextToken
 
 
 def _tokens(text: Text) -> Tokens:

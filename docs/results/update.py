@@ -7,32 +7,34 @@
 SCALE/study.yaml and SCALE/results.jsonl give SCALE/report.md, SCALE/figures/ and what stands between
 `<!-- results -->` and `<!-- /results -->` in README.md."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from diff_transformer.evaluation.render import markdown_page
+from diff_transformer.evaluation.render import Table, markdown_page
 from diff_transformer.folders import whole_file
 from diff_transformer.reproduction import SCALES
 from diff_transformer.reproduction.findings import BETTER, NOT_LEARNT, NOT_SHOWN, WORSE
-from diff_transformer.reproduction.jobs import STUDY
 from diff_transformer.reproduction.report import Report
-from diff_transformer.reproduction.results import RESULTS, load
+from diff_transformer.reproduction.results import RESULTS, STUDY, load
 from diff_transformer.reproduction.study import load_study
 
 ROOT = Path(__file__).parents[2]
 BEGIN, END = "<!-- results -->\n", "<!-- /results -->"
-_VERDICTS = {BETTER: "better", WORSE: "worse", NOT_SHOWN: "not shown to differ", NOT_LEARNT: "not comparable"}
-# Contrasts of the studies in braces
-_SENTENCES = (
-    "With {seeds} seeds an arm and equal data, parameters and initial matrices, DIFF is {design}, compared with the "
-    "Transformer.",
-    "Of its parts, wide heads alone are {wide_heads}; the head norm and its factor on top of them are {head_norm}; "
-    "the subtraction on top of all three is {subtraction}.",
-    "DIFF V2, which subtracts but has neither wide heads nor a head norm, is {v2}, compared with the Transformer.",
+SIGNS = {BETTER: "↑", WORSE: "↓", NOT_SHOWN: "·", NOT_LEARNT: "–"}
+# The rows of the README's table, by their contrasts
+PARTS = {
+    "wide_heads": "wide heads",
+    "head_norm": "head norm and factor, added to wide heads",
+    "subtraction": "subtraction, added to all of these",
+    "design": "DIFF as a whole",
+    "v2": "DIFF V2 as a whole",
+}
+# A test compares it with the verdicts
+MEANING = (
+    "With these arms, DIFF is better than the Transformer on three of four tasks; no single part helps on all three."
 )
-_KEY = (
-    "Right of the line the second model is better. Green and red are decided, black is undecided, and grey only "
-    "describes. The bars are 95 % intervals."
+KEY = (
+    "↑ better, ↓ worse, · no difference shown, after correction for all contrasts of a study. In the figure, right of "
+    "the line is better, and the bars are 95 % intervals."
 )
 
 
@@ -64,28 +66,22 @@ def texts(root: Path = ROOT, found: dict[Path, Report] | None = None) -> dict[Pa
 
 
 def readme_text(found: dict[Path, Report], root: Path) -> str:
-    """Three sentences on all studies, the figure of each, and its key."""
-    sentences = " ".join(x.format(**_verdicts(list(found.values()))) for x in _SENTENCES)
-    figures = [f"![{x.study.title}]({(path / 'figures/forest.png').relative_to(root)})" for path, x in found.items()]
-    return "\n\n".join([sentences, *figures, _KEY])
-
-
-def _verdicts(found: Sequence[Report]) -> dict[str, str]:
-    """For each contrast: `better on retrieval, worse on recall and needles, but not shown to differ on text`."""
-    rows = [row for report in found for row in report.findings]
-    words = {"seeds": " or ".join(map(str, sorted({row.seeds for row in rows})))}
-    for name in dict.fromkeys(row.name for row in rows):
-        told = []
-        for verdict, word in _VERDICTS.items():
-            where = [row.experiment for row in rows if (row.name, row.verdict) == (name, verdict)]
-            told += [f"{word} on {_listed(where)}"] if where else []
-        words[name] = _listed(told, ", but ")
-    return words
-
-
-def _listed(parts: Sequence[str], before_last: str = " and ") -> str:
-    *others, last = parts
-    return f"{', '.join(others)}{before_last}{last}" if others else last
+    """The verdicts of all studies by part and task, and the figure of the first study."""
+    rows = [row for report in found.values() for row in report.findings]
+    sizes = [x.parameters / 1e6 for report in found.values() for x in report.results]
+    seeds = " or ".join(map(str, sorted({row.seeds for row in rows})))
+    tasks = list(dict.fromkeys(row.experiment for row in rows))
+    signs = {(row.name, row.experiment): SIGNS[row.verdict] for row in rows}
+    table = Table(
+        "", ["part", *tasks], [[part, *(signs.get((x, task)) for task in tasks)] for x, part in PARTS.items()]
+    )
+    scale = (
+        f"At {min(sizes):.1f} to {max(sizes):.1f} million parameters, with equal data, size and initial matrices, and "
+        f"{seeds} seeds:"
+    )
+    folder, report = next(iter(found.items()))
+    figure = f"![{report.study.title}]({(folder / 'figures/forest.png').relative_to(root)})"
+    return "\n\n".join([scale, table.markdown(), MEANING, figure, KEY])
 
 
 def update(root: Path = ROOT) -> list[Path]:

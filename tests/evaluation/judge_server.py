@@ -12,25 +12,22 @@ TRUE = "It is all there.\n\n**Conclusion: True**"
 FALSE = "It is nowhere.\nConclusion: False"
 
 
-def completion(text, **changes):
+def completion(text):
     message = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-    usage = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
-    return {"model": "judge-2026-01-01", "choices": [message], "usage": usage, **changes}
+    return {"model": "judge-2026-01-01", "choices": [message]}
 
 
 class JudgeServer(ThreadingHTTPServer):
     """`script(prompt, times)` gives the answer to a prompt that was asked `times` times before: a text, a number (the
-    HTTP status), a tuple (status, headers) or (status, headers, body), a dict (the JSON), or CUT or SLOW."""
+    HTTP status), a tuple (status, headers, body) or a dict (the JSON)."""
 
-    CUT, SLOW = object(), object()
-    SLOW_SECONDS = 5.0
     daemon_threads = True
 
     def __init__(self, script):
         super().__init__(("127.0.0.1", 0), Handler)
         self.script, self.lock = script, threading.Lock()
         self.asked = Counter()  # prompt -> times
-        self.requests, self.times = [], []  # path, headers and body; the time of arrival
+        self.requests = []  # path, headers and body
         self.at_once = self.most_at_once = 0
         self.delay = 0.0
 
@@ -39,7 +36,7 @@ class JudgeServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
     def handle_error(self, request, client_address):
-        """The script makes clients go away."""
+        """Clients go away after their timeout."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -51,7 +48,6 @@ class Handler(BaseHTTPRequestHandler):
             times = server.asked[prompt]
             server.asked[prompt] += 1
             server.requests.append((self.path, self.headers, body))
-            server.times.append(time.monotonic())
             server.at_once += 1
             server.most_at_once = max(server.most_at_once, server.at_once)
         try:
@@ -60,25 +56,17 @@ class Handler(BaseHTTPRequestHandler):
         finally:
             with server.lock:
                 server.at_once -= 1
-        self.answer(answer)
-
-    def answer(self, answer):
-        cut = answer is JudgeServer.CUT
-        if answer is JudgeServer.SLOW:
-            time.sleep(JudgeServer.SLOW_SECONDS)
-        if cut or answer is JudgeServer.SLOW:
-            answer = TRUE
         if isinstance(answer, int):
-            answer = (answer, {})
+            answer = (answer, {}, "no")
         if not isinstance(answer, tuple):
-            answer = (200, {}, json.dumps(answer if isinstance(answer, dict) else completion(answer)))
-        status, headers, content = (*answer, "no")[:3]
-        content = content.encode()
+            content = json.dumps(answer if isinstance(answer, dict) else completion(answer))
+            answer = (200, {"Content-Type": "application/json"}, content)
+        status, headers, content = answer
         self.send_response(status)
-        for name, value in {"Content-Length": str(len(content)), **headers}.items():
+        for name, value in {"Content-Length": str(len(content.encode())), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(content[: len(content) // 2] if cut else content)
+        self.wfile.write(content.encode())
 
     def log_message(self, *args):
         pass

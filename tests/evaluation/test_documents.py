@@ -1,7 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Texts from every kind of source, and rows of tokens from texts."""
-
-import json
+"""Texts from tables, and rows of tokens from texts; tests/test_text_data.py reads files of text."""
 
 import pytest
 from datasets import Dataset, DatasetDict
@@ -12,7 +10,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from diff_transformer import cl100k_tokenizer
-from diff_transformer.evaluation.text import STDLIB, DocumentArguments, load_documents, start_ids, token_rows
+from diff_transformer.evaluation.text import DocumentArguments, load_documents, start_ids, token_rows
 
 TEXTS = ["one two", "three\r\n", "größer"]
 
@@ -21,46 +19,16 @@ def load(dataset, **changes):
     return list(load_documents(DocumentArguments(str(dataset), **changes)))
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """Text files in the order of their names, among other things."""
-    folder = tmp_path / "texts"
-    (folder / "b").mkdir(parents=True)
-    (folder / "c").mkdir()
-    for name, text in zip(("a.txt", "b/a.md", "c.py"), ("one", "two", "three"), strict=True):
-        (folder / name).write_text(text)
-    (folder / "picture.png").write_bytes(b"\x89PNG")
-    (folder / "folder.txt").mkdir()
-    return folder
-
-
-# ------------------------------------------------------------------------------------------------------------ sources
-
-
-def test_a_folder_of_texts(folder):
-    assert load(folder) == ["one", "two", "three"]
-
-
-def test_a_file_of_text(folder):
-    assert load(folder / "b" / "a.md") == ["two"]
-
-
-def test_text_that_is_not_text(folder):
-    (folder / "z.txt").write_bytes("größer".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"z\.txt is not UTF-8 text"):
-        load(folder)
-
-
 @pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet", "csv"])
 @pytest.mark.parametrize("column", ["text", "story"])
-def test_a_file_of_rows(tmp_path, suffix, column):
+def test_load_documents_reads_a_file_of_rows(tmp_path, suffix, column):
     rows = Dataset.from_dict({"id": [1, 2, 3], column: TEXTS})
     path = str(tmp_path / f"rows.{suffix}")
     {"parquet": rows.to_parquet, "csv": rows.to_csv}.get(suffix, rows.to_json)(path)
     assert load(path, text_column=column) == TEXTS
 
 
-def test_a_saved_dataset(tmp_path):
+def test_load_documents_reads_a_saved_dataset(tmp_path):
     rows = Dataset.from_dict({"text": TEXTS})
     rows.save_to_disk(tmp_path / "one")
     DatasetDict(train=rows.select([0]), test=rows.select([2])).save_to_disk(tmp_path / "several")
@@ -69,34 +37,6 @@ def test_a_saved_dataset(tmp_path):
     assert load(tmp_path / "several", dataset_split="test") == TEXTS[2:]
     with pytest.raises(ValueError, match="has the splits train, test, not 'validation'"):
         load(tmp_path / "several", dataset_split="validation")
-
-
-@pytest.mark.slow
-def test_the_standard_library():
-    texts = iter(load_documents(DocumentArguments()))
-    assert DocumentArguments().dataset == STDLIB
-    first = [next(texts) for _ in range(20)]
-    assert any("\ndef " in text for text in first)
-    texts = iter(load_documents(DocumentArguments()))
-    assert [next(texts) for _ in range(20)] == first, "another order"
-
-
-def test_a_column_that_is_not_there(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"story": "once", "id": 1}) + "\n")
-    with pytest.raises(ValueError, match="has the columns story, id; text is needed"):
-        load(path)
-
-
-@pytest.mark.parametrize("dataset", ["nowhere", "nowhere.jsonl", "nowhere.txt"])
-def test_what_is_not_there(tmp_path, dataset):
-    with pytest.raises(ValueError, match=f"{dataset}.*cannot be opened"):
-        load(tmp_path / dataset)
-
-
-def test_a_file_of_another_kind(folder):
-    with pytest.raises(ValueError, match=r"picture\.png is no file of rows; they end in \.jsonl"):
-        load(folder / "picture.png")
 
 
 # --------------------------------------------------------------------------------------------------------------- rows

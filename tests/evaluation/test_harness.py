@@ -3,7 +3,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ import torch
 from diff_transformer.evaluation.__main__ import Options, main
 from diff_transformer.evaluation.models import load_model
 from diff_transformer.evaluation.render import sections
-from diff_transformer.evaluation.results import Results, load_results
+from diff_transformer.evaluation.results import Cell, Measure, Results, ResultSet, load_results
 
 pytest.importorskip("lm_eval", reason="the harness is lm-eval")
 
@@ -121,6 +120,11 @@ def data_dir(tmp_path_factory):
     return str(folder)
 
 
+@pytest.fixture(scope="module")
+def diff(twin_folders):
+    return load_model(str(twin_folders["DIFF"]), device="cpu")
+
+
 def language_model(loaded, batch_size=4):
     return HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=batch_size)
 
@@ -138,7 +142,7 @@ def log_likelihood(loaded, context, continuation):
 
 
 @pytest.mark.parametrize("task", harness.TASKS)
-def test_a_task_asks_and_scores_as_by_hand(loaded, data_dir, task):
+def test_evaluate_task_asks_and_scores_as_by_hand(loaded, data_dir, task):
     samples = harness.evaluate_task(language_model(loaded), task, data_dir=data_dir)
     assert len(samples) == len(CASES[task])
     for sample, (_, asked, right) in zip(samples, CASES[task], strict=True):
@@ -154,7 +158,7 @@ def test_a_task_asks_and_scores_as_by_hand(loaded, data_dir, task):
     assert ("acc_norm" in samples[0]["metrics"]) == (task not in ("boolq", "winogrande"))
 
 
-def test_log_likelihoods_of_16_bits_are_not_rounded(twin_folders, data_dir):
+def test_run_does_not_round_the_log_likelihoods_of_16_bits(twin_folders, data_dir):
     """lm-eval sums in the type of the model if it is not told otherwise: bf16 has whole nats at such sizes."""
     loaded = load_model(str(twin_folders["DIFF"]), dtype="bfloat16", device="cpu")
     options = Options(device="cpu", batch_size=2)
@@ -169,36 +173,34 @@ def test_log_likelihoods_of_16_bits_are_not_rounded(twin_folders, data_dir):
 
 
 @pytest.mark.parametrize("task", harness.TASKS)
-def test_an_example_comes_before_the_question(loaded, data_dir, task):
-    zero = harness.evaluate_task(language_model(loaded), task, data_dir=data_dir)
-    one = harness.evaluate_task(language_model(loaded), task, shots=1, data_dir=data_dir)
+def test_evaluate_task_puts_an_example_before_the_question(diff, data_dir, task):
+    samples = harness.evaluate_task(language_model(diff), task, shots=1, data_dir=data_dir)
     examples = ["".join(asked[right]) + "\n\n" for _, asked, right in CASES[task]]
-    for without, with_example in zip(zero, one, strict=True):
-        for (context, continuation), (longer, same) in zip(
-            without["arguments"], with_example["arguments"], strict=True
-        ):
+    for sample, (_, asked, _) in zip(samples, CASES[task], strict=True):
+        for (longer, same), (context, continuation) in zip(sample["arguments"], asked, strict=True):
             assert same == continuation
             assert longer in [example + context for example in examples], "no training row, answered, precedes"
 
 
-def test_examples_depend_on_the_seed_alone(loaded, tmp_path):
+def test_evaluate_task_draws_examples_by_the_seed_alone(diff, tmp_path):
     write(tmp_path / "piqa.jsonl", [row for row, *_ in CASES["piqa"]])
     write(tmp_path / "piqa" / "train.jsonl", [piqa(f"Do {i}.", 0, "Yes.", "No.")[0] for i in range(9)])
 
     def prompts(seed, limit=None):
-        found = harness.evaluate_task(language_model(loaded), "piqa", 1, str(tmp_path), limit, seed)
+        found = harness.evaluate_task(language_model(diff), "piqa", 1, str(tmp_path), limit, seed)
         return [sample["arguments"] for sample in found]
 
-    assert prompts(0) == prompts(0)
-    assert prompts(0, limit=1) == prompts(0)[:1], "the limit changed the examples"
-    assert any(prompts(0) != prompts(seed) for seed in range(1, 6)), "the seed draws nothing"
+    first = prompts(0)
+    assert prompts(0, limit=1) == first[:1], "the limit changed the examples"
+    assert any(first != prompts(seed) for seed in range(1, 6)), "the seed draws nothing"
 
 
-def test_as_lm_eval_itself_reports(loaded, data_dir):
-    samples = harness.evaluate_task(language_model(loaded), "hellaswag", 1, data_dir, seed=3)
+def test_accuracies_are_those_that_lm_eval_reports(diff, data_dir, monkeypatch):
+    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)  # it starts processes
+    samples = harness.evaluate_task(language_model(diff), "hellaswag", 1, data_dir, seed=3)
     manager = TaskManager(include_defaults=False)
     whole = simple_evaluate(
-        model=language_model(loaded),
+        model=language_model(diff),
         tasks=[harness.load_task("hellaswag", 1, data_dir)],
         num_fewshot=1,
         fewshot_random_seed=3,
@@ -212,7 +214,7 @@ def test_as_lm_eval_itself_reports(loaded, data_dir):
 
 
 @pytest.mark.parametrize("task", harness.TASKS)
-def test_the_hub_and_local_rows_are_the_same_task(monkeypatch, data_dir, task):
+def test_load_task_is_the_same_from_the_hub_and_from_local_rows(monkeypatch, data_dir, task):
     import datasets
 
     asked = []
@@ -234,14 +236,13 @@ def test_the_hub_and_local_rows_are_the_same_task(monkeypatch, data_dir, task):
     assert hub.config.metric_list == local.config.metric_list
 
 
-def test_prompts_that_are_cut_are_counted(loaded, tmp_path):
-    rows = [boolq("word " * n, "is it", 1)[0] for n in (10, 3000)]
+def test_truncated_counts_the_prompts_that_are_cut(diff, tmp_path):
+    rows = [boolq("word " * n, "is it", 1)[0] for n in (10, 1500)]
     write(tmp_path / "boolq.jsonl", rows)
-    lm = language_model(loaded)
+    lm = language_model(diff)
     samples = harness.evaluate_task(lm, "boolq", data_dir=str(tmp_path))
     assert harness.truncated(lm, samples) == 1
-    assert harness.truncated(lm, samples[:1]) == 0
-    longest = max(len(loaded.tokenizer(a + b)["input_ids"]) for a, b in samples[0]["arguments"])
+    longest = max(len(diff.tokenizer(a + b)["input_ids"]) for a, b in samples[0]["arguments"])
     for lm._max_length, expected in ((longest - 1, 0), (longest - 2, 1)):  # the last token is only predicted
         assert harness.truncated(lm, samples[:1]) == expected
 
@@ -249,7 +250,7 @@ def test_prompts_that_are_cut_are_counted(loaded, tmp_path):
 # --------------------------------------------------------------------------------------------------------- bad input
 
 
-def test_rows_that_are_missing_or_wrong(tmp_path):
+def test_load_task_rejects_missing_or_wrong_rows(tmp_path):
     with pytest.raises(ValueError, match=r"piqa needs .*validation\.jsonl or .*piqa\.jsonl: .* goal, sol1"):
         harness.load_task("piqa", data_dir=str(tmp_path))
     row = CASES["piqa"][0][0]
@@ -264,15 +265,15 @@ def test_rows_that_are_missing_or_wrong(tmp_path):
         harness.load_task("piqa", 2, str(tmp_path))
 
 
-def test_a_hub_that_cannot_be_reached():
+def test_load_task_rejects_a_hub_that_cannot_be_reached():
     with pytest.raises(ValueError, match="piqa cannot be read from the Hub.*--data_dir"):
         harness.load_task("piqa")
 
 
-def test_fewer_examples_than_none(loaded, tmp_path):
+def test_run_rejects_negative_shots(diff, tmp_path):
     arguments = harness.Arguments(shots=[-1])
     with pytest.raises(ValueError, match="--shots -1"):
-        harness.run(loaded, arguments, None, Results(tmp_path / "x", "harness", {"label": "x"}, {}, 0))
+        harness.run(diff, arguments, None, Results(tmp_path / "x", "harness", {"label": "x"}, {}, 0))
 
 
 # ------------------------------------------------------------------------------------------------- runs and the report
@@ -285,8 +286,8 @@ def command(twin_folders, data_dir, out, *more):
 
 
 @pytest.mark.slow
-def test_run_stops_resumes_and_is_reported(twin_folders, data_dir, tmp_path, monkeypatch):
-    tasks = ("--tasks", *harness.TASKS, "--shots", 0, 1)
+def test_run_twins_and_resumption(twin_folders, data_dir, tmp_path, monkeypatch):
+    tasks = ("--tasks", "boolq", "piqa", "--shots", 0, 1)
     assert main(command(twin_folders, data_dir, tmp_path / "whole", *tasks)) == 0
 
     evaluate_task, calls = harness.evaluate_task, []
@@ -299,39 +300,47 @@ def test_run_stops_resumes_and_is_reported(twin_folders, data_dir, tmp_path, mon
 
     monkeypatch.setattr(harness, "evaluate_task", stop_after_three)
     with pytest.raises(KeyboardInterrupt):
-        main(command(twin_folders, data_dir, tmp_path / "parts", *tasks))
+        main(command({"DIFF": twin_folders["DIFF"]}, data_dir, tmp_path / "parts", *tasks))
     monkeypatch.setattr(harness, "evaluate_task", evaluate_task)
     assert len(load_results(tmp_path / "parts")["harness"][0].cells) == 3
-    assert main(command(twin_folders, data_dir, tmp_path / "parts", *tasks)) == 0
+    assert main(command({"DIFF": twin_folders["DIFF"]}, data_dir, tmp_path / "parts", *tasks)) == 0
 
-    whole, parts = (load_results(tmp_path / name)["harness"] for name in ("whole", "parts"))
-    assert [r.label for r in whole] == ["DIFF", "Transformer"]
-    for one, other in zip(whole, parts, strict=True):
-        assert len(one.cells) == 14
-        assert [(c.key, c.measures, c.data) for c in one.cells] == [(c.key, c.measures, c.data) for c in other.cells]
-
-    (section,) = sections({"harness": whole})
-    zero, paper_1t, one_shot = section.tables
-    assert zero.columns[2:6] == ["DIFF", "Transformer", "paper: Transformer", "paper: DIFF"]
-    for i, (task, metric) in enumerate(METRICS.items()):
-        row = zero.rows[i]
-        assert row[:2] == [task, metric] and row[4:6] == [TABLE_8[0][name][i] for name in zero.columns[4:6]]
-        for ours, r in zip(row[2:4], whole, strict=True):
-            assert ours.value == 100 * r.select(task=task, shots=0)[0][metric] and ours.n == 2
-        assert row[-1] == f"models of 0.1 million parameters; rows of {data_dir}"
-        assert "examples drawn with seed 0" in one_shot.rows[i][-1]
-    average = sum(whole[0].select(task=task, shots=0)[0][metric] for task, metric in METRICS.items()) / 7
-    assert zero.rows[-1][2] == pytest.approx(100 * average)
-    assert zero.rows[-1][4:6] == [55.4, 56.2] and paper_1t.rows[-1][-2] == 60.6
-    assert one_shot.rows[0][4:6] == [None, None], "the paper has no 1-shot"
+    whole, (parts,) = (load_results(tmp_path / name)["harness"] for name in ("whole", "parts"))
+    assert [r.label for r in whole] == ["DIFF", "Transformer"] and len(parts.cells) == 4
+    assert [(c.key, c.measures, c.data) for c in whole[0].cells] == [(c.key, c.measures, c.data) for c in parts.cells]
+    zero, table_1, one_shot = sections({"harness": whole})[0].comparisons
+    differs = f"models of 0.1 million parameters; data dir {data_dir}"
+    assert [row[-1] for row in zero.table().rows] == [differs] * 2, "an average of some tasks is shown"
 
 
-def test_report_of_some_tasks_has_no_average(twin_folders, data_dir, tmp_path):
-    assert main(command(twin_folders, data_dir, tmp_path, "--tasks", "boolq", "--shots", 0, "--limit", 1)) == 0
-    (section,) = sections(load_results(tmp_path))
-    rows = section.tables[0].rows
-    assert rows[0][0] == "boolq" and "; at most the first 1 samples; rows of" in rows[0][-1]
-    assert rows[-1][2:4] == [None, None]
+def results_of(label, accuracies, cut=0, shots=0, **settings):
+    """Hand-made results with these accuracies of the tasks."""
+    settings = {"limit": None, "data_dir": None, **settings}
+    results = Results(Path(f"{label}.json"), "harness", {"label": label}, settings, 0)
+    for task, accuracy in accuracies.items():
+        measures = {"acc": Measure(accuracy, 2), "acc_norm": Measure(accuracy / 2, 2)}
+        results.cells.append(Cell({"task": task, "shots": shots}, measures, {"truncated": cut}))
+    return results
+
+
+def test_section():
+    accuracies = {task: (i + 1) / 10 for i, task in enumerate(METRICS)}
+    a, b = results_of("A", accuracies), results_of("B", {"boolq": 0.5}, cut=3)
+    zero, table_1 = (comparison.table() for comparison in harness.section(ResultSet([a, b])).comparisons)
+    assert zero.columns == ["task", "metric", "paper: Transformer", "paper: DIFF", "A", "B", zero.columns[-1]]
+    for i, (row, (task, metric)) in enumerate(zip(zero.rows, METRICS.items(), strict=False)):
+        assert row[:4] == [task, metric, *(column[i] for column in TABLE_8[0].values())]
+        assert row[4].value == pytest.approx(100 * accuracies[task] / (2 if task == "hellaswag" else 1))
+    assert [row[5] and row[5].value for row in zero.rows] == [None, None, 50, None, None, None, None, None]
+    assert zero.rows[2][-1] == "3 prompts cut to the model's positions"
+    average = sum(row[4].value for row in zero.rows[:-1]) / 7
+    assert zero.rows[-1][:4] == ["average", "average", 55.4, 56.2]
+    assert zero.rows[-1][4].value == pytest.approx(average)
+    assert table_1.columns[2:-3] == list(TABLE_1) and table_1.rows[-1][2:6] == [57.5, 56.8, None, 60.6]
+
+    (one_shot,) = harness.section(ResultSet([results_of("A", {"boolq": 0.5}, shots=1, limit=1)])).comparisons
+    (row,) = one_shot.table().rows
+    assert row[2:4] == [None, None] and row[-1] == "limit 1", "the paper has no 1-shot"
 
 
 def test_the_papers_averages_are_of_its_rows():
@@ -372,10 +381,9 @@ def test_the_accuracy_that_table_1_has():
 
 
 @pytest.mark.slow
-def test_batches_are_found_automatically(loaded, data_dir, tmp_path):
+def test_run_finds_the_batch_size(diff, data_dir, tmp_path):
     """Without --batch_size."""
-    results = Results.open(tmp_path, "harness", loaded.identity, {}, 0)
-    options = SimpleNamespace(batch_size=None, limit=None, seed=0)
-    harness.run(loaded, harness.Arguments(tasks=["winogrande"], shots=[0], data_dir=data_dir), options, results)
-    alone = harness.accuracies(harness.evaluate_task(language_model(loaded, 1), "winogrande", data_dir=data_dir))
+    results = Results.open(tmp_path, "harness", diff.identity, {}, 0)
+    harness.run(diff, harness.Arguments(tasks=["winogrande"], shots=[0], data_dir=data_dir), Options(), results)
+    alone = harness.accuracies(harness.evaluate_task(language_model(diff, 1), "winogrande", data_dir=data_dir))
     assert results.cells[0].measures == alone

@@ -3,10 +3,9 @@
 
 import threading
 import time
-from email.utils import formatdate
 
 import pytest
-from judge_server import FALSE, TRUE, JudgeServer, completion, judge_server
+from judge_server import FALSE, TRUE, completion, judge_server
 
 from diff_transformer.evaluation.protocols.hallucination.judge import (
     PROMPT,
@@ -19,23 +18,19 @@ from diff_transformer.evaluation.protocols.hallucination.judge import (
 
 
 @pytest.fixture(autouse=True)
-def no_proxy_and_short_waits(monkeypatch):
+def environment(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
+    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.01)
 
 
 def judge(server, **changes):
-    return Judge(server.url, "gpt-4o", **{"retries": 3, "timeout": 5.0, **changes})
+    return Judge(server.url, "gpt-4o", **{"timeout": 5.0, **changes})
 
 
 def ask(judge, prompt="Is it?"):
     ((_, reply),) = ask_all(judge, {"id": prompt}, concurrency=1)
     return reply
-
-
-def in_turn(*answers):
-    """The first answer to the first request, and so on; then always the last."""
-    return lambda prompt, times: answers[min(times, len(answers) - 1)]
 
 
 VERDICTS = {
@@ -49,7 +44,7 @@ VERDICTS = {
 
 
 @pytest.mark.parametrize("verdict", VERDICTS)
-def test_verdict(verdict):
+def test_read_verdict(verdict):
     for text in VERDICTS[verdict]:
         assert read_verdict(text) is verdict, text
 
@@ -60,70 +55,44 @@ def test_prompt_asks_for_the_explanation_first_and_the_verdict_last():
     assert [read_verdict("x\n" + prompt.split('"')[i]) for i in (-4, -2)] == [True, False]
 
 
-def test_ask_good():
+@pytest.mark.parametrize("key", ["sk-secret", None])
+def test_ask_sends_the_prompt_and_its_own_key(key, monkeypatch):
+    """Neither the Hub's token nor the key in the environment. All tests set HF_HUB_OFFLINE."""
+    for name in ("HF_TOKEN", "OPENAI_API_KEY", "OPENAI_ADMIN_KEY"):
+        monkeypatch.setenv(name, "sk-ambient")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:1/sk-ambient")
     with judge_server(TRUE) as server:
-        found = ask(judge(server, api_key="sk-secret", max_tokens=77))
-        assert found == Reply(TRUE, True, "judge-2026-01-01", 100, 10)
-        path, headers, body = server.requests[0]
-    assert (path, headers["Authorization"]) == ("/v1/chat/completions", "Bearer sk-secret")
+        assert ask(judge(server, api_key=key, max_tokens=77)) == Reply(TRUE, True, "judge-2026-01-01")
+        ((path, headers, body),) = server.requests
+    assert (path, headers["Authorization"]) == ("/v1/chat/completions", f"Bearer {key or 'EMPTY'}")
+    assert "sk-ambient" not in str(headers)
     messages = [{"role": "user", "content": "Is it?"}]
     assert body == {"model": "gpt-4o", "messages": messages, "temperature": 0, "max_tokens": 77}
 
 
-@pytest.mark.parametrize("key", [None, "sk-own"])
-def test_ask_sends_its_own_key_or_none(key, monkeypatch):
-    """It sends neither the Hub's token nor what openai reads from the environment. All tests set HF_HUB_OFFLINE."""
-    for name in ("HF_TOKEN", "OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
-        monkeypatch.setenv(name, "sk-ambient")
-    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "Authorization: Bearer sk-ambient")
-    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:1/sk-ambient")
-    with judge_server(TRUE) as server:
-        ask(judge(server, api_key=key))
-        ((path, headers, _),) = server.requests
-    assert headers.get("Authorization") == (key and f"Bearer {key}")
-    assert "sk-ambient" not in path + str(headers)
-
-
-def test_ask_through_a_proxy_of_the_environment(monkeypatch):
-    monkeypatch.delenv("NO_PROXY")
-    monkeypatch.delenv("no_proxy", raising=False)
-    with judge_server(TRUE) as proxy:
-        monkeypatch.setenv("http_proxy", proxy.url.removesuffix("/v1"))
-        assert ask(Judge("http://judge.invalid/v1", "m")).verdict is True
-        assert proxy.requests[0][0] == "http://judge.invalid/v1/chat/completions"
-
-
-def test_ask_cut_by_its_limit_and_without_usage():
-    """The line may quote the prompt, before the verdict."""
-    cut = completion("Conclusion: True", usage=None)
+def test_ask_reads_no_verdict_from_a_reply_cut_by_its_limit():
+    """Its last line may quote the prompt."""
+    cut = completion("Conclusion: True")
     cut["choices"][0]["finish_reason"] = "length"
     with judge_server(cut) as server:
-        found = ask(judge(server))
-    assert found == Reply("Conclusion: True", None, "judge-2026-01-01", None, None)
+        assert ask(judge(server)) == Reply("Conclusion: True", None, "judge-2026-01-01")
 
 
-def test_ask_with_rejected_content_gets_an_empty_text():
+def test_ask_reads_rejected_content_as_an_empty_text():
     with judge_server(completion(None)) as server:
         assert ask(judge(server)).text == ""
 
 
-HTML = (200, {}, "<html>")
+def test_ask_retries_after_errors_and_timeouts():
+    answers = [500, (429, {}, ""), "slow", TRUE]
 
+    def script(prompt, times):
+        time.sleep(0.5 * (answers[times] == "slow"))
+        return answers[times]
 
-@pytest.mark.parametrize("failures", [(500, 503), (JudgeServer.CUT,), ({"error": "busy"}, HTML), ((429, {}),)])
-def test_ask_again_until_it_succeeds(failures):
-    with judge_server(in_turn(*failures, TRUE)) as server:
-        assert ask(judge(server)).verdict is True
-        assert 2 <= server.asked["Is it?"] <= 3
-
-
-@pytest.mark.parametrize("wait", [lambda: "1", lambda: formatdate(time.time() + 2, usegmt=True)])
-@pytest.mark.slow
-def test_ask_honors_retry_after(wait):
-    """Seconds or a date, which has whole seconds, so it is at least one away."""
-    with judge_server(in_turn((429, {"Retry-After": wait()}), TRUE)) as server:
-        ask(judge(server))
-        assert server.times[1] - server.times[0] >= 0.9
+    with judge_server(script) as server:
+        assert ask(judge(server, timeout=0.3)).verdict is True
+        assert server.asked["Is it?"] == 4
 
 
 REJECTED = "too long for sk-secret"
@@ -132,55 +101,39 @@ REJECTED = "too long for sk-secret"
 @pytest.mark.parametrize(
     ("script", "message", "requests"),
     [
-        (500, "answered 500 .*--judge_concurrency", 2),
-        (HTML, "did not answer.*no chat completion: '<html>'.*run the same command again", 2),
-        # A wait of hours, and what a retry cannot help, fail at once
-        ((429, {"Retry-After": "7200"}), "answered 429 .*--judge_concurrency", 1),
-        ((401, {}, REJECTED), "401.*--judge_key_variable", 1),
-        ((404, {}, REJECTED), "404.*--judge_base_url", 1),
-        ((400, {}, REJECTED), "400.*too long.*Change what", 1),
+        (500, "failed: Error code: 500 no.*--judge_concurrency", 3),
+        ((401, {}, REJECTED), r"failed: Error code: 401 too long for \*\*\*.*--judge_key_variable", 1),
+        ((200, {}, "<html>"), "no chat completion: <html>", 1),
+        ({"error": "busy"}, "no chat completion.*busy", 1),
     ],
 )
-def test_ask_fails(script, message, requests):
+def test_ask_fails(script, message, requests, monkeypatch):
+    monkeypatch.setattr("diff_transformer.evaluation.protocols.hallucination.judge._RETRIES", 2)
     with judge_server(script) as server:
-        with pytest.raises(JudgeError, match=message) as failed:
-            ask(judge(server, retries=1, api_key="sk-secret"))
+        with pytest.raises(JudgeError, match=f"{message}.*run the same command again") as failed:
+            ask(judge(server, api_key="sk-secret"))
         assert len(server.requests) == requests and "sk-secret" not in str(failed.value)
 
 
-def test_ask_slow_runs_into_the_timeout():
-    with judge_server(in_turn(JudgeServer.SLOW, TRUE)) as server:
-        begin = time.monotonic()
-        assert ask(judge(server, timeout=0.2)).verdict is True
-        assert time.monotonic() - begin < JudgeServer.SLOW_SECONDS and server.asked["Is it?"] == 2
-
-
-@pytest.mark.parametrize("status", [302, 307])
-def test_ask_follows_no_redirect(status):
-    with judge_server(TRUE) as elsewhere, judge_server((status, {"Location": elsewhere.url})) as server:
-        with pytest.raises(JudgeError, match=f"answered {status} "):
-            ask(judge(server, api_key="sk-secret"))
-        assert len(server.requests) == 1 and not elsewhere.requests
-
-
-def test_ask_unreachable():
+def test_ask_fails_without_a_server():
     with judge_server(TRUE) as server:
-        gone = judge(server, retries=1)
+        gone = judge(server)
     with pytest.raises(JudgeError, match="refused.*run the same command again"):
         ask(gone)
 
 
-def test_key_is_in_no_text(caplog):
+def test_ask_keeps_the_key_out_of_texts_and_logs(caplog):
     caplog.set_level("DEBUG")
-    with judge_server(in_turn(500, "You sent sk-secret.\nConclusion: True")) as server:
+    with judge_server(lambda prompt, times: "You sent sk-secret.\nConclusion: True" if times else 500) as server:
         client = judge(server, api_key="sk-secret")
         assert "sk-secret" not in repr(client)
         assert ask(client).text == "You sent ***.\nConclusion: True"
     assert "Retrying request" in caplog.text and "sk-secret" not in caplog.text
 
 
-def test_bad_judges():
-    for url, model, key, message in [
+@pytest.mark.parametrize(
+    ("url", "model", "key", "message"),
+    [
         ("localhost:8000", "m", None, "must be like"),
         ("file:///etc/passwd", "m", None, "must be like"),
         ("http://user:secret@host/v1", "m", None, "environment variable"),
@@ -188,10 +141,12 @@ def test_bad_judges():
         ("http://host/v1", "", None, "--judge_model"),
         ("http://host/v1", "m", "secret\n", "printable ASCII"),
         ("http://host/v1", "m", "sécret", "printable ASCII"),
-    ]:
-        with pytest.raises(ValueError, match=message) as failed:
-            Judge(url, model, key)
-        assert "secret" not in str(failed.value)
+    ],
+)
+def test_judge_rejects(url, model, key, message):
+    with pytest.raises(ValueError, match=message) as failed:
+        Judge(url, model, key)
+    assert "secret" not in str(failed.value)
 
 
 def test_ask_all_is_bounded_and_complete():
@@ -203,13 +158,12 @@ def test_ask_all_is_bounded_and_complete():
         assert set(server.asked.values()) == {1}
 
 
-def test_ask_all_yields_what_is_under_way_then_fails():
+def test_ask_all_yields_the_replies_under_way_then_fails():
     """One of three requests at once is rejected: the other two replies are yielded, and nothing more is asked."""
     ready = threading.Barrier(3)
 
     def script(prompt, times):
-        if prompt in ("prompt 0", "prompt 1", "prompt 2"):
-            ready.wait(5)
+        ready.wait(5)
         if prompt == "prompt 0":
             return 401
         time.sleep(0.3)
@@ -221,19 +175,3 @@ def test_ask_all_yields_what_is_under_way_then_fails():
             for id, answer in ask_all(judge(server), {str(i): f"prompt {i}" for i in range(30)}, concurrency=3):
                 found[id] = answer
         assert set(found) == {"1", "2"} and len(server.requests) == 3
-
-
-@pytest.mark.slow
-def test_ask_all_failure_ends_the_retries_of_the_others():
-    """openai's wait before a retry cannot be interrupted, but no request follows it."""
-
-    def script(prompt, times):
-        if prompt == "bad":
-            time.sleep(0.3)  # until the other waits
-            return 401
-        return (429, {"Retry-After": "1"})
-
-    with judge_server(script) as server:
-        with pytest.raises(JudgeError, match="401"):
-            list(ask_all(judge(server), {"a": "waits", "b": "bad"}, concurrency=2))
-        assert server.asked == {"waits": 1, "bad": 1}

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure as Canvas
 from tokenizers import processors
@@ -21,11 +21,9 @@ from diff_transformer.evaluation.models import LoadedModel
 from diff_transformer.evaluation.protocols import many_shot
 from diff_transformer.evaluation.protocols.many_shot import (
     Arguments,
-    cells_by_label,
-    margin,
+    condense,
     number_of_orders,
     section,
-    stable_average,
 )
 from diff_transformer.evaluation.protocols.many_shot.classification import (
     SOURCES,
@@ -45,42 +43,38 @@ def write(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def write_task(folder, train=12, test=6, text="text", label="label"):
-    """`train` and `test` rows for each of three classes; the name of one is the beginning of another's."""
-    for split, n in (("train", train), ("test", test)):
-        rows = [{text: f"{word} {split} {i}", label: name} for name, word in COLORS.items() for i in range(n)]
+@pytest.fixture(scope="module")
+def colors(tmp_path_factory):
+    """12 training and 6 test rows for each of three classes; the name of one is the beginning of another's."""
+    folder = tmp_path_factory.mktemp("data") / "colors"
+    for split, n in (("train", 12), ("test", 6)):
+        rows = [{"text": f"{word} {split} {i}", "label": name} for name, word in COLORS.items() for i in range(n)]
         write(folder / f"{split}.jsonl", rows)
     return folder
-
-
-@pytest.fixture
-def colors(tmp_path):
-    return write_task(tmp_path / "colors")
 
 
 # Data
 
 
-def load(spec, label_names=None, **overrides):
-    return load_task(*find_source(spec, **overrides), label_names)
+def load(spec):
+    return load_task(*find_source(str(spec)))
 
 
-def test_a_local_folder(colors):
+def test_load_task_reads_a_folder(colors):
     task = load(str(colors))
     assert task.name == "colors" and task.labels == ["dark", "dark red", "green"]
     assert (len(task.train), len(task.test)) == (36, 18)
     assert task.test[0] == Example("blood test 0", "dark red")
 
 
-def test_csv_with_other_columns(tmp_path):
+def test_load_task_shows_texts_and_labels_on_one_line(tmp_path):
     for split in ("train", "test"):
-        (tmp_path / f"{split}.csv").write_text('body,kind\n"two\nlines",a_b\n')
-    task = load(f"mine={tmp_path}", text_column="body", label_column="kind", prompt="{text} ->{label}")
+        (tmp_path / f"{split}.csv").write_text('text,label\n"two\nlines",a_b\n')
+    task = load(f"mine={tmp_path}")
     assert task.train == [Example("two lines", "a b")] and task.name == "mine"
-    assert task.source.prompt == "{text} ->{label}"
 
 
-def test_copies_of_the_known_datasets(tmp_path):
+def test_load_task_reads_copies_of_the_known_datasets(tmp_path):
     rows = [{"text": "Who ?", "label_original": "HUM:ind", "label_coarse_original": "HUM"}]
     for split in ("train", "test"):
         write(tmp_path / f"trec/{split}.jsonl", rows)
@@ -100,7 +94,7 @@ def test_copies_of_the_known_datasets(tmp_path):
     assert task.labels == ["pay bill", "yes"] and len(task.test) == 2, "out-of-scope examples are not a class"
 
 
-def test_the_known_datasets():
+def test_sources_have_the_published_prompts_and_words():
     assert [source.prompt for source in SOURCES.values()] == [
         *["Question: {text}\nType: {label}"] * 2,
         *("query: {text}\nintent: {label}", "utterance: {text}\nintent: {label}"),
@@ -112,34 +106,26 @@ def test_the_known_datasets():
     assert find_source("clinic150")[1].config == "plus" and find_source("clinic150=here")[1].config is None
 
 
-def test_labels_that_are_numbers(tmp_path):
-    for split in ("train", "test"):
-        write(tmp_path / f"{split}.jsonl", [{"text": "x", "label": 1}, {"text": "y", "label": 0}])
-    assert load(str(tmp_path), ["no", "yes"]).train == [Example("x", "yes"), Example("y", "no")]
-    with pytest.raises(ValueError, match="there are no names of labels. .*--label_names"):
-        load(str(tmp_path))
-    with pytest.raises(ValueError, match="label 1 in column 'label', but there are names for 0 to 0"):
-        load(str(tmp_path), ["no"])
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        ([{"text": "a", "label": "x"}], [{"text": "sky", "label": "blue"}], "no example of labels of 'test': blue"),
+        ([{"text": "a", "intent": "x"}], [], "has the columns text, intent; label is needed"),
+        *(([{"text": "a", "label": x}, {"text": "b", "label": y}], [], "both are needed, as text. Replace numbers")
+          for x, y in ((None, "x"), ("", "x"), ("_", "x"), (1, 0))),
+    ],
+)  # fmt: skip
+def test_load_task_rejects(tmp_path, train, test, message):
+    write(tmp_path / "train.jsonl", train)
+    write(tmp_path / "test.jsonl", test or train)
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path)
 
 
-def test_data_that_cannot_be_used(colors, tmp_path):
-    blue = write_task(tmp_path / "blue")
-    write(blue / "test.jsonl", [{"text": "sky", "label": "blue"}])
-    cases = [
-        (colors, {"label_column": "intent"}, "text, label; intent is needed|label, text; intent is needed"),
-        (colors / "train.jsonl", {}, "one split, .* Name a folder"),
-        (blue, {}, "the split 'train' has no example of labels of 'test': blue"),
-        (colors, {"prompt": "{label}: {text}"}, "must contain {text} and end with {label}"),
-        ("trec=", {}, "needs a path"),
-    ]
-    for nothing in (None, "", "_"):
-        folder = tmp_path / str(nothing)
-        for split in ("train", "test"):
-            write(folder / f"{split}.jsonl", [{"text": "a", "label": nothing}, {"text": "b", "label": "x"}])
-        cases.append((folder, {}, "both are needed. Drop"))
-    for spec, overrides, message in cases:
+def test_load_task_rejects_what_is_no_two_splits(colors):
+    for spec, message in ((colors / "train.jsonl", "one split, .* Name a folder"), ("trec=", "needs a path")):
         with pytest.raises(ValueError, match=message):
-            load(str(spec), **overrides)
+            load(spec)
 
 
 # Demonstrations
@@ -149,8 +135,9 @@ examples = st.lists(
 )
 
 
+@settings(max_examples=30)
 @given(examples, st.integers(0, 9).map(str))
-def test_balanced_by_class_for_every_number(pool, seed):
+def test_balanced_is_balanced_for_every_number(pool, seed):
     found = balanced(pool, seed)
     assert Counter(found) == Counter(pool) and found == balanced(pool[::-1], seed)
     available = Counter(example.label for example in pool)
@@ -160,6 +147,7 @@ def test_balanced_by_class_for_every_number(pool, seed):
         assert all(shown[label] >= min(most - 1, available[label]) for label in available), "too few of a class"
 
 
+@settings(max_examples=30)
 @given(examples, st.integers(0, 9).map(str))
 def test_orders_are_permutations(pool, seed):
     for order in (randomly, alternating):
@@ -180,10 +168,10 @@ def test_seeds_give_different_orders(colors):
 
 @pytest.fixture
 def prompts(colors):
-    return Prompts(load(str(colors)), cl100k_tokenizer(vocab_size=300), "\n==\n", 10, 0)
+    return Prompts(load(colors), cl100k_tokenizer(vocab_size=300), 10, 0)
 
 
-def test_a_prompt_as_text(prompts):
+def test_prompts_read_as_text(prompts):
     first, second = prompts.demonstrations[:2]
     expected = "".join(f"text: {x.text}\nlabel: {x.label}\n==\n" for x in (first, second))
     tokenizer = cl100k_tokenizer(vocab_size=300)
@@ -194,7 +182,7 @@ def test_a_prompt_as_text(prompts):
     assert answers == [" dark\n", " dark red\n", " green\n"]
 
 
-def test_as_many_as_fit(prompts):
+def test_prompts_hold_as_many_demonstrations_as_fit(prompts):
     longest = max(map(len, prompts.queries)) + max(map(len, prompts.trie.sequences))
     for length in range(100, 700, 13):
         count, used = 0, longest
@@ -209,12 +197,12 @@ def test_as_many_as_fit(prompts):
 
 
 def test_queries_do_not_depend_on_their_number(colors):
-    task, tokenizer = load(str(colors)), cl100k_tokenizer(vocab_size=300)
-    few, many = (Prompts(task, tokenizer, "\n", n, 3) for n in (4, 18))
+    task, tokenizer = load(colors), cl100k_tokenizer(vocab_size=300)
+    few, many = (Prompts(task, tokenizer, n, 3) for n in (4, 18))
     assert many.queries[:4] == few.queries and len(many.queries) == 18
-    assert Prompts(task, tokenizer, "\n", 4, 4).queries != few.queries
+    assert Prompts(task, tokenizer, 4, 4).queries != few.queries
     with pytest.raises(ValueError, match="Found 18 texts in the test split of colors, but 19 were asked for"):
-        Prompts(task, tokenizer, "\n", 19, 3)
+        Prompts(task, tokenizer, 19, 3)
 
 
 # The protocol
@@ -244,13 +232,13 @@ def no_cache(monkeypatch):
     monkeypatch.setattr("diff_transformer.evaluation.generate.DynamicCache", lambda config: DynamicCache())
 
 
-def test_accuracy_of_a_model_with_one_label(tmp_path, no_cache):
+def test_run_scores_a_model_with_one_label(tmp_path, no_cache):
     """ "green" is correct for 2 of 5 test rows, "red" for 3."""
     labels = {"grass": "green", "leaf": "green", "blood": "red", "rose": "red", "ruby": "red"}
     for split in ("train", "test"):
         write(tmp_path / f"data/{split}.jsonl", [{"text": text, "label": label} for text, label in labels.items()])
     tokenizer = cl100k_tokenizer(vocab_size=300)
-    arguments = Arguments([str(tmp_path / "data")], lengths=[100], queries=5, order_seeds=2)
+    arguments = Arguments([str(tmp_path / "data")], lengths=[80], queries=5, order_seeds=1)
     for label, accuracy in (("green", 0.4), ("red", 0.6)):
         ids = tokenizer(f" {label}\n", add_special_tokens=False)["input_ids"]
         assert len(set(ids)) == len(ids), "the model needs a label whose tokens all differ"
@@ -258,11 +246,11 @@ def test_accuracy_of_a_model_with_one_label(tmp_path, no_cache):
             arguments.scoring = scoring
             results = Results(tmp_path / f"{label}.{scoring}.json", "many_shot", {"label": label}, {}, 0)
             many_shot.run(LoadedModel(label, Always(ids), tokenizer, {}), arguments, Options(), results)
-            assert [cell["accuracy"] for cell in results.cells] == [pytest.approx(accuracy)] * (2 + 2 * 2)
+            assert [cell["accuracy"] for cell in results.cells] == [pytest.approx(accuracy)] * (2 + 2)
             assert results.cells[0].measures["accuracy"].n == 5
 
 
-def test_the_tokens_that_the_model_gets(colors, tmp_path, no_cache):
+def test_run_gives_the_model_one_start_token(colors, tmp_path, no_cache):
     """The token that begins every text precedes the demonstrations, once. Permutations show the same ones."""
     tokenizer = cl100k_tokenizer(vocab_size=300)
     tokenizer.add_special_tokens({"bos_token": "<s>"})
@@ -287,8 +275,8 @@ def test_the_tokens_that_the_model_gets(colors, tmp_path, no_cache):
 
 
 COMMAND = [
-    *("--shots", "1", "--lengths", "300", "600", "--queries", "9", "--order_seeds", "2", "--order_length", "400"),
-    *("--chunk_size", "100", "--device", "cpu"),
+    *("--shots", "1", "--lengths", "160", "240", "--queries", "4", "--order_seeds", "2", "--order_length", "200"),
+    *("--device", "cpu"),
 ]
 
 
@@ -303,32 +291,31 @@ def cells(out, label):
 
 
 @pytest.mark.slow
-def test_both_twins_resumption_and_report(twin_folders, colors, tmp_path, monkeypatch):
+def test_run_twins_resumption_and_report(twin_folders, colors, tmp_path, monkeypatch):
     assert run_cli(twin_folders, tmp_path / "whole", colors) == 0
     whole = {label: cells(tmp_path / "whole", label) for label in twin_folders}
     orders = [(order, seed) for order in ("random", "alternating") for seed in range(2)]
-    expected = [{"shots": 1}, {"length": 300}, {"length": 600}]
-    expected += [{"length": 400, "order": order, "order_seed": seed} for order, seed in orders]
+    expected = [{"shots": 1}, {"length": 160}, {"length": 240}]
+    expected += [{"length": 200, "order": order, "order_seed": seed} for order, seed in orders]
     assert [key for key, _, _ in whole["DIFF"]] == [{"dataset": "colors", **key} for key in expected]
     diff, twin = ([data for _, _, data in whole[label]] for label in ("DIFF", "Transformer"))
     assert diff == twin, "the twins got different prompts"
     shown = [data["demonstrations"] for _, _, data in whole["DIFF"]]
     assert shown[0] == 3 and shown[0] < shown[1] < shown[2] and len(set(shown[3:])) == 1
-    assert all(data["tokens"] <= key.get("length", 300) for key, _, data in whole["DIFF"])
+    assert all(data["tokens"] <= key.get("length", 160) for key, _, data in whole["DIFF"])
 
-    # Stopped after 2 cells, resumed for 3, and finished
+    # Stopped after 2 cells of the curve and, resumed, after 2 more, one of which is a permutation
     add = Results.add
-    for stop in (2, 3, None):
-        left = [math.inf if stop is None else stop]
+    for stop in (2, 2, math.inf):
+        added = []
 
-        def limited(self, *args, left=left):
-            left[0] -= 1
-            if left[0] < 0:
+        def limited(self, *args, stop=stop, added=added):
+            if len(added) == stop:
                 raise ValueError("stopped")
-            return add(self, *args)
+            added.append(add(self, *args))
 
         monkeypatch.setattr(Results, "add", limited)
-        expected = 0 if stop is None else 1
+        expected = 0 if stop == math.inf else 1
         assert run_cli({"DIFF": twin_folders["DIFF"]}, tmp_path / "parts", colors) == expected
     assert cells(tmp_path / "parts", "DIFF") == whole["DIFF"], "a resumed run differs from an uninterrupted one"
 
@@ -339,11 +326,11 @@ def test_both_twins_resumption_and_report(twin_folders, colors, tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_the_curve_equals_separate_prompts(loaded, colors, tmp_path):
+def test_run_extends_the_cache_as_separate_prompts(loaded, colors, tmp_path):
     """Extending a cache from one length to the next equals a prefill for each length."""
     found = []
-    for lengths in ([200, 400, 600], [400], [600]):
-        results = run_with(loaded, tmp_path, [str(colors)], lengths=lengths, queries=9, chunk_size=64)
+    for lengths in ([100, 200, 300], [200], [300]):
+        results = run_with(loaded, tmp_path, [str(colors)], lengths=lengths, queries=4)
         found.append({cell.key["length"]: cell for cell in results.cells if "length" in cell.key})
     for length, cell in {**found[1], **found[2]}.items():
         assert found[0][length].measures == cell.measures and found[0][length].data == cell.data
@@ -356,7 +343,7 @@ def run_with(loaded, tmp_path, data, **changes):
     return results
 
 
-def test_what_cannot_be_measured(loaded, colors, tmp_path):
+def test_run_rejects(loaded, colors, tmp_path):
     cases = {
         "needs 4,096 tokens, but the model has max_position_embeddings=2,048": {"lengths": [4096]},
         "holds no demonstration; .* Choose larger --lengths": {"lengths": [40]},
@@ -371,7 +358,7 @@ def test_what_cannot_be_measured(loaded, colors, tmp_path):
             run_with(loaded, tmp_path, **{"data": [str(colors)], **changes})
 
 
-def test_logits_that_are_nan(loaded, colors, tmp_path, monkeypatch):
+def test_run_rejects_logits_that_are_nan(loaded, colors, tmp_path, monkeypatch):
     forward = loaded.model.forward
 
     def broken(**kwargs):
@@ -392,7 +379,7 @@ def cell(accuracy, shown, **key):
 
 
 def results_of(label, model_type, accuracies, by_seed, **settings):
-    model, settings = {"label": label, "model_type": model_type}, {"scoring": "trie", "prompt": None, **settings}
+    model, settings = {"label": label, "model_type": model_type}, {"scoring": "trie", "queries": 100, **settings}
     results = Results(None, "many_shot", model, settings, 0)
     results.cells = [cell(a, n, length=10 * n) for n, a in accuracies.items()]
     for order, values in by_seed.items():
@@ -400,23 +387,25 @@ def results_of(label, model_type, accuracies, by_seed, **settings):
     return results
 
 
-def test_averages_and_margins_by_hand():
+def test_condense_by_hand():
     results = results_of("x", "llama", {100: 0.9, 40: 0.1, 50: 0.5, 60: 0.7}, {"random": [0.5, 0.75, 0.625]})
-    (found,) = cells_by_label(ResultSet([results]), "trec")["x"]
-    assert [c.data["demonstrations"] for c in found] == [40, 50, 60, 100], "not the sorted curve"
-    assert stable_average(found) == pytest.approx(0.7)  # 0.5, 0.7 and 0.9 have at least half of 100 demonstrations
-    assert margin(results.select(order="random")) == 0.25
+    other = results_of("y", "llama", {100: 0.9, 40: 0.1, 50: 0.5}, {})  # was stopped before the last point
+    average, margin = condense(ResultSet([results])).cells
+    assert average["accuracy"] == pytest.approx(0.7)  # 0.5, 0.7 and 0.9 have at least half of 100 demonstrations
+    assert margin["margin"] == 0.25 and margin.measures["margin"].n == 3
+    average, _, of_other = condense(ResultSet([results, other])).cells
+    assert average["accuracy"] == of_other["accuracy"] == pytest.approx(0.7), "not over the points of both"
 
 
 @pytest.mark.parametrize("of_a, of_b", [(9, 9), (11, 11), (10, 9)])
-def test_margins_over_another_number_of_orders_do_not_stand_beside_the_papers(of_a, of_b):
+def test_section_leaves_out_the_papers_margins_over_another_number_of_orders(of_a, of_b):
     results = [results_of(x, "llama", {}, {"random": [0.5] * n}) for x, n in (("A", of_a), ("B", of_b))]
-    (margins,) = section(ResultSet(results)).tables
-    assert margins.rows[0][2:4] == [None, None]
-    assert "the paper's margins, over 10, are left out" in margins.rows[0][-1]
+    (margins,) = section(ResultSet(results)).comparisons
+    assert margins.table().rows[0][2:4] == [None, None]
+    assert "the paper's margins, over 10, are left out" in margins.table().rows[0][-1]
 
 
-def test_orders_are_as_many_as_in_the_papers_figures():
+def test_number_of_orders_is_that_of_the_papers_figures():
     """Figures 7a and 11 draw 10, Figure 7b draws 30."""
     default, few = Arguments(), Arguments(order_seeds=2)
     found = {(x, order): number_of_orders(default, x, order) for x in SOURCES for order in ("random", "alternating")}
@@ -424,32 +413,32 @@ def test_orders_are_as_many_as_in_the_papers_figures():
     assert number_of_orders(few, "trec", "alternating") == 2
 
 
-@pytest.mark.parametrize("model_type", ["diff_transformer", "diff_transformer_v2"])
-def test_the_section(model_type):
+def test_section():
     orders = {"random": [0.8, 0.9] * 5, "alternating": [0.7, 0.9] * 15}  # as many as the paper's
-    diff = results_of("A", model_type, {10: 0.2, 100: 0.8}, orders)
+    diff = results_of("A", "diff_transformer", {10: 0.2, 100: 0.8}, orders)
     other = results_of("B", "llama", {10: 0.1, 100: 0.5}, {"random": [0.4, 0.8] * 5})
     found = section(ResultSet([diff, other]))
-    averages, margins = found.tables
-    columns = ["dataset", "paper: Transformer", "paper: DIFF", "paper: gain", "A", "B", "gain of A"]
+    averages, margins = (comparison.table() for comparison in found.comparisons)
+    columns = ["dataset", "paper: Transformer", "paper: DIFF", "paper: gain", "A", "B", "gain"]
     assert averages.columns[:-1] == columns
-    assert averages.rows[0][:-1] == ["TREC", 69.9, 87.9, 18.0, 80.0, 50.0, 30.0]
-    assert "SetFit/TREC-QC, 6 classes, 100 queries; at most 1,000 tokens" in averages.rows[0][-1]
-    assert ("A: DIFF V2, the paper has V1" in averages.rows[0][-1]) == model_type.endswith("v2")
+    (row,) = averages.rows
+    assert row[:4] == ["TREC", 69.9, 87.9, "18.0"] and [x.value for x in row[4:6]] == [80, 50] and row[6] == "30.0"
+    expected = "length 1,000 (paper: 65,536); not stated in the paper: source SetFit/TREC-QC, queries 100"
+    assert row[-1] == expected
     assert [row[:4] for row in margins.rows] == [
         ["TREC", "at random", 19.0, 4.0],
         ["TREC", "alternately by class", 56.7, 13.4],
     ]
-    assert [x and round(x, 6) for row in margins.rows for x in row[4:6]] == [10.0, 40.0, 20.0, None]
-    assert margins.rows[0][-1].startswith("10 orders; ") and "data: SetFit/TREC-QC" in margins.rows[0][-1]
+    assert [x and round(x.value, 6) for row in margins.rows for x in row[4:6]] == [10.0, 40.0, 20.0, None]
+    assert margins.rows[0][-1].endswith("length 99; 10 orders")
     assert [figure.name for figure in found.figures] == ["many_shot", "many_shot_random", "many_shot_alternating"]
 
     likelihood = section(ResultSet([results_of("A", "x", {1: 0.5}, {}, scoring="likelihood", normalize=True)]))
-    assert "likelihood of labels per token, not constrained decoding" in likelihood.tables[0].rows[0][-1]
-    assert len(likelihood.tables) == 1
+    (averages,) = likelihood.comparisons
+    assert "scoring likelihood (paper: trie); normalize on;" in averages.table().rows[0][-1]
 
 
-def test_the_section_of_several_seeds():
+def test_section_of_several_seeds():
     """Averages 0.7 and 0.8 and margins 0.1 and 0.3: means with standard errors, and a band in the figures."""
     found = []
     for seed, (accuracy, by_seed) in enumerate([(0.7, [0.8, 0.9]), (0.8, [0.6, 0.9])]):
@@ -457,13 +446,12 @@ def test_the_section_of_several_seeds():
         found[-1].seed = seed
         found[-1].cells[1].key["length"] = 1000  # holds more demonstrations with one seed than with the other
     shown = section(ResultSet(found))
-    (average, gap), curve = (table.rows[0][4] for table in shown.tables), shown.figures[0]
+    average, gap = (x.table().rows[0][-2] for x in shown.comparisons)
+    curve = shown.figures[0]
     assert average.value == pytest.approx(75) and average.stderr == pytest.approx(5)
     assert gap.value == pytest.approx(20) and gap.stderr == pytest.approx(10)
-    assert "at most 1,200 tokens" in shown.tables[0].rows[0][-1]
     canvas = Canvas()
     curve.draw(canvas)
-    (line,), (band, dashes) = canvas.axes[0].lines, canvas.axes[0].collections
-    assert line.get_xydata().ravel() == pytest.approx([10, 20, 110, 75])
-    assert band.get_paths()[0].get_extents().bounds == pytest.approx((10, 20, 100, 60))
-    assert dashes.get_segments()[0].ravel() == pytest.approx([55, 75, 110, 75])
+    (line,), (band,) = canvas.axes[0].lines, canvas.axes[0].collections
+    assert line.get_xydata().ravel() == pytest.approx([10, 0.2, 110, 0.75])
+    assert band.get_paths()[0].get_extents().bounds == pytest.approx((10, 0.2, 100, 0.6))

@@ -12,7 +12,7 @@ from math_rows import ROWS, write_rows
 from diff_transformer.evaluation.__main__ import Options, main
 from diff_transformer.evaluation.comparison import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
 from diff_transformer.evaluation.generate import Generated
-from diff_transformer.evaluation.models import load_model, max_positions
+from diff_transformer.evaluation.models import load_model
 from diff_transformer.evaluation.protocols import math as protocol
 from diff_transformer.evaluation.protocols.math.answers import is_correct
 from diff_transformer.evaluation.protocols.math.grading import RIGHT, WRONG
@@ -68,7 +68,7 @@ def answering(monkeypatch):
 
 
 @pytest.mark.process
-def test_command_line_and_report(twin_folders, tmp_path):
+def test_run_twins_and_report(twin_folders, tmp_path):
     data = write_rows(tmp_path / "data", copies=2)
     models = [argument for label, path in twin_folders.items() for argument in ("--model", f"{label}={path}")]
     command = ["evaluate", "math", *models, "--out", str(tmp_path / "out"), "--data_dir", data, "--device", "cpu"]
@@ -104,7 +104,7 @@ def test_command_line_and_report(twin_folders, tmp_path):
     assert [r.cells for r in load_results(tmp_path / "out")["math"]] == [r.cells for r in by_protocol["math"]]
 
 
-def test_correct_solutions_score_one_and_wrong_solutions_zero(diff, tmp_path, answering):
+def test_run_scores_correct_solutions_one_and_wrong_ones_zero(diff, tmp_path, answering):
     settings = protocol.Arguments(data_dir=write_rows(tmp_path / "data"), max_new_tokens=9)
     for score, given in ((1, None), (0, "17")):
         results = open_results(tmp_path / f"out{score}", settings)
@@ -115,8 +115,7 @@ def test_correct_solutions_score_one_and_wrong_solutions_zero(diff, tmp_path, an
             assert [m.value for m in cell.measures.values()] == [score, 7, 0, 0, 0], name
 
 
-@pytest.mark.process
-def test_measures_by_hand(tmp_path):
+def test_measure_by_hand(tmp_path):
     journal = Journal(tmp_path / "journal.jsonl")
     solutions = [("\\boxed{3}", 10, True), ("\\boxed{4}", 20, True)]
     solutions += [("3, so the answer is 3", 90, False), ("?", 0, False)]
@@ -126,7 +125,7 @@ def test_measures_by_hand(tmp_path):
     assert [measure.value for measure in measures.values()] == [0.5, 30, 0.5, 0, 0]
 
 
-def test_answers_that_time_out_or_crash_are_counted(tmp_path, monkeypatch):
+def test_measure_counts_answers_that_time_out_or_crash(tmp_path, monkeypatch):
     journal = Journal(tmp_path / "journal.jsonl")
     for i in range(4):
         journal.add(str(i), text="\\boxed{1}", tokens=1, finished=True)
@@ -136,13 +135,11 @@ def test_answers_that_time_out_or_crash_are_counted(tmp_path, monkeypatch):
     assert [measures[name].value for name in ("accuracy", "timed_out", "crashed")] == [0.25, 0.25, 0.25]
 
 
-@pytest.mark.parametrize("continuous_batching", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_stopped_run_resumes_with_the_next_problem(loaded, tmp_path, monkeypatch, continuous_batching):
+def test_run_resumes_with_the_next_problem(diff, tmp_path, monkeypatch):
     data = write_rows(tmp_path / "data", copies=3)
     settings = protocol.Arguments(["mawps", "carp_en"], data, max_new_tokens=6)
-    settings.continuous_batching = continuous_batching
     whole = open_results(tmp_path / "whole", settings)
-    run(loaded, settings, whole, batch_size=1)
+    run(diff, settings, whole, batch_size=1)
 
     add, added, most = Journal.add, [], 4
 
@@ -154,15 +151,15 @@ def test_a_stopped_run_resumes_with_the_next_problem(loaded, tmp_path, monkeypat
 
     monkeypatch.setattr(Journal, "add", add_at_most)
     with pytest.raises(KeyboardInterrupt):
-        run(loaded, settings, open_results(tmp_path / "out", settings), batch_size=1)
+        run(diff, settings, open_results(tmp_path / "out", settings), batch_size=1)
     most = None
     resumed = open_results(tmp_path / "out", settings)
     assert len(resumed.cells) == 1
-    run(loaded, settings, resumed, batch_size=1)
+    run(diff, settings, resumed, batch_size=1)
     assert plain(resumed) == plain(whole) and len(added) == 6, "a solution was written twice"
 
 
-def test_a_run_with_other_settings_does_not_resume_a_journal(diff, tmp_path, answering):
+def test_run_with_other_settings_does_not_resume_a_journal(diff, tmp_path, answering):
     def stop(i):
         if i == 1:
             raise KeyboardInterrupt
@@ -177,7 +174,7 @@ def test_a_run_with_other_settings_does_not_resume_a_journal(diff, tmp_path, ans
 
 
 @pytest.mark.slow
-def test_continuous_batching_gives_the_same_solutions(loaded, tmp_path):
+def test_run_gives_the_same_solutions_by_continuous_batching(loaded, tmp_path):
     data, rows = str(tmp_path), [{"question": "x" * length, "answer": "#### 1"} for length in LENGTHS]
     (tmp_path / "gsm8k.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     journals = {}
@@ -191,7 +188,7 @@ def test_continuous_batching_gives_the_same_solutions(loaded, tmp_path):
     assert len({record["text"] for record in journals[True].values()}) == len(LENGTHS), "the texts are equal"
 
 
-def test_without_a_chat_template(diff, tmp_path, answering, monkeypatch):
+def test_run_without_a_chat_template(diff, tmp_path, answering, monkeypatch):
     settings = protocol.Arguments(["mawps"], write_rows(tmp_path / "data"), prompt="cot", chat=False)
     model = answering(lambda i: Generated("The answer is 2/3.", 5, True))
     cells = run(diff, settings, open_results(tmp_path / "plain", settings))
@@ -208,35 +205,17 @@ def test_without_a_chat_template(diff, tmp_path, answering, monkeypatch):
         run(diff, settings, open_results(tmp_path / "continuous", settings))
 
 
-def test_no_room_for_a_solution_is_an_error_before_anything_starts(diff, tmp_path):
-    data = write_rows(tmp_path / "data")
-    limit = max_positions(diff.model)
-    settings = protocol.Arguments(data_dir=data)
-    with pytest.raises(ValueError, match=r"a solution up to 16,384, .* Use at most --max_new_tokens \d+") as error:
-        run(diff, settings, open_results(tmp_path / "a", settings))
-    fitting = int(str(error.value).split("--max_new_tokens ")[1].rstrip("."))
-    longest = limit - fitting
-    protocol.check_room(diff, longest, fitting)
-    with pytest.raises(ValueError, match=f"{longest:,} tokens .* --max_new_tokens {fitting}"):
-        protocol.check_room(diff, longest, fitting + 1)
-    with pytest.raises(ValueError, match="No solution fits: evaluate a model with more positions"):
-        protocol.check_room(diff, limit, 1)
-    assert not (tmp_path / "a").exists()
-
-
-def test_a_missing_package_is_an_error_before_anything_starts(diff, tmp_path, answering, monkeypatch):
+def test_run_rejects_bad_input_before_anything_starts(diff, tmp_path, answering, monkeypatch):
     answering(lambda i: pytest.fail("the model ran"))
-    monkeypatch.setattr("diff_transformer.extras.find_spec", lambda name: None)
-    arguments = protocol.Arguments(data_dir=write_rows(tmp_path / "data"))
-    with pytest.raises(ModuleNotFoundError, match="math_verify"):
-        run(diff, arguments, open_results(tmp_path, arguments))
-
-
-def test_missing_columns_are_an_error_before_anything_starts(diff, tmp_path):
     data = write_rows(tmp_path / "data")
+    settings = protocol.Arguments(data_dir=data)
+    with pytest.raises(ValueError, match=r"a solution \(--max_new_tokens 16,384\) needs 16,\d+ tokens, but .*=2,048"):
+        run(diff, settings, open_results(tmp_path / "out", settings))
     (tmp_path / "data" / "college_math" / "test.jsonl").write_text('{"question": "1 + 1?"}\n')
-    settings = protocol.Arguments(data_dir=data, max_new_tokens=5)
     with pytest.raises(ValueError, match="answer is needed"):
+        run(diff, settings, open_results(tmp_path / "out", settings))
+    monkeypatch.setattr("diff_transformer.extras.find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match="math_verify"):
         run(diff, settings, open_results(tmp_path / "out", settings))
     assert not (tmp_path / "out").exists()
 

@@ -24,7 +24,7 @@ def write(tmp_path):
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_question_and_gold_answer(write, name):
+def test_load_problems_reads_question_and_gold_answer(write, name):
     row, question, answer = ROWS[name]
     assert load_problems(name, write(row)) == [MathProblem(question, answer)]
     for column in BENCHMARKS[name].columns:
@@ -33,7 +33,7 @@ def test_question_and_gold_answer(write, name):
             load_problems(name, write(row))
 
 
-def test_rows_without_a_gold_answer(write):
+def test_load_problems_rejects_rows_without_a_gold_answer(write):
     gsm8k, math, svamp, asdiv = (ROWS[name][0] for name in ("gsm8k", "math", "svamp", "asdiv"))
     cases = [
         ("gsm8k", [gsm8k, {**gsm8k, "answer": "1500"}], "row 2, is not a problem of GSM-8K: the answer has no ####"),
@@ -46,26 +46,26 @@ def test_rows_without_a_gold_answer(write):
             load_problems(name, write(*rows))
 
 
-def test_asdiv_skips_rows_with_several_answers(write):
+def test_load_problems_of_asdiv_skips_rows_with_several_answers(write):
     row = ROWS["asdiv"][0]
     problems = load_problems("asdiv", write({**row, "answer": "3 (red); 4 (blue)"}, row))
     assert [problem.answer for problem in problems] == ["16"]
 
 
 @pytest.mark.parametrize(("answer", "hint"), [("Yes", " (Yes or No)"), ("false", " (True or False)"), ("Ben", "")])
-def test_a_closed_question_says_so(write, answer, hint):
+def test_load_problems_names_the_choices_of_a_closed_question(write, answer, hint):
     row, question, _ = ROWS["asdiv"]
     assert load_problems("asdiv", write({**row, "answer": answer})) == [MathProblem(question + hint, answer)]
 
 
-def test_tabmwp_without_title_and_choices(write):
+def test_load_problems_of_tabmwp_without_title_and_choices(write):
     row = {**ROWS["tabmwp"][0], "table_title": None, "choices": None, "answer": "12,200"}
     (problem,) = load_problems("tabmwp", write(row))
     assert problem.question.startswith("Read this table and answer the question.\nPrice")
     assert problem.question.endswith("or a surplus?")
 
 
-def test_a_limit_draws_by_the_seed(write):
+def test_load_problems_draws_a_limit_by_the_seed(write):
     path = write(*({"input": f"{i}", "target": i} for i in range(100)))
     everything = load_problems("mawps", path)
     drawn = load_problems("mawps", path, limit=10, seed=1)
@@ -76,7 +76,7 @@ def test_a_limit_draws_by_the_seed(write):
     assert load_problems("mawps", path, limit=100) == everything
 
 
-def test_where_datasets_are(tmp_path):
+def test_find_datasets(tmp_path):
     folder = write_rows(tmp_path / "data")
     (tmp_path / "data" / "mawps" / "test.jsonl").rename(tmp_path / "data" / "mawps.jsonl")
     assert find_datasets(["gsm8k", "mawps", "svamp"], folder, ["svamp=own/data"]) == {
@@ -98,7 +98,7 @@ def test_where_datasets_are(tmp_path):
             find_datasets(names, data_dir, datasets)
 
 
-def test_prompts():
+def test_encode_prompt():
     tokenizer = cl100k_tokenizer(vocab_size=300)
 
     def text(*args):

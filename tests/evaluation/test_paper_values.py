@@ -80,7 +80,7 @@ def of_protocols() -> dict[tuple[str, str, str], float | None]:
         rows = [f"{model} {size} {length // 1024}K" for model in MODELS]
         add_pair("Table 7", task.replace("+", " + "), values, rows)
     for name, (title, *values) in many_shot.AVERAGES.items():
-        add("Figure 6", title, (*MODELS, "gain"), values)
+        add("Figure 6", title, (*MODELS, "gain"), (*values, round(values[1] - values[0], 1)))
         add("Figure 11", title, (*MODELS, "orders"), many_shot.MARGINS[name, "random"])
     for order, row in (("random", "TREC at random"), ("alternating", "TREC alternating")):
         add("Figure 7", row, (*MODELS, "orders"), many_shot.MARGINS["trec", order])

@@ -65,8 +65,3 @@ def pristine_v2(tmp_path_factory) -> Path:
 def folder(pristine, tmp_path) -> Path:
     """A copy that a test may change."""
     return Path(shutil.copytree(pristine, tmp_path / "model"))
-
-
-@pytest.fixture
-def folder_v2(pristine_v2, tmp_path) -> Path:
-    return Path(shutil.copytree(pristine_v2, tmp_path / "model_v2"))

@@ -102,10 +102,8 @@ def _retrieval(i: int):
         log_loss = {"transformer": -3, "wide_norm": -6, "diff": -5}.get(arm, 1) + 0.1 * SIGNS[arm][i]
         loss, accuracy = math.exp(log_loss), 0.99 if log_loss < 0 else 0.5
         conditions = {f"{n} decoys": {"loss": loss * (1 + n), "accuracy": accuracy} for n in (0, 2)}
-        layers = [[[0.5, 0.25, 0.25], [0.1, -0.1, 0.0]], [[0.0, 1.0, 0.0], [0.2, 0.2, 0.6]]]
-        shown = {"layers": layers, "answer": 1, "solved": log_loss < 0} if i == 0 else None
         curve = [[640, 2.0, 0.3], [1280, loss, accuracy]]
-        yield make_result("retrieval", arm, SEEDS[i], rate, curve, conditions=conditions, map=shown)
+        yield make_result("retrieval", arm, SEEDS[i], rate, curve, conditions=conditions)
 
 
 def _recall(i: int):

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerV2Config
 from diff_transformer.reproduction.arms import ARMS, layer_lambda_init, matrices_digest, new_model
-from diff_transformer.reproduction.findings import ParityError, check_parameters
+from diff_transformer.reproduction.findings import check_parameters
 from diff_transformer.reproduction.head_norm_llama import HeadNormLlamaConfig, HeadNormLlamaForCausalLM
 from diff_transformer.reproduction.study import STUDIES, load_study
 from diff_transformer.training.architectures import transformer_twin
@@ -253,10 +253,3 @@ def test_arms_have_equal_parameters_on_the_meta_device(path):
             assert model.device.type == "meta"
             parameters[arm] = model.num_parameters()
         check_parameters(name, parameters)
-
-
-def test_unequal_parameters_are_an_error():
-    check_parameters("text", {"transformer": 1000, "diff": 1001})
-    message = r"text: diff has 1,002 parameters and transformer 1,000, which differ by more than 0.1%"
-    with pytest.raises(ParityError, match=message):
-        check_parameters("text", {"transformer": 1000, "wide": 1000, "diff": 1002})

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from diff_transformer.reproduction.jobs import STUDY, jobs_of
-from diff_transformer.reproduction.results import RESULTS, load
+from diff_transformer.reproduction.results import RESULTS, STUDY, load
+from diff_transformer.reproduction.run import planned_runs
 from diff_transformer.reproduction.study import STUDIES, load_study
 
 ROOT = Path(__file__).parents[2]
@@ -43,18 +43,43 @@ def test_what_is_committed_is_what_would_be_drawn():
 def test_the_study_is_the_packages_and_its_results_are_of_it(folder):
     study, results = load_study(folder / STUDY), load(folder / RESULTS)
     assert study == load_study(STUDIES / f"{folder.name}.yaml")
-    planned = {run for job in jobs_of(study) for run in job.runs(study, results)}
-    assert {result.run for result in results} == planned, "runs are missing"
+    planned = planned_runs(study, results, True) + planned_runs(study, results, False)
+    assert {result.run for result in results} == set(planned), "runs are missing"
+
+
+def test_the_block_of_the_readme_is_a_table_of_the_verdicts():
+    block = update.readme_text(update.reports(), ROOT)
+    assert [line for line in block.splitlines() if line.startswith("|")] == [
+        "| part | retrieval | recall | needles | text |",
+        "| --- | --- | --- | --- | --- |",
+        "| wide heads | ↑ | ↑ | · | · |",
+        "| head norm and factor, added to wide heads | ↑ | ↓ | ↑ | · |",
+        "| subtraction, added to all of these | ↓ | ↑ | · | · |",
+        "| DIFF as a whole | ↑ | ↑ | ↑ | · |",
+        "| DIFF V2 as a whole | ↓ | ↑ | ↓ | · |",
+    ]
+    assert block.startswith("At 0.1 to 0.3 million parameters") and "and 10 or 20 seeds:" in block
+    words = " ".join(line for line in block.splitlines() if not line.startswith(("|", "!"))).split()
+    assert len(words) <= 90 and block.count("![") == 1
+
+
+def test_the_sentence_of_the_readme_agrees_with_the_verdicts():
+    """Three of four tasks for DIFF, and no part on all of these."""
+    better = {name: set() for name in update.PARTS}
+    for report in update.reports().values():
+        for row in report.findings:
+            if row.name in better and row.verdict == update.BETTER:
+                better[row.name].add(row.experiment)
+    assert len(better["design"]) == 3 and "three of four tasks" in update.MEANING
+    assert not any(better["design"] <= better[name] for name in ("wide_heads", "head_norm", "subtraction"))
 
 
 def test_a_new_page(root):
     page, readme = root / "docs/results/cpu/report.md", root / "README.md"
     assert sorted(update.update(root)) == sorted([readme, page])
     text = readme.read_text()
-    assert text.startswith("# A\n\n<!-- results -->\n\nWith 20 seeds an arm") and "old" not in text
-    assert "(docs/results/cpu/figures/forest.png)\n\nRight of the line the second model is better." in text
-    assert text.endswith("\n\n<!-- /results -->\n\nmore\n")
-    assert text.count("{") == 0 and "retrieval" in text
+    assert text.startswith("# A\n\n<!-- results -->\n\nAt 0.1 to 0.2 million") and "old" not in text
+    assert "(docs/results/cpu/figures/forest.png)" in text and text.endswith("\n\n<!-- /results -->\n\nmore\n")
     assert "[The sources, one by one](../../replications.md)" in page.read_text()
     assert all(path.read_text() == content for path, content in update.texts(root).items()), "drawn again it differs"
 

@@ -1,58 +1,24 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""`run_jobs` with jobs of the shell: their order, how many run at a time, and how they stop and resume."""
+"""`run_study` with trainings that only write their results: their order and number, and how they stop and resume."""
 
 import multiprocessing
 import os
 import signal
+import sys
 import time
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_up_study import make_results, make_study
+from made_up_study import RATES, make_results, make_study
 
-from diff_transformer.reproduction import run
-from diff_transformer.reproduction.jobs import Job
-from diff_transformer.reproduction.results import RESULTS, append, load
-from diff_transformer.reproduction.run import JobError, Stopped, run_jobs
+from diff_transformer.reproduction import run, train
+from diff_transformer.reproduction.results import RESULTS, RunId, append, load
+from diff_transformer.reproduction.run import RunError, Stopped, planned_runs, run_study
 from diff_transformer.reproduction.study import Study
 
-UNTIL_STOPPED = "while :; do sleep 0.02; done"
-
-
-def until(note: str) -> str:
-    return f"until grep -q '{note}' notes.txt; do sleep 0.02; done"
-
-
-@pytest.fixture(autouse=True)
-def _poll_often(monkeypatch):
-    monkeypatch.setattr(run, "_POLL_SECONDS", 0.01)
-
-
-@pytest.fixture
-def bodies(tmp_path, monkeypatch) -> dict[str, str]:
-    """What jobs do, by the stem of their log. Around it each job notes when it begins, ends or is stopped, and at the
-    end it appends the made-up results of its runs."""
-    found: dict[str, str] = {}
-
-    def command(job: Job) -> list[str]:
-        name, lines = job.log.stem, tmp_path.parent / f"{tmp_path.name}-{job.log.stem}"
-        lines.unlink(missing_ok=True)
-        for result in make_results():
-            if (result.experiment, result.seed, result.tuning) == (job.experiment, job.seed, job.tuning):
-                append(lines, result)
-        script = f"""
-            trap 'echo stopped {name} >> notes.txt; exit 143' TERM
-            echo began {name} >> notes.txt
-            {found.get(name, "")}
-            cat {lines} >> {RESULTS}
-            echo ended {name} >> notes.txt
-        """
-        return ["sh", "-c", script]
-
-    monkeypatch.setattr(Job, "command", property(command))
-    return found
+RUNS = {x.run: x for x in make_results()}
+FIRST = RunId("text", "transformer", 10, 1e-3)
 
 
 def study_of(*experiments: str, seeds: int = 4, **fields) -> Study:
@@ -62,22 +28,61 @@ def study_of(*experiments: str, seeds: int = 4, **fields) -> Study:
 
 
 def notes(folder: Path) -> list[str]:
-    return (folder / "notes.txt").read_text().splitlines()
+    file = folder / "notes.txt"
+    return file.read_text().splitlines() if file.exists() else []
 
 
-def test_a_job_begins_when_its_learning_rates_are_chosen_and_others_fill_the_free_places(tmp_path, bodies):
-    """The second tuning job waits for a job that comes later in the order, and needs no tuning."""
-    bodies["retrieval-tuning-1"] = until("ended text-10")
-    study = study_of("retrieval", "text", seeds=1, processes=2)
-    run_jobs(study, tmp_path, minutes=1)
-    found = notes(tmp_path)
-    assert found.index("began retrieval-10") > found.index("ended retrieval-tuning-1") > found.index("ended text-10")
-    assert len(load(tmp_path / RESULTS)) == 5 * 3 * 2 + 5 + 3
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
-def test_as_many_jobs_run_as_there_are_processes(tmp_path, bodies):
-    bodies |= {f"text-{seed}": "sleep 0.2" for seed in (10, 11, 12, 13)}
-    run_jobs(study_of("text", processes=2), tmp_path)
+@pytest.fixture
+def special(monkeypatch) -> dict:
+    """What trainings do beside writing their results, by their runs. The workers are forked: no imports."""
+    found: dict = {}
+
+    def train_run(folder: Path, key: RunId, stop) -> None:
+        def note(what: str) -> None:
+            with (folder / "notes.txt").open("a") as stream:
+                stream.write(f"{what} {key.experiment} {key.arm} {key.seed}\n")
+
+        note("began")
+        with stop.listening():
+            found.get(key, lambda folder, stop: None)(folder, stop)
+            if stop._received:
+                note("stopped")
+                sys.exit(128 + stop._received)
+            append(folder / RESULTS, RUNS[key])
+        note("ended")
+
+    monkeypatch.setattr(train, "train_run", train_run)
+    monkeypatch.setattr(run, "_START_METHOD", "fork")
+    monkeypatch.setattr(os, "environ", os.environ.copy())  # restores it
+    return found
+
+
+def until_stopped(folder: Path, stop) -> None:
+    wait_for(lambda: stop._received)
+
+
+def test_planned_runs_are_all_runs_with_tuning_first_and_then_seed_by_seed():
+    study, results = study_of("text", "retrieval", "recall"), make_results()
+    tuning, others = (planned_runs(study, results, x) for x in (True, False))
+    assert set(tuning) | set(others) == set(RUNS) and len(tuning) + len(others) == len(RUNS)
+    assert sum(x.runs for x in study.experiments.values()) == len(RUNS) == 5 * 3 * 2 + (3 + 5 + 2) * 4
+    assert [x.seed for x in tuning] == [0] * 15 + [1] * 15 and all(x.tuning for x in tuning)
+    assert [x.seed for x in others] == sorted(x.seed for x in others) and not any(x.tuning for x in others)
+    assert others[3:8] == [RunId("retrieval", arm, 10, rate) for arm, rate in RATES.items()]
+    assert {x.experiment for x in planned_runs(study, [], False)} == {"text", "recall"}, "rates are not chosen yet"
+
+
+def test_run_study_trains_all_runs_in_as_many_processes_as_the_study_has(tmp_path, special):
+    special |= {x: lambda *_: time.sleep(0.05) for x in RUNS if x.experiment == "text"}
+    run_study(study_of("retrieval", "text", seeds=2, processes=2), tmp_path)
+    assert len(load(tmp_path / RESULTS)) == 5 * 3 * 2 + 2 * (5 + 3)
+    assert [note.split()[-1] for note in notes(tmp_path) if note.startswith("began")][:30] == ["0"] * 15 + ["1"] * 15
     running = most = 0
     for note in notes(tmp_path):
         running += 1 if note.startswith("began") else -1
@@ -85,129 +90,91 @@ def test_as_many_jobs_run_as_there_are_processes(tmp_path, bodies):
     assert most == 2
 
 
-def test_the_environment_of_a_job(tmp_path, bodies, monkeypatch):
-    """One GPU, since Trainer would use all that it sees; without a choice the first."""
-    bodies["text-10"] = "echo threads $OMP_NUM_THREADS offline $HF_HUB_OFFLINE gpu $CUDA_VISIBLE_DEVICES"
-    for visible, gpu in ((None, "0"), ("3,1", "3"), ("", "")):
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        if visible is not None:
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        (tmp_path / RESULTS).unlink(missing_ok=True)
-        run_jobs(study_of("text", seeds=1, threads=3), tmp_path)
-        assert (tmp_path / "logs/text-10.log").read_text().splitlines()[-1].split() == (
-            ["threads", "3", "offline", "1", "gpu", *gpu.split()]
-        )
+@pytest.mark.parametrize(("visible", "gpu"), [(None, "0"), ("3,1", "3"), ("", "")])
+def test_workers_see_one_gpu_and_have_the_threads_of_the_study(tmp_path, special, monkeypatch, visible, gpu):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    names = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+    special[FIRST] = lambda folder, stop: (folder / "seen").write_text(str([os.environ[x] for x in names]))
+    run_study(study_of("text", seeds=1, threads=3), tmp_path)
+    assert (tmp_path / "seen").read_text() == str(["3", gpu])
 
 
-def test_finished_jobs_are_not_run_again(tmp_path, bodies):
-    for result in make_results():
-        if (result.experiment, result.seed) == ("text", 11):
-            append(tmp_path / RESULTS, result)
+def test_finished_runs_are_not_trained_again(tmp_path, special):
+    append(tmp_path / RESULTS, RUNS[FIRST])
     for _ in range(2):
-        run_jobs(study_of("text", seeds=3), tmp_path)
-    assert notes(tmp_path) == ["began text-10", "ended text-10", "began text-12", "ended text-12"]
+        run_study(study_of("text", seeds=1), tmp_path)
+    began = [note for note in notes(tmp_path) if note.startswith("began")]
+    assert began == ["began text wide_norm 10", "began text diff 10"]
 
 
-def test_an_error_stops_the_other_jobs_and_shows_the_end_of_the_log(tmp_path, bodies):
-    bodies["text-10"] = f"{until('began text-11')}; echo out of memory; exit 1"
-    bodies["text-11"] = UNTIL_STOPPED
-    message = (
-        r"text, seed 10 ended with exit status 1\. The end of .*text-10.log:\nout of memory\nFinished runs are kept"
-    )
-    with pytest.raises(JobError, match=message):
-        run_jobs(study_of("text", processes=2), tmp_path, minutes=1)
-    assert sorted(notes(tmp_path)) == ["began text-10", "began text-11", "stopped text-11"]
+def test_an_error_stops_the_other_runs_and_shows_where_it_came_from(tmp_path, special):
+    def fail(folder, stop):
+        wait_for(lambda: "began text wide_norm 10" in notes(folder))
+        raise MemoryError("out of memory")
+
+    special |= {x: until_stopped for x in RUNS} | {FIRST: fail}
+    with pytest.raises(
+        RunError, match=r"(?s)text transformer 10 0.001 False failed.*in fail.*MemoryError: out of mem"
+    ):
+        run_study(study_of("text", processes=2), tmp_path)
+    assert "stopped text wide_norm 10" in notes(tmp_path) and load(tmp_path / RESULTS) == []
 
 
-def test_a_job_that_ends_without_its_results_is_an_error(tmp_path, bodies):
-    bodies["text-10"] = "exit 0"
-    with pytest.raises(JobError, match="text, seed 10 ended with exit status 0 before all its runs"):
-        run_jobs(study_of("text"), tmp_path)
+def test_a_worker_that_is_killed_is_an_error(tmp_path, special):
+    special[FIRST] = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(RunError, match="failed, or its process was killed"):
+        run_study(study_of("text"), tmp_path)
 
 
-def test_a_job_that_ends_while_the_results_are_read_has_finished(tmp_path, bodies, monkeypatch):
-    bodies["text-10"] = until("go")
-
-    def slow(file):
-        results = load(file)
-        if (tmp_path / "notes.txt").exists() and "go" not in notes(tmp_path):
-            with (tmp_path / "notes.txt").open("a") as stream:
-                stream.write("go\n")
-            while "ended text-10" not in notes(tmp_path):
-                time.sleep(0.01)
-            time.sleep(0.1)
-        return results
-
-    monkeypatch.setattr(run, "load", slow)
-    run_jobs(study_of("text", seeds=1), tmp_path)
-    assert notes(tmp_path) == ["began text-10", "go", "ended text-10"]
-
-
-@pytest.mark.slow
-def test_running_jobs_stop_after_the_minutes_and_the_same_call_resumes(tmp_path, bodies):
-    bodies["text-11"] = UNTIL_STOPPED
-    with pytest.raises(Stopped, match="Stopped after 0.03 minutes"):
-        run_jobs(study_of("text", seeds=3), tmp_path, minutes=0.03)
-    assert notes(tmp_path) == ["began text-10", "ended text-10", "began text-11", "stopped text-11"]
-    bodies["text-11"] = ""
-    run_jobs(study_of("text", seeds=3), tmp_path, minutes=1)
-    assert notes(tmp_path)[4:] == ["began text-11", "ended text-11", "began text-12", "ended text-12"]
+def test_runs_stop_after_the_minutes_and_the_same_call_resumes(tmp_path, special):
+    special[FIRST._replace(arm="diff")] = until_stopped
+    with pytest.raises(Stopped, match="Stopped after 0.005 minutes"):
+        run_study(study_of("text", seeds=1), tmp_path, minutes=0.005)
+    assert notes(tmp_path)[-2:] == ["began text diff 10", "stopped text diff 10"]
+    special.clear()
+    run_study(study_of("text", seeds=1), tmp_path, minutes=1)
+    assert notes(tmp_path)[6:] == ["began text diff 10", "ended text diff 10"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_stops_the_jobs(tmp_path, bodies, number):
-    """The job sends it to the process that runs it: this one."""
-
+def test_a_signal_stops_the_runs_and_the_callers_handler_returns(tmp_path, special, number):
     def not_caught(*_):
         raise AssertionError("the signal reached the handler of the caller")
 
-    bodies["text-10"] = f"kill -{number} $PPID; {UNTIL_STOPPED}"
+    def signal_parent(folder, stop):
+        os.kill(os.getppid(), number)
+        until_stopped(folder, stop)
+
+    special[FIRST] = signal_parent
     before = signal.signal(number, not_caught)
     try:
-        with pytest.raises(Stopped, match="Stopped by a signal"):
-            run_jobs(study_of("text"), tmp_path, minutes=1)
-        assert signal.getsignal(number) is not_caught, "the caller's handler was not restored"
+        with pytest.raises(Stopped, match=f"Stopped by {number.name}"):
+            run_study(study_of("text"), tmp_path)
+        assert signal.getsignal(number) is not_caught
     finally:
         signal.signal(number, before)
-    assert notes(tmp_path) == ["began text-10", "stopped text-10"]
+    assert notes(tmp_path) == ["began text transformer 10", "stopped text transformer 10"]
 
 
-def test_a_job_that_somebody_stops_stops_the_study(tmp_path, bodies):
-    bodies["text-10"] = "kill -TERM $$"
-    with pytest.raises(Stopped, match="text, seed 10 was stopped"):
-        run_jobs(study_of("text"), tmp_path, minutes=1)
+def test_the_workers_of_a_killed_call_end_and_the_folder_is_free_again(tmp_path, special):
+    def note_pid(folder, stop):
+        (folder / "pid").write_text(str(os.getpid()))
+        until_stopped(folder, stop)
 
-
-def test_a_job_that_does_not_stop_is_killed(tmp_path, bodies, monkeypatch):
-    monkeypatch.setattr(run, "_STOP_SECONDS", 0.2)
-    bodies["text-10"] = f"{until('began text-11')}; exit 1"
-    bodies["text-11"] = f"trap 'echo no >> notes.txt' TERM; echo $$ > pid; {UNTIL_STOPPED}"
-    with pytest.raises(JobError):
-        run_jobs(study_of("text", processes=2), tmp_path, minutes=1)
-    assert notes(tmp_path)[-1] == "no"
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text()), 0)
-
-
-def test_a_folder_is_in_use_until_the_jobs_of_a_killed_run_have_ended(tmp_path, bodies):
-    bodies["text-10"] = until("may end")
-    study = study_of("text", seeds=2)
-    process = multiprocessing.get_context("fork").Process(target=run_jobs, args=(study, tmp_path))
+    special[FIRST] = note_pid
+    study = study_of("text", seeds=1)
+    process = multiprocessing.get_context("fork").Process(target=run_study, args=(study, tmp_path))
     process.start()
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "notes.txt").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    with pytest.raises(JobError, match="is in use by another run"):
-        run_jobs(study, tmp_path, minutes=0.1)
+    wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    with pytest.raises(RunError, match="is in use by another call"):
+        run_study(study, tmp_path)
     process.kill()
     process.join()
-    with pytest.raises(JobError, match="is in use by another run, or by the jobs of a run that was killed"):
-        run_jobs(study, tmp_path, minutes=0.1)
-    assert notes(tmp_path) == ["began text-10"]
-    (tmp_path / "notes.txt").write_text("may end\n")
-    while time.monotonic() < deadline:
-        with suppress(JobError):  # until the job has ended
-            run_jobs(study, tmp_path, minutes=0.1)
-            break
-        time.sleep(0.02)
-    assert notes(tmp_path) == ["may end", "ended text-10", "began text-11", "ended text-11"]
+    stat = Path("/proc", (tmp_path / "pid").read_text(), "stat")
+    wait_for(lambda: not stat.exists() or stat.read_text().split()[2] == "Z")
+    assert not stat.exists() or stat.read_text().split()[2] == "Z", "the worker goes on"
+    special.clear()
+    run_study(study, tmp_path)
+    assert len(load(tmp_path / RESULTS)) == 3

@@ -41,8 +41,19 @@ def test_compare_is_students_and_welchs_t_test():
     for ours, scipys in tests.items():
         assert (ours.effect / ours.stderr, ours.df) == pytest.approx((scipys.statistic, scipys.df))
         assert ours.p == pytest.approx(scipys.pvalue)
-        for level in (0.05, 0.01):
-            assert ours.interval(level) == pytest.approx(tuple(scipys.confidence_interval(1 - level)))
+        half = stats.t.ppf(0.975, ours.df) * ours.stderr
+        assert ours.interval == pytest.approx((ours.effect - half, ours.effect + half))
+
+
+def test_compare_equals_the_formulas_of_students_and_welchs_test():
+    first, second = by_seed([1, 2, 4, 7]), by_seed([3, 3, 8, 14])
+    paired, welch = (compare(first, second, x) for x in (True, False))
+    # Differences of 2, 1, 4 and 7: a mean of 3.5 and a variance of 7
+    assert (paired.effect, paired.stderr, paired.df) == pytest.approx((3.5, math.sqrt(7 / 4), 3))
+    # Variances of 7 and 82 / 3
+    parts = 7 / 4, 82 / 3 / 4
+    df = sum(parts) ** 2 / sum(x**2 / 3 for x in parts)
+    assert (welch.effect, welch.stderr, welch.df) == pytest.approx((3.5, math.sqrt(sum(parts)), df))
 
 
 def test_seeds_are_paired_whatever_their_order():
@@ -76,7 +87,7 @@ def test_times_are_tested_by_the_log_rank_test(end, step):
     assert found.p == pytest.approx(2 * stats.t.sf(abs(surplus) / math.sqrt(variance), 19))
     assert found.effect > 0 > surplus, "the second is later"
     events = sum(happened for _, happened in (*first, *second))
-    assert found.null_stderr == pytest.approx(1 / math.sqrt(events * (9 / 21) * (12 / 21)))
+    assert found.stderr == pytest.approx(1 / math.sqrt(events * (9 / 21) * (12 / 21)))
 
 
 def test_the_effect_on_times_is_that_on_their_logarithms():
@@ -86,7 +97,7 @@ def test_the_effect_on_times_is_that_on_their_logarithms():
     for unit in (1.0, 1000.0):
         found = compare_times(*([(unit * t, happened) for t, happened in x] for x in (first, second)))
         assert found.effect == pytest.approx(4 / 3 * math.log(2)) == pytest.approx(logs.effect * math.log(2))
-        assert found.interval() == pytest.approx([x * math.log(2) for x in logs.interval()])
+        assert found.interval == pytest.approx([x * math.log(2) for x in logs.interval])
         # A log hazard ratio, with the degrees of freedom of the test and not of the interval: 5 events in 3 + 3 runs
         detectable = stats.t.ppf([0.975, 0.8], 4).sum() * 6 / math.sqrt(5 * 3 * 3)
         assert found.minimum_detectable() == pytest.approx(detectable)
@@ -134,12 +145,20 @@ def test_what_cannot_be_compared_is_none():
     assert compare_times([(1.0, True)], [(2.0, True)]) is None
 
 
-def test_values_that_do_not_vary():
+@pytest.mark.parametrize("paired", [True, False])
+def test_values_that_do_not_vary_have_an_interval_without_width(paired):
     ones, twos = by_seed([1, 1, 1]), by_seed([2, 2, 2])
-    for paired in (True, False):
-        same, other = compare(ones, ones, paired), compare(ones, twos, paired)
-        assert (same.p, same.interval(), same.minimum_detectable()) == (1.0, (0, 0), 0)
-        assert (other.p, other.effect, other.interval()) == (0.0, 1.0, (1, 1))
+    same, other = compare(ones, ones, paired), compare(ones, twos, paired)
+    assert (same.p, same.interval, same.minimum_detectable()) == (1.0, (0, 0), 0)
+    assert (other.p, other.effect, other.interval) == (0.0, 1.0, (1, 1))
+    some = compare(ones, by_seed([2, 3, 4]), paired)
+    assert (some.effect, some.df) == pytest.approx((2, 2)) and some.stderr == pytest.approx(math.sqrt(1 / 3))
+
+
+def test_times_that_do_not_vary_have_an_interval_without_width():
+    found = compare_times([(1.0, True)] * 4, [(2.0, True)] * 4)
+    assert found.interval == (found.effect, found.effect) == pytest.approx((math.log(2), math.log(2)))
+    assert found.p < 0.05
 
 
 # --------------------------------------------------------------------------------------------------- simulated studies
@@ -157,12 +176,11 @@ def equal_arms(rng: np.random.Generator, n: int, rho: float) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rho", [0.0, 0.3, 0.8])
-@pytest.mark.parametrize("n", [10, 20])
+@pytest.mark.parametrize(("n", "rho"), [(10, 0.0), (10, 0.3), (20, 0.8)])
 def test_an_arm_rarely_differs_from_itself(n, rho):
     """Values, as `findings` compares them."""
     rng, of_all, of_any = np.random.default_rng(5), [], []
-    for _ in range(1000):
+    for _ in range(400):
         arms = [by_seed(x) for x in equal_arms(rng, n, rho)]
         paired = correlation(arms) > 0
         p = [compare(arms[a], arms[b], paired).p for a, b in CONTRASTS]
@@ -173,12 +191,11 @@ def test_an_arm_rarely_differs_from_itself(n, rho):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rho", [0.0, 0.3, 0.8])
-@pytest.mark.parametrize(("n", "end"), [(10, 4.0), (10, 1.0), (20, 1.0)])
+@pytest.mark.parametrize(("n", "end", "rho"), [(10, 4.0, 0.3), (10, 1.0, 0.0), (20, 1.0, 0.8)])
 def test_an_arm_is_rarely_sooner_than_itself(n, end, rho):
     """Times at 20 evaluations, of which 2 % or 37 % are censored."""
     rng, of_all, of_any = np.random.default_rng(6), [], []
-    for _ in range(1000):
+    for _ in range(400):
         times = np.ceil(-np.log(stats.norm.sf(equal_arms(rng, n, rho))) / end * 20)
         arms = [[(min(t, 20.0), bool(t <= 20)) for t in arm] for arm in times]
         p = [compare_times(arms[a], arms[b]).p for a, b in CONTRASTS]
@@ -192,10 +209,10 @@ def test_an_arm_is_rarely_sooner_than_itself(n, end, rho):
 @pytest.mark.parametrize("paired", [True, False])
 @pytest.mark.parametrize("level", [LEVEL, LEVEL / 6])
 def test_the_minimum_detectable_effect_is_found_in_80_percent(paired, level):
-    n, repetitions, rng = 10, 1500, np.random.default_rng(7)
+    n, repetitions, rng = 10, 800, np.random.default_rng(7)
     rho = 0.8 if paired else 0.0
     stderr, df = math.sqrt((2 - 2 * rho) / n), (1 if paired else 2) * (n - 1)
-    exact = Comparison(0.0, stderr, df, "paired t", p=1.0, null_stderr=stderr, null_df=df)
+    exact = Comparison(0.0, (0.0, 0.0), "paired t", 1.0, stderr, df)
     effect, found = exact.minimum_detectable(level), 0
     for _ in range(repetitions):
         first, second, *_ = equal_arms(rng, n, rho)
@@ -209,11 +226,11 @@ def test_the_minimum_detectable_effect_is_found_in_80_percent(paired, level):
 )
 def test_the_minimum_detectable_hazard_ratio_is_found_in_about_80_percent(end, is_sooner, power):
     """20 seeds, and 2 % or 37 % censored. It comes from studies that found it, so that the effect must not matter."""
-    n, repetitions, rng = 20, 400, np.random.default_rng(8)
+    n, repetitions, rng = 20, 200, np.random.default_rng(8)
 
     def study(ratio: float) -> Comparison:
         return compare_times(*(exponential_times(rng, n, x, end, end / 100) for x in (1.0, ratio)))
 
-    effect = np.mean([study(math.exp(1.0 if is_sooner else -1.0)).minimum_detectable() for _ in range(100)])
+    effect = np.mean([study(math.exp(1.0 if is_sooner else -1.0)).minimum_detectable() for _ in range(50)])
     found = [study(math.exp(effect if is_sooner else -effect)).p < LEVEL for _ in range(repetitions)]
-    assert abs(np.mean(found) - power) < 0.08
+    assert abs(np.mean(found) - power) < 3 * math.sqrt(power * (1 - power) / repetitions)

@@ -16,7 +16,16 @@ from transformers import EvalPrediction
 
 from diff_transformer import cl100k_tokenizer, text_data
 from diff_transformer.reproduction import tasks
-from diff_transformer.reproduction.tasks import IGNORED, Floor, KeyValue, NextToken, Rows, Text, Tokens, python_sources
+from diff_transformer.reproduction.tasks import (
+    IGNORED,
+    Examples,
+    Floor,
+    KeyValue,
+    NextToken,
+    Text,
+    Tokens,
+    python_sources,
+)
 from diff_transformer.reproduction.train import accuracy
 
 # ----------------------------------------------------------------------------------------------------- keys and values
@@ -38,7 +47,7 @@ def task(request) -> KeyValue:
     return KEY_VALUE[request.param]
 
 
-def rows_of(task: KeyValue, number: int, split="train", seed: int = 0, **condition) -> Rows:
+def rows_of(task: KeyValue, number: int, split="train", seed: int = 0, **condition) -> Examples:
     return task.rows(split, seed, number, WORDS if task.text else None, **condition)
 
 
@@ -73,7 +82,7 @@ class Decoded:
         self.answers = {key: value for _, key, value in self.pairs if key in self.asked}
 
 
-def decoded(task: KeyValue, rows: Rows) -> list[Decoded]:
+def decoded(task: KeyValue, rows: Examples) -> list[Decoded]:
     return [Decoded(task, *x) for x in zip(rows.input_ids.tolist(), rows.labels.tolist(), strict=True)]
 
 
@@ -81,16 +90,15 @@ def test_every_answer_stands_with_its_key_in_the_context(task):
     rows, counts = rows_of(task, 120), set()
     assert rows.input_ids.shape == rows.labels.shape == (120, task.length)
     assert rows.input_ids.dtype == rows.labels.dtype == np.int64
-    for row, ids in zip(decoded(task, rows), rows.input_ids, strict=True):
+    for row in decoded(task, rows):
         begin = row.questions[0][0] - 1
         assert max(place for place, *_ in row.pairs + row.filler) < begin, "questions come last"
         relevant = [(place, key) for place, key, _ in row.pairs if key in row.asked]
         n, decoys = len(relevant), len(row.pairs) - len(relevant)
         assert len({key for _, key in relevant}) == n, "a key with two values"
         assert {key for _, key, _ in row.questions[:n]} == row.asked, "every key is asked for before any is again"
-        for place, key, value in row.questions:
+        for _, key, value in row.questions:
             assert value == row.answers[key]
-            assert (task.answer_place(ids, place - 1), key) in relevant
         if task.context is not None:
             assert begin == task.context
         counts.add((n, decoys))
@@ -149,7 +157,7 @@ def test_a_condition_fixes_the_numbers(name):
     assert KEY_VALUE["text"].conditions == {}
 
 
-def score(rows: Rows, predict) -> float:
+def score(rows: Examples, predict) -> float:
     """The accuracy, as `train` measures it, of a model that predicts the token after (row, place)."""
     guesses = [[predict(i, place) for place in range(rows.labels.shape[1])] for i in range(len(rows.labels))]
     return accuracy(EvalPrediction(np.array(guesses), rows.labels))["accuracy"]

@@ -15,10 +15,10 @@ from tqdm.auto import tqdm
 
 from ...arguments import option
 from ...text_data import load_table
-from ..comparison import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER, model_columns, other_models, percent
+from ..comparison import PAPER_DIFF, PAPER_TRANSFORMER, Comparison, Row
 from ..models import LoadedModel
-from ..render import Section, Table
-from ..results import Measure, Results, ResultSet, mean
+from ..render import Section
+from ..results import Cell, Measure, Results, ResultSet, average
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
@@ -52,6 +52,7 @@ _SHIPPED = {
     "winogrande": _Shipped("winogrande/default.yaml", "validation", ("sentence", "option1", "option2", "answer")),
 }
 TASKS = tuple(_SHIPPED)
+_AVERAGE = "average"
 METRICS = {task: shipped.metric for task, shipped in _SHIPPED.items()}
 
 # In percent: the tasks and their average; None is a dash in the paper
@@ -62,7 +63,6 @@ TABLE_1: dict[str, _Column] = {
     "StableLM-3B-4E1T": (None, 66.6, None, None, None, 76.8, 63.2, None),
     PAPER_DIFF: (37.8, 72.9, 69.0, 71.4, 29.0, 76.8, 67.1, 60.6),
 }
-_UNKNOWN: _Column = (None,) * 8
 TABLE_8: dict[int, dict[str, _Column]] = {
     0: {
         PAPER_TRANSFORMER: (32.2, 66.8, 62.9, 63.4, 26.2, 74.5, 61.6, 55.4),
@@ -73,6 +73,7 @@ TABLE_8: dict[int, dict[str, _Column]] = {
         PAPER_DIFF: (35.0, 69.5, 67.2, 66.9, 27.6, 76.1, 63.8, 58.0),
     },
 }
+PAPER_SETTINGS = {"limit": None, "data_dir": None}
 
 
 @dataclass
@@ -179,53 +180,56 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
 
 
 def section(results: ResultSet) -> Section:
-    tables = []
+    averaged = results.condensed(_with_averages)
+    comparisons = []
     for (shots,) in results.keys("shots"):
-        paper = TABLE_8.get(shots, {PAPER_TRANSFORMER: _UNKNOWN, PAPER_DIFF: _UNKNOWN})
-        tables.append(_table(results, shots, f"{shots}-shot; paper: 3B, 350 billion tokens (Table 8)", paper))
+        caption = f"{shots}-shot; paper: 3B, 350 billion tokens (Table 8)"
+        comparisons.append(_comparison(averaged, shots, caption, TABLE_8.get(shots, {})))
         if shots == 0:
-            tables.append(_table(results, shots, "0-shot; paper: 3B, 1 trillion tokens (Table 1)", TABLE_1))
+            comparisons.append(_comparison(averaged, shots, "0-shot; paper: 3B, 1 trillion tokens (Table 1)", TABLE_1))
     return Section(
         title="LM Eval Harness",
         paper="Tables 1 and 8",
         text="Accuracy on seven multiple-choice tasks, in percent: higher is better. The model's choice has the "
         "highest log-likelihood (acc), or the highest log-likelihood divided by its length (acc_norm).",
-        tables=tables,
+        tables=comparisons,
         notes=[
             "The paper states neither its version of lm-eval nor which accuracy it reports. Published results of "
             "OpenLLaMA-3B-v2 and StableLM-base-alpha-3B-v2, which have both, agree with its Table 1 for acc_norm on "
-            "HellaSwag and acc elsewhere, so these are shown; the files of results hold both."
+            "HellaSwag and acc elsewhere, so these are shown; the files of results hold both.",
+            "Examples in the prompt are drawn with the seed of the run.",
         ],
     )
 
 
-def _table(results: ResultSet, shots: int, caption: str, paper: Mapping[str, _Column]) -> Table:
-    rows: list[list] = []
-    values: list[list[float]] = [[] for _ in results.labels]
-    for i, (task, metric) in enumerate(METRICS.items()):
-        measures = model_columns(results, metric, task=task, shots=shots)
-        if not any(measures):
-            continue
-        for measure, column in zip(measures, values, strict=True):
-            column += [100 * measure.value] if measure else []
-        differs = _differs(results, task, shots)
-        rows.append([task, metric, *map(percent, measures), *(column[i] for column in paper.values()), differs])
-    means = [mean(column) if len(column) == len(METRICS) else None for column in values]
-    rows.append(["average", "", *means, *(column[-1] for column in paper.values()), ""])
-    columns = ["task", "metric", *results.labels, *paper, DIFFERS]
-    return Table(f"Accuracy (%), {caption}", columns, rows, digits=1)
+def _with_averages(cells: list[Cell]) -> list[Cell]:
+    """The cells and, for each number of shots with all tasks, the average of the accuracies that are shown."""
+    found = list(cells)
+    for shots in sorted({cell.key["shots"] for cell in cells}):
+        measures = {cell.key["task"]: cell.measures for cell in cells if cell.matches(shots=shots)}
+        if set(measures) == set(METRICS):
+            shown = average([measures[task][metric] for task, metric in METRICS.items()])
+            found.append(Cell({"task": _AVERAGE, "shots": shots}, {_AVERAGE: shown}, {"truncated": 0}))
+    return found
 
 
-def _differs(results: ResultSet, task: str, shots: int) -> str:
-    settings, differences = results.settings, other_models(results)
-    if settings["limit"] is not None:
-        differences.append(f"at most the first {settings['limit']:,} samples")
-    if settings["data_dir"] is not None:
-        differences.append(f"rows of {settings['data_dir']}")
-    if shots:
-        seeds = sorted({r.seed for r in results.results})
-        differences.append(f"examples drawn with seed {' and '.join(map(str, seeds))}")
-    cut = max(cell.data["truncated"] for cell in results.cells if cell.matches(task=task, shots=shots))
-    if cut:
-        differences.append(f"{cut:,} prompts cut to the model's positions")
-    return "; ".join(differences) or "training and lm-eval's version, if anything"
+def _comparison(results: ResultSet, shots: int, caption: str, paper: Mapping[str, _Column]) -> Comparison:
+    rows = []
+    for i, (task, metric) in enumerate([*METRICS.items(), (_AVERAGE, _AVERAGE)]):
+        cells = [cell for cell in results.cells if cell.matches(task=task, shots=shots)]
+        if cells:
+            cut = max(cell.data["truncated"] for cell in cells)
+            differs = [f"{cut:,} prompts cut to the model's positions"] if cut else []
+            key = {"task": task, "shots": shots}
+            rows.append(Row([task, metric], metric, key, [column[i] for column in paper.values()], differs))
+    columns = tuple(paper) or (PAPER_TRANSFORMER, PAPER_DIFF)
+    return Comparison(
+        f"Accuracy (%), {caption}",
+        results,
+        ["task", "metric"],
+        rows,
+        PAPER_SETTINGS,
+        columns=columns,
+        percent=True,
+        digits=1,
+    )

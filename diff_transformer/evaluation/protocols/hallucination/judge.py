@@ -8,19 +8,14 @@ The client is openai's. `huggingface_hub.InferenceClient` rejects every address 
 judge on the same machine, and sends the Hub's saved token to it if no other key is given.
 """
 
-import json
 import re
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
-import httpx2
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # imported where it is used: `--help` works without the extras
     from openai import OpenAI
 
 PROMPT = """\
@@ -45,11 +40,8 @@ Explain first, by what the document says, why the output is accurate or not. The
 either "Conclusion: True" (everything is accurate) or "Conclusion: False" (something is not).\
 """
 
+_RETRIES = 10  # per request; openai waits 0.5, 1, 2, 4, 8, 8, ... seconds, or longer if the server says so
 _SET_KEY = "Set the key in the environment variable that --judge_key_variable names."
-_RETRIED = (
-    "All replies so far are kept. Check that the server runs and can take this many requests at once (fewer: "
-    "--judge_concurrency), then run the same command again."
-)
 _VERDICT = re.compile(r"[*_`]*Conclusion:[*_` ]*(True|False)[*_`.]*")
 
 
@@ -61,8 +53,6 @@ class Reply(NamedTuple):
     text: str
     verdict: bool | None
     model: str | None  # the name that the judge gives itself, often more exact than the requested one
-    prompt_tokens: int | None
-    completion_tokens: int | None
 
 
 def read_verdict(text: str) -> bool | None:
@@ -81,7 +71,6 @@ class Judge:
     api_key: str | None = field(default=None, repr=False)
     max_tokens: int = 1024
     timeout: float = 120.0  # seconds without an answer
-    retries: int = 10  # per request; openai waits 0.5, 1, 2, 4, 8, 8, ... seconds, or up to 120 if the server says so
 
     def __post_init__(self):
         url = urlsplit(self.base_url)
@@ -100,107 +89,67 @@ class Judge:
                 f"{_SET_KEY}"
             )
 
-    def connect(self, stop: threading.Event) -> "OpenAI":
-        """A client that begins no request, not even a retry, once `stop` is set. It does not follow redirects, which
-        could take the key to another server."""
-        from openai import DefaultHttpxClient, OpenAI
+    def connect(self) -> "OpenAI":
+        from openai import OpenAI
 
-        def check_stop(request: httpx2.Request) -> None:
-            if stop.is_set():
-                raise self._failed("gets no more requests after a failed one.")
-
-        def check_body(response: httpx2.Response) -> None:
-            """openai retries what breaks off. This makes it retry a success without a chat completion, too."""
-            if response.is_success:
-                response.read()
-                try:
-                    self._parse(response.text)
-                except (ValueError, LookupError, TypeError, AttributeError) as error:
-                    body = self._redacted(response.text)[:200]
-                    raise httpx2.DecodingError(f"the body is no chat completion: {body!r}") from error
-
-        hooks: dict[str, list[Callable[..., Any]]] = {"request": [check_stop], "response": [check_body]}
-        return OpenAI(
-            api_key="-",  # the key is a header of each request; without a value here openai reads OPENAI_API_KEY
-            base_url=self.base_url,
-            timeout=self.timeout,
-            max_retries=self.retries,
-            http_client=DefaultHttpxClient(follow_redirects=False, event_hooks=hooks),
-        )
+        # Without a key of its own the client would take OPENAI_API_KEY from the environment
+        key = self.api_key or "EMPTY"
+        return OpenAI(api_key=key, base_url=self.base_url, timeout=self.timeout, max_retries=_RETRIES)
 
     def ask(self, client: "OpenAI", prompt: str) -> Reply:
         """The reply, at temperature 0. Raises JudgeError if a retry cannot help or all retries have failed."""
-        from openai import APIConnectionError, APIStatusError, Omit
+        from openai import APIError
 
         try:
-            response = client.chat.completions.with_raw_response.create(
+            completion = client.chat.completions.create(
                 model=self.model,
                 messages=[{"role": "user", "content": prompt}],
                 temperature=0,
                 max_tokens=self.max_tokens,
-                extra_headers={  # instead of those that openai takes from OPENAI_* variables of the environment
-                    "Authorization": f"Bearer {self.api_key}" if self.api_key else Omit(),
-                    "OpenAI-Organization": Omit(),
-                    "OpenAI-Project": Omit(),
-                },
             )
-        except APIStatusError as error:
-            answer = f"{error.status_code} {error.response.reason_phrase}: {self._redacted(error.response.text)[:500]}"
-            raise self._failed(f"answered {answer}. {_remedy(error.status_code)}") from None
-        except APIConnectionError as error:
-            reason = self._redacted(f"{type(error.__cause__).__name__}: {error.__cause__}")
-            raise self._failed(f"did not answer ({reason}). {_RETRIED}") from None
-        return self._parse(response.text)
+        except APIError as error:
+            raise self._failed(f"{error} {error.body or error.__cause__ or ''}") from None
+        if not getattr(completion, "choices", None):  # a text, or an error with the status of a success
+            raise self._failed(f"its answer is no chat completion: {completion}")
+        choice = completion.choices[0]
+        text = self._redacted(choice.message.content or "")
+        verdict = None if choice.finish_reason == "length" else read_verdict(text)  # it may quote the prompt
+        return Reply(text, verdict, completion.model)
 
-    def _failed(self, how: str) -> JudgeError:
-        return JudgeError(f"The judge {self.model} at {self.base_url} {how}")
-
-    def _parse(self, body: str) -> Reply:
-        content: dict[str, Any] = json.loads(self._redacted(body))
-        choice, usage = content["choices"][0], content.get("usage") or {}
-        text = choice["message"]["content"] or ""
-        verdict = None if choice.get("finish_reason") == "length" else read_verdict(text)  # it may quote the prompt
-        return Reply(text, verdict, content.get("model"), usage.get("prompt_tokens"), usage.get("completion_tokens"))
+    def _failed(self, reason: str) -> JudgeError:
+        return JudgeError(
+            f"The judge {self.model} at {self.base_url} failed: {self._redacted(reason)[:500]}. Check its address "
+            "(--judge_base_url, which usually ends with /v1), its model (--judge_model), its key (in the environment "
+            "variable of --judge_key_variable), and how many requests it takes at once (--judge_concurrency). All "
+            "replies so far are kept: run the same command again."
+        )
 
     def _redacted(self, text: str) -> str:
         """A server may repeat the key; it must reach neither a file nor a screen."""
         return text.replace(self.api_key, "***") if self.api_key else text
 
 
-def ask_all(judge: Judge, prompts: Mapping[str, str], concurrency: int) -> Iterator[tuple[str, Reply]]:
+def ask_all(judge: Judge, prompts: Mapping[str, str], concurrency: int) -> Generator[tuple[str, Reply]]:
     """Yields the reply to each prompt, with the prompt's id, as it arrives; at most `concurrency` run at once.
 
     After a failure no request begins. The replies to those under way are still yielded, then JudgeError is raised.
     """
-    stop, failure = threading.Event(), None
-    todo = iter(prompts.items())
-    pending: dict[Future[Reply], str] = {}
-    with judge.connect(stop) as client, ThreadPoolExecutor(max_workers=concurrency) as pool:
+    failures: list[JudgeError] = []
+
+    def ask(prompt: str) -> Reply | None:
         try:
-            while True:
-                if failure is None:
-                    for id, prompt in islice(todo, concurrency - len(pending)):
-                        pending[pool.submit(judge.ask, client, prompt)] = id
-                if not pending:
-                    break
-                for future in wait(pending, return_when=FIRST_COMPLETED).done:
-                    id, error = pending.pop(future), future.exception()
-                    if error is None:
-                        yield id, future.result()
-                    elif failure is None:
-                        failure = error
-                        stop.set()
+            return None if failures else judge.ask(client, prompt)
+        except JudgeError as error:
+            failures.append(error)
+            return None
+
+    with judge.connect() as client, ThreadPoolExecutor(concurrency) as pool:
+        futures = {pool.submit(ask, prompt): id for id, prompt in prompts.items()}
+        try:
+            for future in as_completed(futures):
+                if (reply := future.result()) is not None:
+                    yield futures[future], reply
         finally:
-            stop.set()
-    if failure is not None:
-        raise failure
-
-
-def _remedy(status: int) -> str:
-    if status in (401, 403):
-        return _SET_KEY
-    if status == 404:
-        return "Check --judge_model and --judge_base_url, which usually ends with /v1."
-    if status in (408, 409, 429) or status >= 500:
-        return _RETRIED
-    return "Change what the server rejects, then run the same command again."
+            pool.shutdown(cancel_futures=True)  # closed early, it waits only for the requests under way
+    if failures:
+        raise failures[0]

@@ -2,10 +2,10 @@
 """Labelled texts: the four datasets of many-shot in-context learning, and any other dataset with such columns."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ....text_data import load_table
 
@@ -22,16 +22,9 @@ class Source:
     dataset: str
     prompt: str = "text: {text}\nlabel: {label}"
     config: str | None = None
-    text_column: str = "text"
     label_column: str = "label"
-    train_split: str = "train"
-    test_split: str = "test"
     left_out: tuple[str, ...] = ()  # labels that are not a class of the task
     words: Mapping[str, str] = field(default_factory=dict)  # for labels that are codes, such as HUM:gr
-
-    def __post_init__(self):
-        if "{text}" not in self.prompt or not self.prompt.endswith("{label}"):
-            raise ValueError(f"Got the prompt {self.prompt!r}; it must contain {{text}} and end with {{label}}.")
 
     def readable(self, label: str) -> str:
         """A label as the prompt shows it: "card_arrival" becomes "card arrival", "HUM:gr" becomes "human group"."""
@@ -74,69 +67,53 @@ class ClassificationTask:
         return sorted({example.label for example in self.train})
 
 
-def find_source(spec: str, **overrides: Any) -> tuple[str, Source]:
+def find_source(spec: str) -> tuple[str, Source]:
     """The name and source of `NAME`, `PATH` or `NAME=PATH`, which is a copy of the dataset NAME.
 
-    A path is a Hub id or a local folder. Each of `overrides` that is not None replaces a field of the known source.
+    A path is a Hub id or a local folder.
     """
     name, equals, path = spec.partition("=")
     source = SOURCES.get(name)
     if not (path if equals else name):
         raise ValueError(f"Got the dataset {spec!r}; it needs a path or a Hub id: NAME=PATH.")
     if source is None:
-        name, source = (name, Source(path)) if equals else (Path(name).name, Source(name))
-    elif equals:
-        source = replace(source, dataset=path, config=None)
-    return name, replace(source, **{key: value for key, value in overrides.items() if value is not None})
+        return (name, Source(path)) if equals else (Path(name).name, Source(name))
+    return name, replace(source, dataset=path, config=None) if equals else source
 
 
-def load_task(name: str, source: Source, label_names: Sequence[str] | None = None) -> ClassificationTask:
-    """Both splits of a dataset, with readable labels. `label_names` are the names of labels that are numbers, in their
-    order; by default the dataset's own.
+def load_task(name: str, source: Source) -> ClassificationTask:
+    """The splits train and test of a dataset, with readable labels.
 
-    Raises ValueError for a missing column or split, a label without a name, and one that only the test split has.
+    Raises ValueError for a missing column or split, and for a label that is not text or that only the test split has.
     """
     path = Path(source.dataset).expanduser()
     if path.is_file() or (path / "state.json").is_file():
         raise ValueError(
-            f"{path} has one split, but demonstrations and queries come from two. Name a folder with "
-            f"{source.train_split}.jsonl and {source.test_split}.jsonl (or .csv, .parquet), or with a saved "
-            "DatasetDict."
+            f"{path} has one split, but demonstrations and queries come from two. Name a folder with train.jsonl and "
+            "test.jsonl (or .csv, .parquet), or with a saved DatasetDict."
         )
-    train, test = (_read(source, split, label_names) for split in (source.train_split, source.test_split))
-    task = ClassificationTask(name, source, train, test)
-    if not train or not test:
-        what = "test" if train else "training"
-        raise ValueError(f"{source.dataset} has no {what} examples; both splits need some.")
-    unknown = sorted({example.label for example in test} - set(task.labels))
+    task = ClassificationTask(name, source, _read(source, "train"), _read(source, "test"))
+    unknown = sorted({example.label for example in task.test} - set(task.labels))
     if unknown:
         raise ValueError(
-            f"{source.dataset}: the split {source.train_split!r} has no example of labels of {source.test_split!r}: "
-            f"{', '.join(unknown[:5])}. Add examples, or drop the rows with these labels."
+            f"{source.dataset}: the split 'train' has no example of labels of 'test': {', '.join(unknown[:5])}. Add "
+            "examples, or drop the rows with these labels."
         )
     return task
 
 
-def _read(source: Source, split: str, label_names: Sequence[str] | None) -> list[Example]:
+def _read(source: Source, split: str) -> list[Example]:
     from datasets import ClassLabel
 
-    rows = load_table(source.dataset, source.config, split, [source.text_column, source.label_column])
-    feature = rows.features[source.label_column]
-    names = label_names or (feature.names if isinstance(feature, ClassLabel) else [])
-    examples = []
-    for text, label in zip(rows[source.text_column], rows[source.label_column], strict=True):
-        if isinstance(label, int):
-            if not 0 <= label < len(names):
-                known = f"names for 0 to {len(names) - 1}" if names else "no names of labels"
-                raise ValueError(
-                    f"{source.dataset} has the label {label} in column {source.label_column!r}, but there are "
-                    f"{known}. List all of them, one per line: --label_names FILE."
-                )
-            label = names[label]
+    rows = load_table(source.dataset, source.config, split, ["text", source.label_column])
+    feature, examples = rows.features[source.label_column], []
+    for text, label in zip(rows["text"], rows[source.label_column], strict=True):
+        if isinstance(feature, ClassLabel) and label is not None:
+            label = feature.int2str(label)
         if not isinstance(text, str) or not isinstance(label, str) or not source.readable(label):
             raise ValueError(
-                f"{source.dataset} has a row with the text {text!r} and the label {label!r}; both are needed. Drop "
-                "such rows."
+                f"{source.dataset} has a row with the text {text!r} and the label {label!r}; both are needed, as "
+                "text. Replace numbers by the names of their classes, and drop rows without a text or a label."
             )
         if label not in source.left_out:
             # On one line: in the prompt a line break ends a text and a label

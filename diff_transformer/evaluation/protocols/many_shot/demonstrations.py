@@ -15,6 +15,8 @@ from ...text import check_enough, start_ids
 from .classification import ClassificationTask, Example
 from .label_trie import LabelTrie, continuation_ids, label_ids
 
+SEPARATOR = "\n==\n"  # after each example
+
 
 def balanced(examples: Sequence[Example], seed: str) -> list[Example]:
     """All examples in rounds, each with one example of every class that has any left, in a random order: for every n,
@@ -48,7 +50,7 @@ def _rounds(examples: Sequence[Example], rng: random.Random) -> list[list[Exampl
 
 
 class Prompts:
-    """A task in the tokens of one tokenizer. A prompt is `start`, demonstrations (each with `separator`) and a query.
+    """A task in the tokens of one tokenizer. A prompt is `start`, demonstrations (each with SEPARATOR) and a query.
 
     Text, label with its leading space, and separator are encoded separately, so that a label has the same tokens
     everywhere. `demonstrations` are all that exist; the first n are balanced by class for every n. `queries` are the
@@ -57,20 +59,18 @@ class Prompts:
     Raises ValueError for labels without tokens, and for a test split that has fewer texts.
     """
 
-    def __init__(
-        self, task: ClassificationTask, tokenizer: PreTrainedTokenizerBase, separator: str, queries: int, seed: int
-    ):
+    def __init__(self, task: ClassificationTask, tokenizer: PreTrainedTokenizerBase, queries: int, seed: int):
         self.task, self.seed, self.labels = task, f"{seed}|{task.name}", task.labels
         prompt = task.source.prompt.removesuffix("{label}")
         head = prompt.rstrip(" ")
-        labels = label_ids(tokenizer, [prompt[len(head) :] + label for label in self.labels], separator)
+        labels = label_ids(tokenizer, [prompt[len(head) :] + label for label in self.labels], SEPARATOR)
         self.trie = LabelTrie(labels)
         self.start = start_ids(tokenizer)
 
         def query(text: str) -> list[int]:
             return continuation_ids(tokenizer, head.replace("{text}", text))
 
-        rest = continuation_ids(tokenizer, separator)[1:]  # a label already has the first token of what follows it
+        rest = continuation_ids(tokenizer, SEPARATOR)[1:]  # a label already has the first token of what follows it
         ending = {label: ids + rest for label, ids in zip(self.labels, labels, strict=True)}
         self.demonstrations = balanced(task.train, f"{self.seed}|demonstrations")
         self._ids = {example: query(example.text) + ending[example.label] for example in self.demonstrations}

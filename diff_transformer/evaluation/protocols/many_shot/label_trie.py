@@ -36,20 +36,12 @@ def continuation_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]
 def label_ids(tokenizer: PreTrainedTokenizerBase, labels: Sequence[str], follows: str) -> list[list[int]]:
     """The tokens of each label, as the prompt shows it with its leading space, then the first token of `follows`.
 
-    Raises ValueError for a label or `follows` without tokens, and for two labels with the same tokens.
+    Raises ValueError for two labels with the same tokens.
     """
     end = continuation_ids(tokenizer, follows)[:1]
-    if not end:
-        raise ValueError(
-            f"Got {follows!r} after each label, which has no tokens; labels need an end, such as a line break: "
-            "--separator."
-        )
     ids = [continuation_ids(tokenizer, label) for label in labels]
-    empty = [label for label, tokens in zip(labels, ids, strict=True) if not tokens]
-    if empty:
-        raise ValueError(f"The tokenizer has no token for the label {empty[0]!r}. Name it with --label_names.")
-    if len(set(map(tuple, ids))) < len(ids):
-        same = [label for label, tokens in zip(labels, ids, strict=True) if ids.count(tokens) > 1]
+    same = [label for label, tokens in zip(labels, ids, strict=True) if ids.count(tokens) > 1]
+    if same:
         raise ValueError(f"The tokenizer has the same tokens for {same[0]!r} and {same[1]!r}. Rename one of them.")
     return [tokens + end for tokens in ids]
 
@@ -130,13 +122,12 @@ def choose_labels(
     prompts: Sequence[Sequence[int]],
     trie: LabelTrie,
     scoring: str = "trie",
-    normalize: bool = False,
     batch_size: int | None = None,
 ) -> list[int]:
     """The index of the label that is chosen for each prompt, after the context in `cache`, which is not changed.
 
-    `normalize` divides the log-likelihood of a label by the number of its tokens. `batch_size` counts prompts or, for
-    likelihoods, pairs of a prompt and a label; by default as many as fit into memory.
+    `batch_size` counts prompts or, for likelihoods, pairs of a prompt and a label; by default as many as fit into
+    memory.
     """
     start = min(64, max(1, BATCH_TOKENS // (cache.get_seq_length() + 1)))  # each prompt has a copy of the cache
     if scoring == "trie":
@@ -158,6 +149,6 @@ def choose_labels(
 
     items = [(i, label) for i in range(len(prompts)) for label in range(len(trie.sequences))]
     scores: list[list[float]] = [[] for _ in prompts]
-    for (i, label), log_prob in in_batches(score, items, batch_size, start):
-        scores[i].append(log_prob / len(trie.sequences[label]) if normalize else log_prob)
+    for (i, _), log_prob in in_batches(score, items, batch_size, start):
+        scores[i].append(log_prob)
     return [max(range(len(row)), key=row.__getitem__) for row in scores]

@@ -16,7 +16,7 @@ from ....arguments import option
 from ....extras import require
 from ...comparison import UNSTATED, Comparison, Row, percent
 from ...generate import iterate_continuously, iterate_texts
-from ...models import LoadedModel, max_positions
+from ...models import LoadedModel, check_length
 from ...render import Figure, Section, Table, color
 from ...results import Cell, Journal, Measure, Results, ResultSet, average
 from .answers import final_answer
@@ -95,7 +95,8 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         for name, found in problems.items()
     }
     longest = max(len(row) for found in rows.values() for row in found)
-    check_room(loaded, longest, max_new_tokens)
+    what = f"The longest prompt, {longest:,} tokens, with a solution (--max_new_tokens {max_new_tokens:,})"
+    check_length(loaded.model, longest + max_new_tokens, what)
     print(
         f"{loaded.label}: {sum(map(len, rows.values())):,} problems of {len(todo)} benchmarks, prompts of at most "
         f"{longest:,} tokens, solutions of at most {max_new_tokens:,}"
@@ -114,19 +115,6 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         for i, solution in tqdm(solutions, title, total, initial=total - len(missing), unit="problem"):
             journal.add(str(missing[i]), **solution._asdict())
         results.add({"benchmark": name}, measure(problems[name], journal), {"dataset": datasets[name], "chat": chat})
-
-
-def check_room(loaded: LoadedModel, longest_prompt: int, max_new_tokens: int) -> None:
-    """Raises ValueError if the longest prompt and its solution have more tokens than the model has positions."""
-    limit = max_positions(loaded.model)
-    if limit is not None and longest_prompt + max_new_tokens > limit:
-        remedy = f"Use at most --max_new_tokens {limit - longest_prompt}"
-        if limit <= longest_prompt:
-            remedy = "No solution fits: evaluate a model with more positions"
-        raise ValueError(
-            f"The longest prompt has {longest_prompt:,} tokens and a solution up to {max_new_tokens:,}, but the model "
-            f"has max_position_embeddings={limit:,}. {remedy}."
-        )
 
 
 def measure(problems: Sequence[MathProblem], journal: Journal) -> dict[str, Measure]:

@@ -112,7 +112,7 @@ def serve(time_limit: float) -> None:
     SIGPROF when an answer takes more than `time_limit` seconds of processor time."""
     _extraction()  # imports math-verify before time and memory are limited
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limits are disabled
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt ends the parent, and with it stdin
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt ends it without a traceback
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_LIMIT, _MEMORY_LIMIT))
     replies, sys.stdout = sys.stdout, sys.stderr  # what libraries print is not a reply

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
 
 from . import answers
 
@@ -32,61 +31,32 @@ def grade(
 
     Raises RuntimeError if the processes do not start.
     """
+    pairs = list(pairs)
     processes = processes or min(len(os.sched_getaffinity(0)), _MAX_PROCESSES)
-    graders = [_Grader(time_limit) for _ in range(processes)]
-    idle: SimpleQueue[_Grader] = SimpleQueue()
-    for grader in graders:
-        idle.put(grader)
-
-    def grade_one(pair: tuple[str, str | None]) -> str:
-        gold, answer = pair
-        grader = idle.get()
-        try:
-            return WRONG if answer is None else grader.grade(gold, answer)
-        finally:
-            idle.put(grader)
-
-    try:
-        with ThreadPoolExecutor(processes) as threads:
-            return list(threads.map(grade_one, pairs))
-    finally:
-        for grader in graders:
-            grader.stop()
+    answered = [i for i, (_, answer) in enumerate(pairs) if answer is not None]
+    shares = [answered[i::processes] for i in range(processes)]
+    outcomes = [WRONG] * len(pairs)
+    with ThreadPoolExecutor(processes) as threads:
+        graded = threads.map(lambda share: _grade([pairs[i] for i in share], time_limit), shares)
+        for share, found in zip(shares, graded, strict=True):
+            for i, outcome in zip(share, found, strict=True):
+                outcomes[i] = outcome
+    return outcomes
 
 
-class _Grader:
-    """A process that grades, and is replaced if it was killed."""
-
-    def __init__(self, time_limit: float):
-        self.time_limit = time_limit
-        self.process: subprocess.Popen[str] | None = None
-
-    def grade(self, gold: str, answer: str) -> str:
-        if self.process is None:
-            command = [sys.executable, _SCRIPT, str(self.time_limit)]
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            if self._reply() is None:
-                raise RuntimeError(f"A grading process did not start: its exit code is {self.stop()}.")
-        correct = self._reply(json.dumps([gold, answer]) + "\n")
-        if correct is None:
-            return TIMED_OUT if self.stop() == -signal.SIGPROF else CRASHED
-        return RIGHT if correct else WRONG
-
-    def _reply(self, request: str = "") -> bool | None:
-        """None if the process has ended."""
-        assert self.process is not None and self.process.stdin is not None and self.process.stdout is not None
-        try:
-            self.process.stdin.write(request)
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            return None
-        line = self.process.stdout.readline()
-        return json.loads(line) if line else None
-
-    def stop(self) -> int | None:
-        """Ends the process. Returns its exit code; negative for the signal that ended it."""
-        process, self.process = self.process, None
-        if process is None:
-            return None
-        process.communicate()  # ends its input, and waits
-        return process.returncode
+def _grade(pairs: list[tuple[str, str | None]], time_limit: float) -> list[str]:
+    """The outcomes of answers in one process after another: each takes the answers after that which ended the last."""
+    outcomes: list[str] = []
+    while len(outcomes) < len(pairs):
+        requests = "".join(json.dumps(pair) + "\n" for pair in pairs[len(outcomes) :])
+        command = [sys.executable, _SCRIPT, str(time_limit)]
+        process = subprocess.run(command, input=requests, stdout=subprocess.PIPE, text=True)
+        ready, *replies = process.stdout.splitlines() or [""]
+        if not ready:
+            raise RuntimeError(f"A grading process did not start: its exit code is {process.returncode}.")
+        if process.returncode == -signal.SIGINT:
+            raise KeyboardInterrupt
+        outcomes += [RIGHT if json.loads(reply) else WRONG for reply in replies]
+        if len(outcomes) < len(pairs):
+            outcomes.append(TIMED_OUT if process.returncode == -signal.SIGPROF else CRASHED)
+    return outcomes

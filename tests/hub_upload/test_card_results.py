@@ -1,0 +1,136 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Every number on a card is that of a file of results of this very model, and nothing private is published."""
+
+import json
+import re
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+
+from diff_transformer.evaluation.__main__ import main as evaluate
+from diff_transformer.evaluation.models import load_model
+from diff_transformer.evaluation.protocols.math import _SHARES as SHARES
+from diff_transformer.evaluation.protocols.math.benchmarks import BENCHMARKS
+from diff_transformer.evaluation.protocols.nll_by_position import condense
+from diff_transformer.evaluation.results import Cell, Measure, Results
+from diff_transformer.hub_upload import card_results
+from diff_transformer.hub_upload.card import write_card
+from diff_transformer.hub_upload.checks import check_texts
+from diff_transformer.hub_upload.staging import stage
+
+REPO = "tester/small-diff"
+
+
+def written(folder: Path, results: Path) -> tuple[str, dict[str, bytes], list]:
+    """The card, all files, and the problems."""
+    options = dict.fromkeys(("dataset", "base_model", "recipe")) | {
+        "repo_id": REPO,
+        "license": "mit",
+        "language": "en",
+    }
+    with stage(folder) as staged:
+        problems = write_card(staged, Namespace(**options, results=results, force=False))
+        assert list(check_texts(staged)) == []
+        files = {name: path.read_bytes() for name, path in staged.files().items()}
+    return files["README.md"].decode(), files, problems
+
+
+def errors(folder: Path, results: Path) -> list[str]:
+    return [problem.message for problem in written(folder, results)[2] if problem.fatal]
+
+
+@pytest.fixture(scope="module")
+def results(pristine, tmp_path_factory) -> Path:
+    """A curve of the evaluation, two mathematics benchmarks, and results of another model."""
+    folder = tmp_path_factory.mktemp("results")
+    text = tmp_path_factory.mktemp("texts") / "private.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 40)
+    command = ["evaluate", "nll_by_position", "--model", f"here={pristine}", "--dataset", str(text), "--length", "64"]
+    assert evaluate([*command, "--documents", "1", "--points", "8", "--out", str(folder), "--device", "cpu"]) == 0
+    math = {"prompt": "cot", "data_dir": None, "dataset": [], "max_new_tokens": None, "chat": False, "limit": None}
+    identity = load_model(f"here={pristine}", device="cpu").identity
+    of_math = Results.open(folder, "math", identity, math, 0)
+    for name, dataset, share in (("gsm8k", "openai/gsm8k", 3 / 7), ("svamp", "/data/me/svamp.jsonl", 1 / 7)):
+        measures = {name: Measure(share, 7, 0.1) for name in ("accuracy", *SHARES)}
+        measures["length"] = Measure(100 * share, 7)
+        of_math.add({"benchmark": name}, measures, {"dataset": dataset, "chat": False})
+    other = {**identity, "label": "other", "name": "other", "revision": "sha256:0"}
+    Results.open(folder, "math", other, math, 0).save()
+    return folder
+
+
+def test_card_shows_the_numbers_of_the_results(pristine, results):
+    text, files, problems = written(pristine, results)
+    (other,) = [problem.message for problem in problems if problem.check == "results"]
+    assert other == "math/other.json belongs to another model and is left out"
+    nll = Results.load(results / "nll_by_position" / "here.json")
+    curve = {f"{cell.key['position'] + 1:,}": cell["nll"] for cell in condense(nll.cells)}
+    differs = r"models of \d\.\d million parameters; not stated in the paper: samples 1, dataset private.txt"
+    rows = re.findall(rf"^\| (\d+) \| (\d\.\d{{3}}) \| {differs} \|$", text, re.MULTILINE)
+    assert len(rows) == 4 and all(f"{curve[position]:.3f}" == value for position, value in rows)
+    assert re.search(rf"^\| {BENCHMARKS['gsm8k'].title} \|.*\| 42.9 ± 10.0 \|", text, re.MULTILINE)
+
+    data = ModelCard(text).data
+    numbers = {r.metric_name: r.metric_value for r in data.eval_results}
+    for position, _ in rows:
+        assert numbers[f"nll, position {int(position) - 1}"] == curve[position]
+    assert numbers["accuracy, benchmark gsm8k"] == 3 / 7
+    datasets = {r.metric_name: r.dataset_type for r in data.eval_results}
+    assert datasets["accuracy, benchmark gsm8k"] == "openai/gsm8k"
+    assert datasets["accuracy, benchmark svamp"] == "math", "a file of this machine is not a dataset of the Hub"
+
+    assert data.model_name == "small-diff" and len(data.eval_results) == len(numbers)
+    (entry,) = yaml.safe_load(files[".eval_results/math.yaml"])
+    assert entry["dataset"] == {"id": "openai/gsm8k", "task_id": "default"}
+    assert entry["notes"] == "benchmark gsm8k, n 7"
+    assert entry["value"] == 3 / 7 and entry["source"]["url"].endswith("/results/math/small-diff.json")
+
+
+@pytest.mark.parametrize(
+    ("limit", "datasets", "named"),
+    [(None, ["a/b", "c/d"], ["a/b", "c/d"]), (2, ["a/b"], []), (None, ["a/b", "a/b", "c/d"], ["c/d"])],
+)
+def test_leaderboard_files_have_whole_datasets_once(limit, datasets, named):
+    results = Results(Path("math/x.json"), "math", {"label": "x"}, {"limit": limit}, 0)
+    results.runs = [{"date": "2026-01-01"}]
+    results.cells = [Cell({"part": i}, {"accuracy": Measure(0.5, 2)}, {"dataset": d}) for i, d in enumerate(datasets)]
+    files = card_results.leaderboard_files([SimpleNamespace(results=[results])], REPO)
+    entries = [entry for text in files.values() for entry in yaml.safe_load(text)]
+    assert [entry["dataset"]["id"] for entry in entries] == named
+
+
+def test_card_publishes_results_without_what_is_private(pristine, results):
+    text, files, _ = written(pristine, results)
+    for name in ("results/nll_by_position/small-diff.json", "results/math/small-diff.json"):
+        ours = Results.load(results / name.removeprefix("results/").replace("small-diff", "here"))
+        public = json.loads(files[name])
+        assert not any("command" in run for run in public["runs"]), "it may name anything of this machine"
+        assert public["model"]["name"] == REPO and public["model"]["revision"] == ours.model["revision"]
+        values = [{k: m["value"] for k, m in cell["measures"].items()} for cell in public["cells"]]
+        assert values == [{k: m.value for k, m in cell.measures.items()} for cell in ours.cells]
+        assert f"[{name}]({name})" in text
+    for place in (text, *(content.decode() for name, content in files.items() if name.endswith("small-diff.json"))):
+        assert str(pristine) not in place and "/tmp" not in place and "/data/me" not in place
+    for image in re.findall(r"!\[.*?\]\((.*?)\)", text):
+        assert files[image].startswith(b"\x89PNG")
+    assert {"figures/nll_by_position.png", "figures/math.png"} <= set(files)
+    run = Results.load(results / "math" / "here.json").runs[0]
+    assert run["hardware"] in text and run["date"] in text and f"torch {run['packages']['torch']}" in text
+    assert Results.load(results / "math" / "here.json").model["revision"] in text
+
+
+def test_card_rejects_results_of_other_weights(folder, results, tmp_path):
+    assert errors(folder, results) == [], "a copy has the same weights"
+    identity = {**load_model(str(folder), device="cpu").identity, "revision": "sha256:other"}
+    stale = tmp_path / "stale"
+    Results.open(stale, "math", identity, {"prompt": "cot"}, 0).save()
+    other, none = errors(folder, stale)
+    assert f"math/{folder.name}.json was measured on other weights (sha256:other)" in other
+    assert "has no results of this model" in none
+    (stale / "math" / "bad.json").write_text("{")
+    for place, message in ((stale, "is not JSON"), (tmp_path / "absent", "holds no results"), (tmp_path, "holds no")):
+        assert message in errors(folder, place)[0]
