@@ -29,7 +29,6 @@ from diff_transformer.attention_diff import eager_attention_forward, packed_atte
 if os.environ.get("TRITON_INTERPRET") == "1":
     import tests.triton_interpreter  # noqa: F401  (for its effect)
 
-TASKS = ("forward", "backward", "both", "decode", "varlen")
 WITH_GRADIENTS = ("backward", "both", "varlen")
 LAMBDA, EPS, OUT_SCALE = 0.6, 1e-5, 0.4
 LONGEST_EAGER = 4096
@@ -68,8 +67,9 @@ class Case:
 class Problem:
     """Tensors of a case: q [q1 | q2] (B, T, h, 2d), k [k1 | k2] and v (B, S, h, 2d), all of one floating-point type.
 
-    Packed documents are concatenated in a single row at the offsets `cu_seqlens`. The cache of the decoding task has
-    the memory layout of transformers' caches, (B, h, S, 2d), and `cache_seqlens` valid keys.
+    Packed documents are concatenated in a single row at the offsets `cu_seqlens` (for `flash_diff` and `eager` only).
+    The cache of the decoding task has the memory layout of transformers' caches, (B, h, S, 2d), and `cache_seqlens`
+    valid keys.
     """
 
     q: torch.Tensor
@@ -109,23 +109,13 @@ class Problem:
 
     @cached_property
     def block_mask(self):
-        """flex_attention's causal mask, which separates packed documents. It is created before the timing starts."""
+        """flex_attention's causal mask; a single token attends to all keys. It is created before the timing starts."""
         from torch.nn.attention.flex_attention import create_block_mask
 
-        q_len, device = self.q.shape[1], self.q.device
         if self.cache_seqlens is not None:
-            return None  # a single token attends to all keys
-        lengths = torch.tensor(self.documents, device=device)
-        document = torch.arange(len(lengths), device=device).repeat_interleave(lengths)
-
-        def causal(batch, head, row, col):
-            return row >= col
-
-        def causal_in_document(batch, head, row, col):
-            return (row >= col) & (document[row] == document[col])
-
-        mask = causal if self.cu_seqlens is None else causal_in_document
-        return create_block_mask(mask, None, None, q_len, q_len, device=device)
+            return None
+        T = self.q.shape[1]
+        return create_block_mask(lambda batch, head, row, col: row >= col, None, None, T, T, device=self.q.device)
 
 
 def make_problem(case: Case) -> Problem:
@@ -164,9 +154,7 @@ def make_problem(case: Case) -> Problem:
 
 
 def sdpa(backend: SDPBackend | None, p: Problem, q, k, v) -> torch.Tensor:
-    """torch's scaled_dot_product_attention on one backend; for packed documents varlen_attn, its flash backend."""
-    if p.cu_seqlens is not None:
-        return torch_varlen(backend, p, q, k, v)
+    """torch's scaled_dot_product_attention on one backend, or on that which torch chooses."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     attend = partial(F.scaled_dot_product_attention, is_causal=q.shape[2] > 1, scale=p.scale)
     if q.shape[1] != k.shape[1]:
@@ -177,17 +165,6 @@ def sdpa(backend: SDPBackend | None, p: Problem, q, k, v) -> torch.Tensor:
         return attend(q, k, v).transpose(1, 2)
     with sdpa_kernel(backend):
         return attend(q, k, v).transpose(1, 2)
-
-
-def torch_varlen(backend: SDPBackend | None, p: Problem, q, k, v) -> torch.Tensor:
-    if backend != SDPBackend.FLASH_ATTENTION:
-        raise NotImplementedError("torch attends to packed documents on its flash backend only")
-    from torch.nn.attention.varlen import varlen_attn  # its default scale is D^-0.5, and D is d here
-
-    if q.shape[-1] != p.d:
-        raise NotImplementedError("varlen_attn of torch 2.11 scales by the width of the queries, which is not d")
-    lengths = (p.cu_seqlens, p.cu_seqlens, max(p.documents), max(p.documents))
-    return varlen_attn(q[0], k[0], v[0], *lengths, window_size=(-1, 0))[None]
 
 
 @functools.cache
@@ -209,16 +186,11 @@ def flash_attn(module: str, p: Problem, q, k, v) -> torch.Tensor:
     """The flash-attn packages, which share their names: 2 `flash_attn`, 3 `flash_attn_interface`, 4 `.cute`."""
     library = importlib.import_module(module)
     options = {"softmax_scale": p.scale, "causal": True}
-    if p.cu_seqlens is not None:
-        lengths = {"cu_seqlens_q": p.cu_seqlens, "cu_seqlens_k": p.cu_seqlens}
-        lengths |= {"max_seqlen_q": max(p.documents), "max_seqlen_k": max(p.documents)}
-        out = library.flash_attn_varlen_func(q[0], k[0], v[0], **lengths, **options)
-    elif p.cache_seqlens is not None and hasattr(library, "flash_attn_with_kvcache"):
+    if p.cache_seqlens is not None and hasattr(library, "flash_attn_with_kvcache"):
         out = library.flash_attn_with_kvcache(q, k, v, cache_seqlens=p.cache_seqlens, **options)
     else:
         out = library.flash_attn_func(q, k, v, **options)
-    out = out[0] if isinstance(out, tuple) else out  # some versions also return the log-sum-exp
-    return out if p.cu_seqlens is None else out[None]
+    return out[0] if isinstance(out, tuple) else out  # some versions also return the log-sum-exp
 
 
 # ------------------------------------------------------------------------------ ways: problem -> output (B, T, h, 2d)
@@ -280,15 +252,14 @@ def packed(attend: Callable, p: Problem) -> torch.Tensor:
     return head_norm(p, out.to(p.q.dtype))
 
 
-def two_calls(attend: Callable, p: Problem) -> torch.Tensor:
+def two_calls(attend: Callable, p: Problem, values: int = 1) -> torch.Tensor:
     (q1, q2), (k1, k2) = p.q.chunk(2, -1), p.k.chunk(2, -1)
-    return head_norm(p, difference(p, attend(p, q1, k1, p.v), attend(p, q2, k2, p.v)))
+    parts = [difference(p, attend(p, q1, k1, v), attend(p, q2, k2, v)) for v in p.v.chunk(values, -1)]
+    return head_norm(p, torch.cat(parts, -1) if values > 1 else parts[0])
 
 
 def four_calls(attend: Callable, p: Problem) -> torch.Tensor:
-    (q1, q2), (k1, k2) = p.q.chunk(2, -1), p.k.chunk(2, -1)
-    halves = [difference(p, attend(p, q1, k1, v), attend(p, q2, k2, v)) for v in p.v.chunk(2, -1)]
-    return head_norm(p, torch.cat(halves, -1))
+    return two_calls(attend, p, values=2)
 
 
 def standard(attend: Callable, p: Problem) -> torch.Tensor:

@@ -10,18 +10,19 @@ the logits, and writes `<out>.csv`. The peak is that of the resident memory as t
 Python, torch and the mapped pages of files.
 """
 
+import argparse
 import json
 import platform
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import torch
 
-from benchmarks.report import argument_parser, versions, write
+from benchmarks.report import argument_parser, mebibytes, show, versions, write
+from benchmarks.timing import measure_apart, resident_peak
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.conversion import __main__ as conversion
 from diff_transformer.conversion.checkpoint_files import write_shards
 from diff_transformer.conversion.layouts import LAYOUTS
 from tests.motif_reference import CONFIG as MOTIF
@@ -41,35 +42,27 @@ def write_checkpoint(folder: Path, size: int, hidden_size: int) -> int:
         written = model(max(1, round((size / 2 - 2 * one + two) / (two - one)))).to(torch.bfloat16)
     config, state = written.config, written.state_dict()
     meta = {theirs: state[ours] for ours, theirs in LAYOUTS["yoco"].layer_names(config).items()}
-    write_shards(folder, meta, lambda name: [torch.randn(meta[name].shape).mul_(0.02).bfloat16()], "400MB")
-    return sum(x.nbytes for x in meta.values())
+    return write_random(folder, meta, "400MB")
 
 
 def write_motif(folder: Path) -> int:
     """Writes random weights in the shapes of Motif-2.6B and returns their size."""
     (folder / "config.json").write_text(json.dumps(MOTIF))
     meta = {name: torch.empty(shape, device="meta") for name, shape in shapes(MOTIF).items()}
-    write_shards(folder, meta, lambda name: [torch.randn(meta[name].shape).mul_(0.02)], "5GB")
+    return write_random(folder, meta, "5GB")
+
+
+def write_random(folder: Path, meta: dict[str, torch.Tensor], shard: str) -> int:
+    write_shards(folder, meta, lambda name: [torch.randn(meta[name].shape).mul_(0.02).to(meta[name].dtype)], shard)
     return sum(x.nbytes for x in meta.values())
 
 
-# VmHWM counts this process alone; ru_maxrss would start at the value of the parent
-MEASURED = """
-import re, sys
-from diff_transformer.conversion.__main__ import main
-code = main(sys.argv[1:]) if len(sys.argv) > 1 else 0
-print("peak KiB", re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
-sys.exit(code)
-"""
-
-
-def peak_of(*arguments: str) -> tuple[float, int]:
-    """Seconds and peak bytes of the command line in a process of its own. Without arguments: of its imports."""
+def convert_here(arguments: list[str]) -> None:
+    """Runs the command line in this process, and prints seconds and peak bytes. Without arguments: of its imports."""
     start = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", MEASURED, *arguments], capture_output=True, text=True)
-    if done.returncode != 0:
-        raise RuntimeError(f"The conversion failed:\n{done.stdout}{done.stderr}")
-    return time.perf_counter() - start, int(done.stdout.rpartition("peak KiB ")[2]) * 1024
+    if arguments and conversion.main(arguments) != 0:
+        raise SystemExit("The conversion failed.")
+    print(time.perf_counter() - start, resident_peak())
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -78,7 +71,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--hidden-size", type=int, default=2048, help="of the model (default: %(default)s)")
     parser.add_argument("--folder", type=Path, help="for the temporary checkpoints, which need three times their size")
     parser.add_argument("--motif", action="store_true", help="in the shapes of Motif-2.6B")
+    parser.add_argument("--measure", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.measure is not None:
+        return convert_here(options.measure)
     options.gib = 9.7 if options.motif else options.gib
     layout = "motif" if options.motif else "yoco"
     print(f"Budget  {3 * options.gib:g} GiB of disk, one minute per GiB", flush=True)
@@ -88,15 +84,14 @@ def main(arguments: list[str] | None = None) -> None:
         source.mkdir()
         gib = int(options.gib * 2**30)
         size = write_motif(source) if options.motif else write_checkpoint(source, gib, options.hidden_size)
-        imports_alone = peak_of()[1]
-        for name, options_of_task in (("convert", ["--no-verify"]), ("convert and verify", [])):
-            places = (str(source), str(Path(folder) / "converted"))
-            seconds, peak = peak_of("convert", *places, "--from", layout, "--overwrite", *options_of_task)
+        imports_alone = int(measure_apart("benchmarks.conversion_memory").split()[1])
+        for name, verify in (("convert", ["--no-verify"]), ("convert and verify", [])):
+            task = ("convert", source, Path(folder) / "converted", "--from", layout, "--overwrite", *verify)
+            seconds, peak = map(float, measure_apart("benchmarks.conversion_memory", *task).split())
             sizes = {"checkpoint_mib": size, "peak_mib": peak, "imports_alone_mib": imports_alone}
-            mib = {column: round(number / 2**20) for column, number in sizes.items()}
+            row = {"task": name, **{column: mebibytes(number) for column, number in sizes.items()}}
             where = {"hardware": platform.machine(), **versions("torch", "transformers")}
-            rows.append({"task": name, **mib, "seconds": round(seconds, 1), **where})
-            print(", ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+            rows.append(show({**row, "seconds": round(seconds, 1), **where}))
     write(options.out, rows)
 
 

@@ -10,13 +10,13 @@ that does nothing, `custom_op` the same for one registered by `torch.library.cus
 fastest of several means.
 """
 
-import time
 from collections.abc import Callable
 from unittest import mock
 
 import torch
 
-from benchmarks.report import argument_parser, hardware, processor, rounded, versions, write
+from benchmarks.report import argument_parser, hardware, processor, rounded, show, versions, write
+from benchmarks.timing import Step, process_time
 from diff_transformer import flash_diff
 
 REPEATS = 7
@@ -28,13 +28,11 @@ class NoKernel:
 
 
 def microseconds(function: Callable[[], object], calls: int) -> float:
-    means = []
-    for _ in range(REPEATS):
-        start = time.process_time()
+    def repeat(_):
         for _ in range(calls):
             function()
-        means.append((time.process_time() - start) / calls)
-    return rounded(1e6 * min(means))
+
+    return rounded(1000 * min(process_time(Step(repeat), "cpu") for _ in range(REPEATS)) / calls)
 
 
 @torch.no_grad()  # as `generate`
@@ -70,8 +68,7 @@ def main(arguments: list[str] | None = None) -> None:
     where = {"hardware": hardware(options.device) if device.type == "cuda" else processor()}
     rows = []
     for step, time_us in measure(device, options.calls).items():
-        print(f"{step:10} {time_us:8.1f} microseconds", flush=True)
-        rows.append({"step": step, "microseconds": time_us, **where, **versions("torch", "triton")})
+        rows.append({**show({"step": step, "microseconds": time_us}), **where, **versions("torch", "triton")})
     write(options.out, rows)
 
 

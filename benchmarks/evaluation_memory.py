@@ -17,8 +17,8 @@ from itertools import product
 import torch
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from benchmarks import report
-from benchmarks.report import argument_parser, processor, reset_peak, resident_peak, versions, write
+from benchmarks import timing
+from benchmarks.report import argument_parser, mebibytes, processor, show, versions, write
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.evaluation.generate import token_nll
 from diff_transformer.evaluation.protocols.attention_allocation import SPANS, attention_shares
@@ -26,7 +26,7 @@ from diff_transformer.evaluation.protocols.outliers import measure_row
 from diff_transformer.training.architectures import transformer_twin
 
 MODELS = ("diff", "transformer")
-measure_apart = partial(report.measure_apart, "benchmarks.evaluation_memory")
+measure_apart = partial(timing.measure_apart, "benchmarks.evaluation_memory")
 
 
 def attention_allocation(model: PreTrainedModel, input_ids: torch.Tensor) -> None:
@@ -56,9 +56,7 @@ def measure(protocol: str, architecture: str, tokens: int, vocab_size: int) -> i
     model = DiffTransformerForCausalLM(config) if diff else LlamaForCausalLM(transformer_twin(config))
     input_ids = torch.randint(vocab_size, (1, tokens))
     PROTOCOLS[protocol](model.eval(), input_ids[:, :8])  # initializes the libraries
-    before = reset_peak()
-    PROTOCOLS[protocol](model, input_ids)
-    return resident_peak() - before
+    return timing.peak_memory(lambda: PROTOCOLS[protocol](model, input_ids), "cpu")[0]
 
 
 def without_chunks(protocol: str, tokens: int, vocab_size: int) -> int:
@@ -83,11 +81,9 @@ def main() -> None:
     rows, vocab = [], options.vocab_size
     for protocol, model, tokens in product(options.protocols, options.models, options.tokens):
         row = {"protocol": protocol, "model": model, "tokens": tokens, "vocab": vocab}
-        peak = int(measure_apart(*row.values()))
-        row["peak_mib"] = round(peak / 2**20)
-        row["without_chunks_mib_computed_not_measured"] = round(without_chunks(protocol, tokens, vocab) / 2**20)
-        print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-        rows.append({**row, "hardware": processor(), **versions("torch", "transformers")})
+        row["peak_mib"] = mebibytes(int(measure_apart(*row.values())))
+        row["without_chunks_mib_computed_not_measured"] = mebibytes(without_chunks(protocol, tokens, vocab))
+        rows.append({**show(row), "hardware": processor(), **versions("torch", "transformers")})
     write(options.out, rows)
 
 

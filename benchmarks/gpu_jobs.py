@@ -1,9 +1,10 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""What benchmarks.gpu_suite runs, each job in a process of its own.
+"""What benchmarks.gpu_suite runs: the jobs of every stage, each in a process of its own.
 
-A job is a function `job(emit, done, **arguments)`. It reports every result at once with
+A job is a function `job(emit, done, sizes, **arguments)`. It reports every result at once with
 `emit(name, status, reason, **figures)` and skips the names in `done`, which are those that the stage has already. The
-status is "ok", "RED" (wrong), "skipped" or "cannot run"; an exception ends the job.
+status is "ok", "RED" (wrong), "skipped" or "cannot run"; an exception ends the job. To add a stage, write its jobs,
+and add it to `plan` and to the sections of gpu_report.
 """
 
 import hashlib
@@ -12,31 +13,29 @@ import json
 import math
 import os
 import shutil
-import statistics
 import subprocess
 import sys
-import sysconfig
 import tempfile
-import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from multiprocessing.connection import Connection
+from itertools import product
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch.nn import functional as F
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-from benchmarks import attention, gpu_evidence, loss_memory, model_gpu
+from benchmarks import attention, loss_memory, model_gpu
 from benchmarks.attention_ways import WAYS, Case, make_problem
-from benchmarks.report import first_line, rounded
+from benchmarks.report import first_line, mebibytes, rounded
+from benchmarks.texts import STANDARD_LIBRARY, python_sources
+from benchmarks.timing import Step, Wrong, device_time, peak_memory, take_turns
 from diff_transformer import DiffTransformerConfig, cl100k_tokenizer, flash_diff, flash_diff_blocks
 from diff_transformer.training.architectures import transformer_twin
 
-ROOT = Path(__file__).parents[1]
 OURS = WAYS["flash_diff"]
 FOUND_BY_MEMCHECK = 86  # the exit status that compute-sanitizer is asked for
 
@@ -44,26 +43,75 @@ Emit = Callable[..., None]
 Done = Mapping[str, str]  # name -> status, of the whole stage
 
 
-def run_job(name: str, arguments: dict, done: Done, connection: Connection, log: Path) -> None:
-    """Runs a job in this process, whose output goes to `log`. Sends its rows, and the reason if it fails."""
-    os.setsid()  # the suite ends this process together with those that it starts
-    with log.open("a") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+class Sizes(NamedTuple):
+    """What the jobs run. The defaults are those of a GPU; a dry run is far smaller."""
 
-    def emit(name: str, status: str = "ok", reason: str = "", **figures) -> None:
-        connection.send({"name": name, "status": status, "reason": reason, **figures})
+    dtype: str = "bfloat16"
+    device: str = "cuda"
+    hidden_size: int = 3072
+    lengths: Sequence[int] = (4096, 2048, 8192, 32768)
+    dims: Mapping[int, int] = {128: 4, 64: 4, 96: 1}  # d: how many of the lengths
+    tokens: int = 65536  # batch size times length, of attention and loss
+    rounds: int = 50  # at most
+    processes: int = min(16, os.cpu_count() or 1)
+    tests: Sequence[str] = ("-q",)
+    checked: int = 2048  # tokens that are compared with float32
+    candidates: int = 15  # blocks of a kernel
+    model: Mapping[str, Any] = {"max_length": 4096}
+    model_lengths: Sequence[int] = (2048, 4096)
+    trained: Mapping[str, Any] = {"hidden_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 4}
+    row: int = 2048  # tokens of text to train on, in batches of 16
+    batch: int = 16
+    steps: int = 300
+    learning_rate: float = 6e-4
+    ranks: int = 8192  # of the tokenizer
+    files: int | None = None  # of text
 
-    try:
-        globals()[name](emit, done, **arguments)
-    except BaseException as error:
-        traceback.print_exc()
-        connection.send({"error": first_line(error)})
-        sys.exit(1)
+    def case(self, task: str, d: int, length: int, tokens: int, norm: bool = False) -> Case:
+        heads = self.hidden_size // (2 * d)
+        return Case(task, d, length, max(tokens, length), heads, getattr(torch, self.dtype), self.device, norm)
+
+    def blocks_at(self, d: int) -> tuple[tuple[int, int], torch.dtype, int]:
+        """Capability, type and d, by which flash_diff_blocks chooses."""
+        capability = torch.cuda.get_device_capability(self.device) if self.device == "cuda" else (8, 6)
+        return capability, getattr(torch, self.dtype), d
 
 
-def device_capability(device: str) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device) if device == "cuda" else (8, 6)
+FULL = Sizes()
+_KERNELS = {"dtype": "float16", "hidden_size": 32, "lengths": (16,), "dims": {16: 1}, "tokens": 16, "checked": 16}
+_MODELS = {"model": {"max_length": 4, "layers": 1, "tiny": True}, "model_lengths": (4,), "rounds": 1, "candidates": 1}
+_TRAINING = {"row": 16, "batch": 2, "steps": 3, "learning_rate": 3e-3, "ranks": 512, "files": 3}
+_TRAINING["trained"] = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1}
+_TESTS = ("-q", "-k", "deltas_follow or errors_of_the_other")
+DRY = Sizes(device="cpu", processes=2, tests=_TESTS, **_KERNELS, **_MODELS, **_TRAINING)
+
+
+class Job(NamedTuple):
+    """A call of a function of this file."""
+
+    name: str
+    function: str
+    arguments: dict[str, Any] = {}
+
+
+def plan(stage: str, sizes: Sizes) -> list[list[Job]]:
+    """The steps of a stage. The jobs of a step run at the same time."""
+    dims, parts = list(sizes.dims), range(sizes.processes)
+    if stage == "correctness":
+        jobs = [Job(f"tests {part}", "tests", {"part": part}) for part in parts]
+        for d, norm in product(dims, (False, True)):
+            jobs.append(Job(f"kernels d={d}{' norm' * norm}", "kernels", {"d": d, "norm": norm}))
+        return [[*jobs, Job("memcheck", "memcheck")]]
+    if stage == "attention":
+        jobs = [Job(f"d={d}", "attention_ways", {"d": d}) for d in dims]
+        # torch.compile takes most of a minute for each cell of flex_attention: last, few, and not on a CPU
+        compiled = dims[:2] if sizes.device == "cuda" else []
+        jobs += [Job(f"d={d} flex", "attention_ways", {"d": d, "suffix": " beside flex"}) for d in compiled]
+        return [[job] for job in jobs]
+    if stage == "tuning":
+        jobs = [Job(f"compile {part}", "compile_candidates", {"part": part}) for part in parts]
+        return [jobs, *([Job(f"time d={d}", "time_candidates", {"d": d})] for d in dims)]
+    return [[Job(f"whole {stage}", stage)]]  # a stage has a row of its own name
 
 
 # ------------------------------------------------------------------------------------------------------- correctness
@@ -90,40 +138,32 @@ class _Recorder:
             self.emit(report.nodeid, test_seconds=rounded(report.duration))
 
 
-def tests(emit: Emit, done: Done, part: int, parts: int, chosen: Sequence[str]) -> None:
-    """A part of tests/test_flash_diff.py. `chosen` are further arguments of pytest."""
+def tests(emit: Emit, done: Done, sizes: Sizes, part: int) -> None:
+    """A part of tests/test_flash_diff.py."""
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # warnings are errors in the tests, those of plugins too
-    arguments = ["tests/test_flash_diff.py", "-p", "no:cacheprovider", *chosen]
-    status = pytest.main(arguments, plugins=[_Recorder(emit, done, part, parts)])
+    arguments = ["tests/test_flash_diff.py", "-p", "no:cacheprovider", *sizes.tests]
+    status = pytest.main(arguments, plugins=[_Recorder(emit, done, part, sizes.processes)])
     nothing_left = pytest.ExitCode.NO_TESTS_COLLECTED
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, nothing_left):
         raise RuntimeError(f"pytest ended with {status!r}: see log.txt")
 
 
-def _check(emit: Emit, done: Done, name: str, fault: Callable[[], str]) -> None:
-    if name not in done:
-        try:
-            wrong = fault()
-        except Exception as error:
-            wrong = first_line(error)
-        emit(name, "RED" if wrong else "ok", wrong)
-
-
-def kernels(
-    emit: Emit, done: Done, d: int, norm: bool, length: int, hidden_size: int, dtype: str, device: str
-) -> None:
+def kernels(emit: Emit, done: Done, sizes: Sizes, d: int, norm: bool) -> None:
     """The kernels against float32, and twice against themselves."""
 
     def unequal(case: Case) -> str:
         first, second = (attention.results(case.task, OURS, make_problem(case)) for _ in range(2))
         return ", ".join(name for name, x in first.items() if not torch.equal(x, second[name]))
 
-    for task in ("both", "varlen", "decode"):
-        sizes = {"tokens": 2 * length, "heads": hidden_size // (2 * d), "dtype": getattr(torch, dtype)}
-        case = Case(task, d, length, **sizes, device=device, norm=norm)
-        name = f"{task} d={d} {length}{' norm' * norm} {dtype}"
-        _check(emit, done, f"error {name}", partial(attention.fault, OURS, case))
-        _check(emit, done, f"equal bits {name}", partial(unequal, case))
+    checks = {"error": partial(attention.fault, OURS), "equal bits": unequal}
+    for task, (what, check) in product(("both", "varlen", "decode"), checks.items()):
+        name = f"{what} {task} d={d} {sizes.checked}{' norm' * norm} {sizes.dtype}"
+        if name not in done:
+            try:
+                wrong = check(sizes.case(task, d, sizes.checked, 2 * sizes.checked, norm))
+            except Exception as error:
+                wrong = first_line(error)
+            emit(name, "RED" if wrong else "ok", wrong)
 
 
 def small_shape() -> None:
@@ -134,79 +174,64 @@ def small_shape() -> None:
     torch.cuda.synchronize()
 
 
-def memcheck(emit: Emit, done: Done, device: str, seconds: float) -> None:
+def memcheck(emit: Emit, done: Done, sizes: Sizes) -> None:
     """compute-sanitizer's memcheck on one small shape, if the tool is there and can attach to the device."""
     name, tool = "compute-sanitizer memcheck", shutil.which("compute-sanitizer")
     if name in done:
         return
-    if tool is None or device == "cpu":
+    if tool is None or sizes.device == "cpu":
         reason = "the tool is not on PATH" if tool is None else "there is nothing to check on a CPU"
         return emit(name, "skipped", reason)
     command = [sys.executable, "-c", "from benchmarks.gpu_jobs import small_shape; small_shape()"]
     subprocess.run(command, check=True)  # compiles the kernels, and shows an error that is not the tool's
     options = ["--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", str(FOUND_BY_MEMCHECK)]
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # every tensor has bounds of its own
-    try:
-        ran = subprocess.run(
-            [tool, *options, *command], env=environment, capture_output=True, text=True, timeout=seconds
-        )
-    except subprocess.TimeoutExpired:
-        return emit(name, "skipped", f"it took longer than {seconds:g} s")
-    print(ran.stdout[-20000:], ran.stderr[-20000:])
-    last = (ran.stdout.strip() or ran.stderr.strip()).split("\n")[-1]
+    ran = subprocess.run([tool, *options, *command], env=environment, stdout=subprocess.PIPE, text=True)
     status = {0: "ok", FOUND_BY_MEMCHECK: "RED"}.get(ran.returncode, "skipped")
+    print(ran.stdout)
+    last = (ran.stdout.strip().split("\n") or [""])[-1]
     emit(name, status, "" if status == "ok" else f"exit status {ran.returncode}: {last}")
 
 
-# --------------------------------------------------------------------------------------------------------- attention
+# ------------------------------------------------------------------------------------------------- attention, tuning
 
 
-def _filled(row: dict) -> dict:
-    return {key: value for key, value in row.items() if value != ""}
+def attention_ways(emit: Emit, done: Done, sizes: Sizes, d: int, suffix: str = "") -> None:
+    """benchmarks.attention at one d: forward + backward, and one token after a cache. With a suffix, which ends the
+    names, it compares with flex_attention, and at the first length only."""
+    ways = [way for way in WAYS if way.endswith("/flex") == bool(suffix)]
+    for length, task in product(sizes.lengths[: 1 if suffix else sizes.dims[d]], ("both", "decode")):
+        if f"{task} d={d} {length} flash_diff{suffix}" not in done:
+            case, check_length = sizes.case(task, d, length, sizes.tokens), min(512, sizes.checked)
+            compared = ["flash_diff", *ways] if suffix else ways
+            for row in attention.measure(case, compared, sizes.rounds, seconds=2, check_length=check_length):
+                emit(f"{task} d={d} {length} {row['way']}{suffix}", **row)
 
 
-def attention_ways(
-    emit: Emit,
-    done: Done,
-    d: int,
-    lengths: Sequence[int],
-    ways: Sequence[str],
-    options: Sequence[str],
-    suffix: str = "",
-) -> None:
-    """benchmarks.attention at one d, one length after another. The names end with `suffix`."""
+class Candidate(NamedTuple):
+    """Blocks of a kernel as rows/keys/warps/stages, and the task whose time tunes them."""
 
-    def on_rows(rows: list[dict]) -> None:
-        for row in rows:
-            emit(f"{row['task']} d={d} {row['length']} {row['way']}{suffix}", **_filled(row))
+    d: int
+    kernel: str
+    task: str
+    blocks: str
 
-    for length in lengths:
-        left = [task for task in gpu_evidence.TASKS if f"{task} d={d} {length} flash_diff{suffix}" not in done]
-        if left:
-            where = ["--head-dims", str(d), "--lengths", str(length), "--tasks", *left, "--ways", *ways]
-            attention.main([*where, *options], on_rows)
+    def table(self, sizes: Sizes) -> dict:
+        """A table for DIFF_TRANSFORMER_BLOCKS that has these blocks alone."""
+        column = next(width for width in flash_diff_blocks.HEAD_DIMS if self.d <= width)
+        architecture = flash_diff_blocks.architecture(sizes.blocks_at(self.d)[0])
+        return {str(architecture): {self.kernel: {str(column): self.blocks}}}
 
 
-# ------------------------------------------------------------------------------------------------------------ tuning
-
-
-def kernels_of(device: str, dtype: torch.dtype, d: int) -> dict[str, str]:
-    """Kernel -> the task whose time tunes it. split32 needs more query heads per key head than the tasks have."""
-    keys = flash_diff_blocks.key_kernels(device_capability(device), dtype, d)
-    return {"forward": "forward", "dq": "backward", **dict.fromkeys(keys, "backward"), "split16": "decode"}
-
-
-def candidates(kernel: str, device: str, dtype: torch.dtype, d: int, limit: int) -> list[str]:
-    """At most `limit` candidates as rows/keys/warps/stages, the table's first."""
-    found = flash_diff_blocks.candidates(kernel, device_capability(device), dtype, d)
-    return ["/".join(map(str, one)) for one in found[:limit]]
-
-
-def table_of(device: str, kernel: str, d: int, blocks: str) -> dict:
-    """A table for DIFF_TRANSFORMER_BLOCKS that has these blocks alone."""
-    architecture = flash_diff_blocks.architecture(device_capability(device))
-    column = next(width for width in flash_diff_blocks.HEAD_DIMS if d <= width)
-    return {str(architecture): {kernel: {str(column): blocks}}}
+def candidates(sizes: Sizes, d: int) -> list[Candidate]:
+    """For each kernel the table's first. split32 needs more query heads per key head than the tasks have."""
+    keys = flash_diff_blocks.key_kernels(*sizes.blocks_at(d))
+    tasks = {"forward": "forward", "dq": "backward", **dict.fromkeys(keys, "backward"), "split16": "decode"}
+    return [
+        Candidate(d, kernel, task, "/".join(map(str, blocks)))
+        for kernel, task in tasks.items()
+        for blocks in flash_diff_blocks.candidates(kernel, *sizes.blocks_at(d))[: sizes.candidates]
+    ]
 
 
 def use_blocks(table: dict, folder: Path) -> None:
@@ -214,203 +239,138 @@ def use_blocks(table: dict, folder: Path) -> None:
     file = folder / f"{hashlib.sha256(json.dumps(table).encode()).hexdigest()}.json"
     file.write_text(json.dumps(table))
     os.environ["DIFF_TRANSFORMER_BLOCKS"] = str(file)
-    forget_blocks()
-
-
-def forget_blocks() -> None:
-    """Clears the caches of what was chosen with other blocks."""
-    for module in (flash_diff, flash_diff_blocks):
+    for module in (flash_diff, flash_diff_blocks):  # they keep what they chose
         for function in vars(module).values():
             if hasattr(function, "cache_clear"):
                 function.cache_clear()
 
 
-def _tuning_case(task: str, d: int, length: int, tokens: int, hidden_size: int, dtype: str, device: str) -> Case:
-    return Case(task, d, length, tokens, hidden_size // (2 * d), getattr(torch, dtype), device)
+def check_candidate(sizes: Sizes, one: Candidate, folder: Path) -> None:
+    """Compares the results with float32. Raises Wrong if they are wrong, and other errors if the blocks do not fit."""
+    use_blocks(one.table(sizes), folder)
+    length = min(512, sizes.lengths[0])
+    case = sizes.case(one.task, one.d, length, 2 * length)
+    if wrong := attention.fault.__wrapped__(OURS, case if one.task == "decode" else replace(case, task="both")):
+        raise Wrong(wrong)
+    attention.results(one.task, OURS, make_problem(case))  # compiles what will be timed
 
 
-def compile_candidates(
-    emit: Emit, done: Done, dims: Sequence[int], part: int, parts: int, limit: int,
-    length: int, hidden_size: int, dtype: str, device: str,
-) -> None:  # fmt: skip
-    """Compiles every `parts`-th candidate into Triton's cache, and compares its results with float32."""
-    kind = getattr(torch, dtype)
-    every = [
-        (d, kernel, task, blocks)
-        for d in dims
-        for kernel, task in kernels_of(device, kind, d).items()
-        for blocks in candidates(kernel, device, kind, d, limit)
-    ]
+def compile_candidates(emit: Emit, done: Done, sizes: Sizes, part: int) -> None:
+    """Compiles a part of the candidates into Triton's cache. time_candidates reports those that are wrong."""
+    every = [one for d in sizes.dims for one in candidates(sizes, d)]
     with tempfile.TemporaryDirectory() as folder:
-        for d, kernel, task, blocks in every[part::parts]:
-            name, start = f"compile {kernel} d={d} {blocks}", time.monotonic()
-            if name in done:
-                continue
-            use_blocks(table_of(device, kernel, d, blocks), Path(folder))
-            case = _tuning_case(task, d, length, 2 * length, hidden_size, dtype, device)
-            checked = case if task == "decode" else replace(case, task="both")
-            try:
-                wrong = attention.fault.__wrapped__(OURS, checked)
-                attention.results(task, OURS, make_problem(case))  # as it will be timed
-                status = "RED" if wrong else "ok"
-            except Exception as error:  # too much shared memory, for example
-                wrong, status = first_line(error), "cannot run"
-            emit(name, status, wrong, compile_seconds=rounded(time.monotonic() - start))
+        for one in every[part :: sizes.processes]:
+            with suppress(Exception):
+                check_candidate(sizes, one, Path(folder))
 
 
-def time_candidates(
-    emit: Emit, done: Done, d: int, limit: int, rounds: int, repeats: int,
-    length: int, tokens: int, hidden_size: int, dtype: str, device: str,
-) -> None:  # fmt: skip
-    """Times the candidates that compiled and are right, in turns: the whole task of each kernel."""
-    stopwatch, kind = attention.Stopwatch(device), getattr(torch, dtype)
-    with tempfile.TemporaryDirectory() as folder:
-        for kernel, task in kernels_of(device, kind, d).items():
-            every = candidates(kernel, device, kind, d, limit)
-            ready = [blocks for blocks in every if done.get(f"compile {kernel} d={d} {blocks}") == "ok"]
-            if all(f"{kernel} d={d} {blocks}" in done for blocks in ready):
-                continue
-            case = _tuning_case(task, d, length, tokens, hidden_size, dtype, device)
-            set_up, timed = attention.step(task, OURS, make_problem(case))
-            times: dict[str, list[float]] = {blocks: [] for blocks in ready}
-            for i in range(rounds + 1):
-                for blocks in ready:
-                    use_blocks(table_of(device, kernel, d, blocks), Path(folder))
-                    again = [stopwatch(set_up, timed) for _ in range(repeats)]
-                    times[blocks] += again if i > 0 else []  # the first round warms up
-            for blocks in ready:
-                where = {"kernel": kernel, "d": d, "task": task, "length": length, "blocks": blocks}
-                found = {"ms": rounded(statistics.median(times[blocks])), "is_in_table": blocks == every[0]}
-                emit(f"{kernel} d={d} {blocks}", **where, **found, table=table_of(device, kernel, d, blocks))
+def time_candidates(emit: Emit, done: Done, sizes: Sizes, d: int) -> None:
+    """Times the candidates that are right, in turns: the whole task of each kernel."""
+    for kernel, group in itertools.groupby(candidates(sizes, d), key=lambda one: one.kernel):
+        every = {f"{kernel} d={d} {one.blocks}": one for one in group}
+        if every.keys() <= done.keys():
+            continue
+        first = next(iter(every.values()))
+        case = sizes.case(first.task, d, sizes.lengths[0], sizes.tokens)
+        step = attention.step(first.task, OURS, make_problem(case))
+        with tempfile.TemporaryDirectory() as folder:
+
+            def prepare(one: Candidate, step: Step = step, folder: Path = Path(folder)) -> Step:
+                check_candidate(sizes, one, folder)
+
+                def set_up():
+                    use_blocks(one.table(sizes), folder)
+                    step.timed(step.set_up())  # the kernel is looked up, and loaded
+                    return step.set_up()
+
+                return Step(step.timed, set_up)
+
+            steps = {name: partial(prepare, one) for name, one in every.items()}
+            found = take_turns(steps, device_time, sizes.device, min(6, sizes.rounds))
+        for name, one in every.items():
+            row = {**one._asdict(), "length": sizes.lengths[0], "is_in_table": one == first, "table": one.table(sizes)}
+            row |= {"ms": rounded(found[name]["ms"])} if "ms" in found[name] else {}
+            emit(name, found[name]["status"], found[name].get("reason", ""), **row)
 
 
 # ------------------------------------------------------------------------------------------------------ model, loss
 
 
-def model(emit: Emit, done: Done, length: int, options: Sequence[str]) -> None:
-    """benchmarks.model_gpu at one length."""
+def model(emit: Emit, done: Done, sizes: Sizes) -> None:
+    """benchmarks.model_gpu."""
+    cells = [
+        (task, length)
+        for length, task in product(sizes.model_lengths, model_gpu.TASKS)
+        if f"{task} {length} DIFF flash_diff" not in done
+    ]
+    dtype = getattr(torch, sizes.dtype if sizes.device == "cuda" else "float32")
+    try:
+        models = model_gpu.build_pair(dtype=dtype, device=sizes.device, **sizes.model) if cells else {}
+    except Wrong as error:
+        return emit("error of the model", "RED", str(error))
+    for task, length in cells:
+        tokens, rounds = max(sizes.model_lengths), min(10, sizes.rounds)
+        for row in model_gpu.measure(task, length, models, tokens, rounds, sizes.device):
+            emit(f"{task} {length} {row['model']}", **row)
 
-    def on_rows(rows: list[dict]) -> None:
-        for row in rows:
-            emit(f"{row['task']} {row['length']} {row['model']}", **_filled(row))
 
-    left = [task for task in model_gpu.TASKS if f"{task} {length} DIFF flash_diff" not in done]
-    if left and model_gpu.main(["--lengths", str(length), "--tasks", *left, *options], on_rows) != 0:
-        emit(f"error of the model {length}", "RED", "flash_diff is wrong in the model: see log.txt")
-
-
-def loss(emit: Emit, done: Done, tokens: int, hidden_size: int, device: str) -> None:
+def loss(emit: Emit, done: Done, sizes: Sizes) -> None:
     """benchmarks.loss_memory at one size: without the logits and, if they fit, with them."""
-    losses = {}
+    losses, tokens = {}, sizes.tokens
     for way in ("chunks", "logits"):
         if f"{way} {tokens}" in done:
             continue
-        where = {"tokens": tokens, "hidden_size": hidden_size, "vocab_size": loss_memory.VOCAB_SIZE}
-        if way == "logits" and not loss_memory.logits_fit(tokens, device):
+        where = {"tokens": tokens, "hidden_size": sizes.hidden_size, "vocab_size": loss_memory.VOCAB_SIZE}
+        if way == "logits" and not loss_memory.logits_fit(tokens, sizes.device):
             emit(f"{way} {tokens}", "cannot run", "the logits would fill the memory", **where)
             continue
-        if device == "cuda":
-            torch.cuda.empty_cache()
-        found = loss_memory.measure(way, tokens, hidden_size, device)
+        found = loss_memory.measure(way, tokens, sizes.hidden_size, sizes.device)
         losses[way] = found["loss"]
-        wrong = (
-            ""
-            if math.isclose(found["loss"], losses.get("chunks", found["loss"]), rel_tol=1e-3)
-            else f"the losses differ: {losses}"
-        )
-        figures = {"peak_mib": round(found["peak"] / 2**20), "ms": rounded(1000 * found["seconds"])}
+        agree = math.isclose(found["loss"], losses.get("chunks", found["loss"]), rel_tol=1e-3)
+        wrong = "" if agree else f"the losses differ: {losses}"
+        figures = {"peak_mib": mebibytes(found["peak"]), "ms": rounded(1000 * found["seconds"])}
         emit(f"{way} {tokens}", "RED" if wrong else "ok", wrong, loss=found["loss"], **figures, **where)
 
 
 # ---------------------------------------------------------------------------------------------------------- training
 
 
-def python_sources() -> Iterator[Path]:
-    """Python sources that every machine with torch has: the standard library's and torch's own."""
-    roots = (sysconfig.get_paths()["stdlib"], str(Path(torch.__file__).parent))
-    for folder, inside, files in itertools.chain.from_iterable(map(os.walk, roots)):
-        inside[:] = sorted(name for name in inside if name not in ("site-packages", "dist-packages"))
-        yield from (Path(folder, name) for name in sorted(files) if name.endswith(".py"))
-
-
-def token_rows(tokenizer, files: int | None, length: int) -> torch.Tensor:
-    """The documents one after the other, each with an end-of-text token, in rows of `length` + 1 tokens."""
-    sources = itertools.islice(python_sources(), files)
-    texts = [file.read_text(encoding="utf-8", errors="replace") for file in sources]
-    encodings = tokenizer.backend_tokenizer.encode_batch_fast(texts)
+def training(emit: Emit, done: Done, sizes: Sizes) -> None:
+    """Trains DIFF and its Transformer twin with transformers' Trainer, from the same seed on the same batches of
+    Python's and torch's own sources."""
+    tokenizer = cl100k_tokenizer(vocab_size=sizes.ranks)
+    texts = itertools.islice(python_sources(STANDARD_LIBRARY, Path(torch.__file__).parent), sizes.files)
+    encodings = tokenizer.backend_tokenizer.encode_batch_fast(list(texts))
     ids = torch.tensor([i for encoding in encodings for i in (*encoding.ids, tokenizer.eos_token_id)])
-    return ids[: len(ids) // (length + 1) * (length + 1)].view(-1, length + 1)
-
-
-def training(
-    emit: Emit, done: Done, length: int, batch: int, steps: int, validation: int, learning_rate: float,
-    ranks: int, files: int | None, changes: dict, autocast: bool, device: str,
-) -> None:  # fmt: skip
-    """Trains DIFF and its Transformer twin on the same batches, from the same seed, with AdamW."""
-    tokenizer = cl100k_tokenizer(vocab_size=ranks)
-    rows = token_rows(tokenizer, files, length)
-    generator = torch.Generator().manual_seed(0)
-    rows = rows[torch.randperm(len(rows), generator=generator)].to(device)
-    held_out, rows = rows[:validation], rows[validation:]
-    if len(rows) < batch:
-        raise ValueError(f"There are {len(rows)} rows of text beside the {validation} held out; {batch} are needed.")
-    share = held_out.flatten().bincount() / held_out.numel()
-    unigram_entropy = -torch.special.xlogy(share, share).sum().item()  # the lowest loss of a model without context
+    rows = ids[: len(ids) // sizes.row * sizes.row].view(-1, sizes.row)
+    rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
+    held_out, *batches = ([{"input_ids": row, "labels": row} for row in part] for part in rows.split(sizes.batch))
     vocab_size = -(-len(tokenizer) // 64) * 64
-    changes = changes | {"vocab_size": vocab_size, "max_position_embeddings": length}
-    changes |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    config = DiffTransformerConfig(**changes)
+    config = DiffTransformerConfig(
+        **sizes.trained, vocab_size=vocab_size, max_position_embeddings=sizes.row, eos_token_id=None
+    )
     pair = {"DIFF": (config, "flash_diff"), "Transformer": (transformer_twin(config), "sdpa")}
     for name, (one, backend) in pair.items():
         if name in done:
             continue
         torch.manual_seed(0)
-        net = AutoModelForCausalLM.from_config(one, attn_implementation=backend).to(device)
-        optimizer = torch.optim.AdamW(net.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
-        schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: min(20 * (step + 1) / steps, 1 - step / steps)
-        )
-
-        def nll(ids: torch.Tensor, net=net) -> torch.Tensor:
-            with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=autocast):
-                logits = net(ids[:, :-1], use_cache=False).logits
-            return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
-
-        @torch.no_grad()
-        def validate(nll=nll) -> float:
-            return statistics.fmean(nll(part).item() for part in held_out.split(batch))
-
-        def wait() -> float:
-            if device == "cuda":
-                torch.cuda.synchronize()
-            return time.monotonic()
-
-        if device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        before = validate()
-        order = itertools.cycle(range(0, len(rows) - batch + 1, batch))
-        losses, began, start = [], 0, wait()
-        for step in range(steps):
-            if step == min(10, steps // 2):  # compilation and warm-up are not timed
-                began, start = step, wait()
-            first = next(order)
-            value = nll(rows[first : first + batch])
-            value.backward()
-            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-            losses.append(value.detach())
-        seconds = wait() - start
-        peak = {"peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2)} if device == "cuda" else {}
-        after = validate()
-        curve = torch.stack(losses).tolist()
-        wrong = "" if all(map(math.isfinite, [*curve, after])) else "a loss is not finite"
-        if not wrong and after >= before:
-            wrong = f"the validation loss did not fall: {before:.3f} before, {after:.3f} after"
-        figures = {"validation_loss": rounded(after), "unigram_entropy": rounded(unigram_entropy), **peak}
-        figures |= {"tokens_per_second": round((steps - began) * batch * length / seconds, 1), "attention": backend}
-        figures |= {"steps": steps, "tokens": steps * batch * length, "parameters": net.num_parameters()}
-        figures["train_loss"] = [rounded(x) for x in curve[:: max(1, steps // 20)]]
-        emit(name, "RED" if wrong else "ok", wrong, **figures)
-        del net, optimizer
+        net = AutoModelForCausalLM.from_config(one, attn_implementation=backend)
+        with tempfile.TemporaryDirectory() as folder:
+            options = {"max_steps": sizes.steps, "learning_rate": sizes.learning_rate, "warmup_steps": 0.05}
+            options |= {"per_device_train_batch_size": sizes.batch, "weight_decay": 0.1, "adam_beta2": 0.95}
+            options |= {"bf16": sizes.device == "cuda", "use_cpu": sizes.device == "cpu", "disable_tqdm": True}
+            options |= {"report_to": "none", "save_strategy": "no", "logging_steps": max(1, sizes.steps // 20)}
+            arguments = TrainingArguments(folder, **options)
+            trainer = Trainer(net, arguments, train_dataset=sum(batches, []), eval_dataset=held_out)
+            before = trainer.evaluate()["eval_loss"]
+            peak, _ = peak_memory(trainer.train, sizes.device)
+            after = trainer.evaluate()["eval_loss"]
+        wrong = "" if after < before else f"the validation loss did not fall: {before:.3f} before, {after:.3f} after"
+        figures = {
+            "validation_loss": rounded(after),
+            "peak_gib": round((peak + model_gpu.weight_bytes(net)) / 2**30, 2),
+            "attention": backend,
+        }
+        figures |= {"steps": sizes.steps, "tokens": sizes.steps * rows[: sizes.batch].numel()}
+        figures["train_loss"] = [rounded(row["loss"]) for row in trainer.state.log_history if "loss" in row]
+        emit(name, "RED" if wrong else "ok", wrong, parameters=net.num_parameters(), **figures)

@@ -2,16 +2,15 @@
 """A static cost model of the compiled Triton kernels, ours and standard FlashAttention-2 of equal parameters; no GPU.
 
     python -m benchmarks.kernel_model --out benchmarks/results/kernel_model_<date>
-    python -m benchmarks.kernel_model --sweep --kernels dkdv --architectures 90 --head-dims 128 --blocks 64/128/8/2 ...
+    python -m benchmarks.kernel_model --kernels dkdv --architectures 90 --head-dims 128 --blocks 64/128/8/2 ...
 
 Each kernel is compiled ahead of time (causal, bfloat16). The model looks at its main loop, the unmasked one, and
 counts the cycles that one pair of a row block and a key block costs on each unit of a streaming multiprocessor: the
 tensor cores, the vector units (the slowest of instruction issue, FP32, integer and special functions) and shared
 memory. It assumes that nothing overlaps (*serial*) and that everything does (*overlapped*): a kernel runs in between.
-A sweep chooses the blocks with the largest fraction of peak at the mean of both times (*middle*), of ours as of the
-standard kernels. The fraction compares the *useful* multiply-adds with the cycles. Useful is what the fused
-computation needs, in units of rows * keys * d per differential head (benchmarks.attention). `executed / useful` above
-1 means padding, or warps that all compute the same.
+The fraction of peak at the mean of both times (*middle*) ranks blocks. It compares the *useful* multiply-adds with the
+cycles. Useful is what the fused computation needs, in units of rows * keys * d per differential head
+(benchmarks.attention). `executed / useful` above 1 means padding, or warps that all compute the same.
 
 Registers that are spilled cost what their loads and stores cost. The totals compare the sum over forward and backward
 of units / fraction with standard attention's, two heads of d per differential head.
@@ -31,13 +30,13 @@ from itertools import product
 from typing import NamedTuple
 from unittest import mock
 
+import networkx
 import torch
 import triton
-from tqdm import tqdm
 
 from benchmarks import kernels_standard
 from benchmarks.kernel_compiler import Compiled, compiled_for, inputs
-from benchmarks.report import argument_parser, first_line, versions, write
+from benchmarks.report import argument_parser, command, first_line, show, table, versions, write
 from diff_transformer import flash_diff, flash_diff_attention, flash_diff_backward, flash_diff_forward
 from diff_transformer.flash_diff_blocks import SHARED_MEMORY, Blocks, blocks, key_kernels
 
@@ -95,10 +94,7 @@ STANDARD = {
 KERNELS = OURS | STANDARD
 WAYS = ("forward", "dq", "dkdv"), ("forward", "dq", "dk", "dv")
 HEAD_DIMS = (64, 96, 128)
-# What a sweep tries unless told otherwise. The model does not see what more than two stages hide
-CANDIDATES = "64/64/4/2 64/128/4/2 128/32/4/2 128/64/4/2 64/128/8/2 128/64/8/2 128/128/8/2"
-# (architecture, kernel): rows/keys/warps/stages for each of HEAD_DIMS, found with
-# `python -m benchmarks.kernel_model --sweep --kernels standard_forward standard_dq standard_dkdv`
+# (architecture, kernel): rows/keys/warps/stages for each of HEAD_DIMS, those that the model ranked first
 STANDARD_BLOCKS = {
     (80, "standard_forward"): "128/64/4/2  128/64/4/2  128/32/4/2",
     (80, "standard_dq"): "128/64/4/2  128/64/4/2  128/32/4/2",
@@ -108,7 +104,7 @@ STANDARD_BLOCKS = {
     (86, "standard_dkdv"): "64/128/4/2  64/128/8/2  64/128/8/2",
     (90, "standard_forward"): "128/128/8/2  128/128/8/2  128/128/8/2",
     (90, "standard_dq"): "128/128/8/2  128/128/8/2  128/128/8/2",
-    (90, "standard_dkdv"): "128/128/8/2  128/128/8/2  64/128/8/2",
+    (90, "standard_dkdv"): "128/128/8/2  64/128/8/2  64/128/8/2",
     (100, "standard_forward"): "128/128/8/2  128/128/8/2  128/128/8/2",
     (100, "standard_dq"): "128/128/8/2  128/64/4/2  128/128/8/2",
     (100, "standard_dkdv"): "128/128/8/2  64/128/4/2  64/128/4/2",
@@ -157,26 +153,17 @@ def control_flow(code: list[Instruction]) -> tuple[list[list[Instruction]], list
     return basic, successors
 
 
-def reachable(edges: list[set[int]], start: int, without: int | None = None) -> set[int]:
-    found, stack = set(), [start]
-    while stack:
-        one = stack.pop()
-        if one != without and one not in found:
-            found.add(one)
-            stack.extend(edges[one])
-    return found
-
-
 def natural_loops(successors: list[set[int]]) -> dict[int, set[int]]:
     """The blocks of each loop by its header: the target of an edge whose source cannot be reached without it."""
-    predecessors: list[set[int]] = [set() for _ in successors]
-    for block, following in enumerate(successors):
-        for other in following:
-            predecessors[other].add(block)
+    graph = networkx.DiGraph((block, other) for block, following in enumerate(successors) for other in following)
+    graph.add_node(0)
     loops: dict[int, set[int]] = {}
-    for header, sources in enumerate(predecessors):
-        for source in sources - reachable(successors, 0, without=header):
-            loops.setdefault(header, {header}).update(reachable(predecessors, source, without=header))
+    for header in graph:
+        without = graph.subgraph(graph.nodes - {header})
+        reached = {0, *networkx.descendants(without, 0)} if header != 0 else set()
+        for source in set(graph.predecessors(header)) - reached:
+            body = {source, *networkx.ancestors(without, source)} if source != header else set()
+            loops.setdefault(header, {header}).update(body)
     return loops
 
 
@@ -377,8 +364,7 @@ def compile_kernel(name: str, architecture: int, d: int, used: Blocks) -> Compil
     kernel, tensors = KERNELS[name], inputs(d, groups=1)
     with compiled_for(architecture, kernel.function) as compiled:
         if name in STANDARD:
-            q, k, v = (tensors[one].detach()[..., :d] for one in ("q", "k", "v"))
-            kernels_standard.attention(q, k, v, torch.zeros_like(v), used)
+            kernels_standard.attention(*torch.zeros(4, 2, 256, d, dtype=torch.bfloat16), used)
         else:
             with (
                 mock.patch.object(flash_diff, "blocks", lambda *_: used),
@@ -401,7 +387,7 @@ def model(name: str, architecture: int, d: int, used: Blocks) -> dict:
         return row | {"status": f"does not compile: {first_line(error)}"}
     programs = occupancy(compiled, architecture, used.num_warps)
     row |= {"registers": compiled.registers, "spilled_bytes": compiled.spilled, "shared_bytes": compiled.shared}
-    row["occupancy"] = programs
+    row |= {"occupancy": programs}
     if programs == 0:
         return row | {"status": "does not fit on a multiprocessor"}
     try:
@@ -432,16 +418,17 @@ def totals(rows: list[dict]) -> dict[tuple[int, int], dict[str, float]]:
     found = {(row["architecture"], row["d"], row["kernel"]): row for row in ranked}
     result = {}
     for at in sorted({key[:2] for key in found}):
-        complete = [names for names in (*WAYS, STANDARD) if all((*at, name) in found for name in names)]
-        if len(complete) > 1 and complete[-1] is STANDARD:
-            times = {column: [modelled_time(found, at, names, column) for names in complete] for column in FRACTIONS}
-            result[at] = {column: round(min(ours) / standard, 2) for column, (*ours, standard) in times.items()}
+
+        def time(names: Iterable[str], column: str, at: tuple = at) -> float:
+            """In units of rows * keys * d multiply-adds at the peak, per differential head."""
+            return sum(KERNELS[name].units * KERNELS[name].programs / found[(*at, name)][column] for name in names)
+
+        *ours, standard = (all((*at, name) in found for name in names) for names in (*WAYS, STANDARD))
+        ways = [names for names, is_complete in zip(WAYS, ours, strict=True) if is_complete]
+        if standard and ways:
+            ratio = {one: min(time(names, one) for names in ways) / time(STANDARD, one) for one in FRACTIONS}
+            result[at] = {column: round(value, 2) for column, value in ratio.items()}
     return result
-
-
-def modelled_time(found: dict, at: tuple[int, int], names: Iterable[str], column: str) -> float:
-    """In units of rows * keys * d multiply-adds at the peak, per differential head."""
-    return sum(KERNELS[name].units * KERNELS[name].programs / found[(*at, name)][column] for name in names)
 
 
 def as_markdown(rows: list[dict], command: str) -> str:
@@ -450,81 +437,42 @@ def as_markdown(rows: list[dict], command: str) -> str:
     lines += ["(middle), and if everything does (overlapped). They rank kernels and promise no speed.", ""]
     if compared := totals(rows):
         lines += ["## Forward + backward, our modelled time over that of standard attention of equal parameters", ""]
-        lines += ["| architecture | d | serial | middle | overlapped |", "| --- | --- | --- | --- | --- |"]
-        for (architecture, d), one in compared.items():
-            lines.append(f"| sm_{architecture} | {d} | {one['serial']} | {one['middle']} | {one['overlapped']} |")
-        lines.append("")
+        body = ((f"sm_{architecture}", d, *one.values()) for (architecture, d), one in compared.items())
+        lines += [*table(["architecture", "d", *FRACTIONS], body), ""]
     titles = ["d", "kernel", "rows/keys/warps/stages", "executed / useful", "instructions", "registers", "spilled, B"]
-    titles += ["shared, KiB", "programs per SM", "serial", "middle", "overlapped"]
+    titles += ["shared, B", "programs per SM", *FRACTIONS]
+    columns = ["d", "kernel", "blocks", "executed_over_useful", "instructions", "registers", "spilled_bytes"]
+    columns += ["shared_bytes", "occupancy", *FRACTIONS]
     for architecture in dict.fromkeys(row["architecture"] for row in rows):
-        lines += [f"## sm_{architecture}", "", line(*titles), line(*["---"] * len(titles))]
-        for row in rows:
-            if row["architecture"] == architecture:
-                cells = [row[key] for key in ("d", "kernel", "blocks")]
-                if row["status"] == "ok":
-                    keys = ("executed_over_useful", "instructions", "registers", "spilled_bytes")
-                    cells += [*(row[key] for key in keys), round(row["shared_bytes"] / 1024), row["occupancy"]]
-                    cells += [row["serial"], row["middle"], row["overlapped"]]
-                else:
-                    cells += [row["status"], *[""] * 8]
-                lines.append(line(*cells))
-        lines.append("")
+        body = []
+        for row in (row for row in rows if row["architecture"] == architecture):
+            failed = {} if row["status"] == "ok" else {"executed_over_useful": row["status"]}
+            body.append([(row | failed)[column] for column in columns])
+        lines += [f"## sm_{architecture}", "", *table(titles, body), ""]
     return "\n".join(lines)
 
 
-def best_of(rows: list[dict], architecture: int, name: str, d: int) -> dict:
-    """The row of a sweep with the largest fraction of peak, at the mean of both times, among those with at least two
-    warps for each of the four schedulers of an SM, if there are any: one alone has nothing to hide its latencies
-    behind, which the model does not see."""
-
-    def rank(row: dict) -> tuple[bool, float]:
-        if row["status"] != "ok":
-            return False, 0.0
-        return to_blocks(row["blocks"]).num_warps * row["occupancy"] >= 8, row["middle"]
-
-    tried = [row for row in rows if (row["architecture"], row["kernel"], row["d"]) == (architecture, name, d)]
-    return max(tried, key=rank)
-
-
-def line(*cells) -> str:
-    return "| " + " | ".join(map(str, cells)) + " |"
-
-
 def main(arguments: list[str] | None = None) -> int:
-    parser = argument_parser(__doc__, "files")
-    parser.add_argument("--architectures", type=int, nargs="+", default=list(ARCHITECTURES), choices=ARCHITECTURES)
-    text = "d, from 1 to 128 (default: %(default)s)"
-    parser.add_argument(
-        "--head-dims", type=int, nargs="+", default=HEAD_DIMS, choices=range(1, 129), metavar="D", help=text
-    )
-    parser.add_argument("--kernels", nargs="+", default=list(KERNELS), choices=KERNELS)
-    parser.add_argument("--blocks", nargs="+", help="rows/keys/warps/stages, in place of the tables' own")
-    parser.add_argument("--sweep", action="store_true", help="try --blocks, or a list, and print the best for each d")
+    """Returns 1 if a kernel of the tables is not modelled."""
+    parser = argument_parser(__doc__)
+    add = parser.add_argument
+    add("--architectures", type=int, nargs="+", default=list(ARCHITECTURES), choices=ARCHITECTURES)
+    add("--head-dims", type=int, nargs="+", default=HEAD_DIMS, choices=range(1, 129), metavar="D", help="d, up to 128")
+    add("--kernels", nargs="+", default=list(KERNELS), choices=KERNELS)
+    add("--blocks", nargs="+", default=[], help="rows/keys/warps/stages to try, in place of the tables' own")
     options = parser.parse_args(arguments)
-    tried = options.blocks or (CANDIDATES.split() if options.sweep else None)
     cells = []
     for architecture, d, name in product(options.architectures, options.head_dims, options.kernels):
-        if tried:
-            cells += [(name, architecture, d, to_blocks(one)) for one in tried]
+        if options.blocks:
+            cells += [(name, architecture, d, to_blocks(one)) for one in options.blocks]
         elif name in (*STANDARD, "forward", "dq", *key_kernels(divmod(architecture, 10), torch.bfloat16, d)):
             cells.append((name, architecture, d, default_blocks(name, architecture, d)))
     print(f"Budget  {math.ceil(len(cells) * 3 / 60)} minutes on one core for {len(cells)} kernels", flush=True)
-    command = " ".join(["python -m benchmarks.kernel_model", *(sys.argv[1:] if arguments is None else arguments)])
     rows: list[dict] = []
-    for cell in tqdm(cells):
-        rows.append(model(*cell) | versions("triton"))
-        shown = {key: value for key, value in rows[-1].items() if value is not None and key != "triton"}
-        tqdm.write(", ".join(f"{key} {value}" for key, value in shown.items()))
-        write(options.out, rows, as_markdown(rows, command))
-    if options.sweep:
-        for architecture, name in product(options.architectures, options.kernels):
-            best = [best_of(rows, architecture, name, d) for d in options.head_dims]
-            cell = "  ".join(row["blocks"] for row in best)
-            spread = ", ".join(f"{row['serial']} to {row['overlapped']}" for row in best)
-            print(f'    ({architecture}, "{name}"): "{cell}",  # {spread}')
-    for (architecture, d), one in totals(rows).items():
-        print(f"sm_{architecture} d={d}: time of ours / standard", one)
-    return int(any(row["status"] != "ok" for row in rows) and not options.sweep)
+    for cell in cells:
+        rows.append(show(model(*cell)) | versions("triton"))
+        write(options.out, rows, as_markdown(rows, command("kernel_model", arguments)))
+    return int(any(row["status"] != "ok" for row in rows) and not options.blocks)
 
 
 if __name__ == "__main__":

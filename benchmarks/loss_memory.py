@@ -7,9 +7,10 @@ runs each implementation at each number of tokens in a new process: `logits` is 
 transformers' `ForCausalLMLoss`, `chunks` is `linear_cross_entropy`. The peak is that of the process while it computes
 the loss and the gradients, minus the memory held before: it includes the gradients of hidden states and weight, but
 not the hidden states, the weight and the labels themselves. On the CPU it is the resident memory as the kernel counts
-it, on CUDA that of torch's allocator. An implementation that would exhaust the memory does not run. Its row says so
-and has only the size of the logits, which is computed and not measured: tokens * vocabulary * 4 bytes, of which
-ForCausalLMLoss holds several copies. The losses of both implementations must agree."""
+it; on CUDA, where the stage `loss` of benchmarks.gpu_suite measures, that of torch's allocator. An implementation that
+would exhaust the memory does not run. Its row says so and has only the size of the logits, which is computed and not
+measured: tokens * vocabulary * 4 bytes, of which ForCausalLMLoss holds several copies. The losses of both
+implementations must agree."""
 
 import argparse
 import json
@@ -22,16 +23,8 @@ import torch
 from torch import nn
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from benchmarks.report import (
-    argument_parser,
-    measure_apart,
-    processor,
-    reset_peak,
-    resident_peak,
-    rounded,
-    versions,
-    write,
-)
+from benchmarks.report import argument_parser, mebibytes, processor, rounded, show, versions, write
+from benchmarks.timing import measure_apart, peak_memory
 from diff_transformer.training.loss import linear_cross_entropy
 
 VOCAB_SIZE = 100_288
@@ -39,15 +32,10 @@ VOCAB_SIZE = 100_288
 COPIES = 3
 
 
-def with_logits(hidden_states: torch.Tensor, head: nn.Linear, labels: torch.Tensor) -> torch.Tensor:
-    return ForCausalLMLoss(head(hidden_states), None, VOCAB_SIZE, shift_labels=labels)
-
-
-def in_chunks(hidden_states: torch.Tensor, head: nn.Linear, labels: torch.Tensor) -> torch.Tensor:
-    return linear_cross_entropy(hidden_states, head.weight, labels, reduction="mean")
-
-
-WAYS = {"logits": with_logits, "chunks": in_chunks}
+WAYS = {  # hidden states, head and labels -> loss
+    "logits": lambda hidden, head, labels: ForCausalLMLoss(head(hidden), None, VOCAB_SIZE, shift_labels=labels),
+    "chunks": lambda hidden, head, labels: linear_cross_entropy(hidden, head.weight, labels, reduction="mean"),
+}
 
 
 def measure(way: str, tokens: int, hidden_size: int, device: str) -> dict:
@@ -60,70 +48,55 @@ def measure(way: str, tokens: int, hidden_size: int, device: str) -> dict:
     labels = torch.randint(VOCAB_SIZE, (1, tokens), device=device)
     WAYS[way](hidden_states[:, :8], head, labels[:, :8]).backward()  # initializes the libraries
     head.weight.grad = hidden_states.grad = None
-    if cuda:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-    else:
-        before = reset_peak()
     start = time.perf_counter()
-    loss = WAYS[way](hidden_states, head, labels)
-    loss.backward()
-    loss = loss.item()  # waits for the device
-    seconds = time.perf_counter() - start
-    peak = torch.cuda.max_memory_allocated() if cuda else resident_peak()
-    return {"peak": peak - before, "seconds": seconds, "loss": loss}
 
+    def run() -> float:
+        loss = WAYS[way](hidden_states, head, labels)
+        loss.backward()
+        return loss.item()  # waits for the device
 
-def free_memory(device: str) -> int:
-    if torch.device(device).type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return int(re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())[1]) * 1024
+    peak, loss = peak_memory(run, device)
+    return {"peak": peak, "seconds": time.perf_counter() - start, "loss": loss}
 
 
 def logits_fit(tokens: int, device: str) -> bool:
-    copies = COPIES + (torch.device(device).type == "cuda")
-    return copies * 4 * tokens * VOCAB_SIZE < 0.8 * free_memory(device)
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()
+        free, copies = torch.cuda.mem_get_info(device)[0], COPIES + 1
+    else:
+        free, copies = int(re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())[1]) * 1024, COPIES
+    return copies * 4 * tokens * VOCAB_SIZE < 0.8 * free
 
 
 def main() -> None:
     parser = argument_parser(__doc__)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--hidden-size", type=int, help="default: 256, on CUDA 3,072")
+    parser.add_argument("--hidden-size", type=int, default=256)
     parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 12288, 65536])
-    parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)  # WAY TOKENS HIDDEN DEVICE
+    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)  # WAY TOKENS HIDDEN
     options = parser.parse_args()
     if options.measure:
-        way, tokens, hidden_size, device = options.measure
-        print(json.dumps(measure(way, int(tokens), int(hidden_size), device)))
-        return
-    cuda = torch.device(options.device).type == "cuda"
-    hidden_size = options.hidden_size or (3072 if cuda else 256)
-    budget = "a minute" if cuda else "10 minutes on two cores"
-    print(f"Budget  {budget}; a vocabulary of {VOCAB_SIZE:,}, hidden size {hidden_size}", flush=True)
-    where = {"hardware": torch.cuda.get_device_name(options.device) if cuda else processor()}
-    where |= versions("torch", "transformers")
-    sizes = {"vocab": VOCAB_SIZE, "hidden": hidden_size, "dtype": "bfloat16" if cuda else "float32"}
+        way, tokens, hidden_size = options.measure
+        return print(json.dumps(measure(way, int(tokens), int(hidden_size), "cpu")))
+    print(f"Budget  10 minutes on two cores; a vocabulary of {VOCAB_SIZE:,}", flush=True)
+    where = {"hardware": processor(), **versions("torch", "transformers")}
+    sizes = {"vocab": VOCAB_SIZE, "hidden": options.hidden_size, "dtype": "float32"}
     rows = []
     for tokens in options.tokens:
-        results, logits = {}, 4 * tokens * VOCAB_SIZE
+        results: dict[str, dict] = {}
         for way in ("chunks", "logits"):
             row = {"way": way, "tokens": tokens, **sizes, "status": "did not run: would fill the memory"}
             row |= dict.fromkeys(("peak_mib", "over_chunks", "seconds"))
-            if way == "chunks" or logits_fit(tokens, options.device):
-                line = measure_apart("benchmarks.loss_memory", way, tokens, hidden_size, options.device)
+            if way == "chunks" or logits_fit(tokens, "cpu"):
+                line = measure_apart("benchmarks.loss_memory", way, tokens, options.hidden_size)
                 result = results[way] = json.loads(line)
-                row |= {"status": "measured", "peak_mib": round(result["peak"] / 2**20)}
+                row |= {"status": "measured", "peak_mib": mebibytes(result["peak"])}
                 row["over_chunks"] = rounded(result["peak"] / results["chunks"]["peak"])
                 row["seconds"] = rounded(result["seconds"])
-            row["float32_logits_mib_computed_not_measured"] = round(logits / 2**20)
-            print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-            rows.append({**row, **where})
-        losses = [result["loss"] for result in results.values()]
-        if not math.isclose(losses[0], losses[-1], rel_tol=1e-3 if cuda else 1e-6):
-            raise SystemExit(
-                f"The losses at {tokens} tokens differ, {losses}: there is nothing to compare until they agree."
-            )
+            row["float32_logits_mib_computed_not_measured"] = mebibytes(4 * tokens * VOCAB_SIZE)
+            rows.append(show(row) | where)
+        first, last = results["chunks"]["loss"], result["loss"]
+        if not math.isclose(first, last, rel_tol=1e-6):
+            raise SystemExit(f"The losses at {tokens} tokens differ, {first} and {last}: there is nothing to compare.")
     write(options.out, rows)
 
 

@@ -15,16 +15,16 @@ that a busy machine slows down all of them equally.
 """
 
 import platform
-import statistics
-import time
-from functools import partial
+import re
+from functools import cache, partial
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.report import argument_parser, versions, write
+from benchmarks.model_gpu import step
+from benchmarks.report import argument_parser, command, show, table, versions, write
+from benchmarks.timing import Step, process_time, take_turns
 from diff_transformer import (
     DiffTransformerConfig,
     DiffTransformerForCausalLM,
@@ -37,20 +37,27 @@ TASKS = {"forward": 2048, "forward+backward": 2048, "decode": 4096}
 GROUPS = {"DIFF": ["DiffLlama", "Llama"], "DIFF V2": ["Llama GQA"]}  # a model of ours, and its rivals
 
 
-def build_models(dtype: torch.dtype) -> dict[str, torch.nn.Module]:
+SHARED = {"vocab_size": 4096, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8}
+SHARED |= {"max_position_embeddings": 8192, "eos_token_id": None}
+
+
+def untrained_models() -> dict[str, torch.nn.Module]:
     """Models of equal size; DIFF and DiffLlama compute the same function."""
-    torch.manual_seed(0)
-    shared = {"vocab_size": 4096, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8}
-    shared |= {"max_position_embeddings": 8192, "eos_token_id": None}
     grouped = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
-    diff = DiffTransformerForCausalLM(DiffTransformerConfig(num_attention_heads=4, **shared)).eval()
-    models = {
+    diff = DiffTransformerForCausalLM(DiffTransformerConfig(num_attention_heads=4, **SHARED)).eval()
+    return {
         "DIFF": diff,
         "DiffLlama": to_diffllama(diff),
-        "Llama": LlamaForCausalLM(LlamaConfig(num_attention_heads=8, **shared)).eval(),
-        "DIFF V2": DiffTransformerV2ForCausalLM(DiffTransformerV2Config(**grouped, **shared)).eval(),
-        "Llama GQA": LlamaForCausalLM(LlamaConfig(**grouped, **shared)).eval(),
+        "Llama": LlamaForCausalLM(LlamaConfig(num_attention_heads=8, **SHARED)).eval(),
+        "DIFF V2": DiffTransformerV2ForCausalLM(DiffTransformerV2Config(**grouped, **SHARED)).eval(),
+        "Llama GQA": LlamaForCausalLM(LlamaConfig(**grouped, **SHARED)).eval(),
     }
+
+
+def build_models(dtype: torch.dtype) -> dict[str, torch.nn.Module]:
+    """The models in a type, once they are shown to be right."""
+    torch.manual_seed(0)
+    models = untrained_models()
     ids = torch.randint(0, 4096, (1, 300))
     with torch.no_grad():
         logits = {name: model(ids).logits for name, model in models.items()}
@@ -64,99 +71,66 @@ def build_models(dtype: torch.dtype) -> dict[str, torch.nn.Module]:
     return {name: model.to(dtype) for name, model in models.items()}
 
 
-def prepare(task: str, model: torch.nn.Module):
-    """Returns a function that performs the task once. The set-up here is not timed."""
-    ids = torch.randint(0, 4096, (1, TASKS[task]))
-
-    def forward_backward():
-        model.zero_grad()
-        model(ids, labels=ids, use_cache=False).loss.backward()
-
-    if task == "forward+backward":
-        return forward_backward
-    forward = torch.no_grad()(model.__call__)
-    if task == "forward":
-        return partial(forward, ids, use_cache=False)
-    past = forward(ids, use_cache=True, logits_to_keep=1).past_key_values
-    return partial(forward, ids[:, -1:], past_key_values=past, use_cache=True)
-
-
-def measure(dtype: torch.dtype, rounds: dict[str, int], progress: tqdm) -> list[dict]:
+def measure(dtype: torch.dtype, rounds: int) -> list[dict]:
     models = build_models(dtype)
     rows = []
-    for task in TASKS:
-        runs = {name: prepare(task, model) for name, model in models.items()}
-        seconds: dict[str, list[float]] = {name: [] for name in models}
-        for i in range(rounds[task] + 1):
-            for name, run in runs.items():
-                start = time.process_time()
-                run()
-                if i > 0:  # the first round warms up
-                    seconds[name].append(time.process_time() - start)
-                progress.update()
-        tokens = 1 if task == "decode" else TASKS[task]
-        speed = {name: tokens / statistics.median(times) for name, times in seconds.items()}
-        cell = {"dtype": str(dtype).removeprefix("torch."), "task": task, "tokens": TASKS[task]}
-        where = {"rounds": rounds[task], "hardware": hardware(), **versions("torch", "transformers")}
+    for task, tokens in TASKS.items():
+
+        def prepare(name: str, task: str = task, tokens: int = tokens) -> Step:
+            one = step(task, models[name], torch.randint(0, 4096, (1, tokens)))
+            return one._replace(set_up=cache(one.set_up))  # a context serves all rounds
+
+        number = rounds * (8 if task == "decode" else 1)
+        found = take_turns({name: partial(prepare, name) for name in models}, process_time, "cpu", number)
+        if failed := [f"{name}: {one['reason']}" for name, one in found.items() if one["status"] != "ok"]:
+            raise SystemExit(f"{task} cannot run: {'; '.join(failed)}")
+        speed = {name: (1 if task == "decode" else tokens) / one["ms"] * 1000 for name, one in found.items()}
+        cell = {"dtype": str(dtype).removeprefix("torch."), "task": task, "tokens": tokens}
+        where = {"rounds": number, "hardware": hardware(), **versions("torch", "transformers")}
         for ours, rivals in GROUPS.items():
             for name in (ours, *rivals):
                 figures = {"tokens_per_second": round(speed[name], 2)}
                 figures["ours_over_this"] = round(speed[ours] / speed[name], 3)
-                rows.append({**cell, "model": name, **figures, **where})
+                rows.append(show({**cell, "model": name, **figures}) | where)
     return rows
 
 
 def hardware() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    names = [line.split(":")[1] for line in cpuinfo.read_text().splitlines() if "model name" in line]
+    names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()) or [platform.processor()]
     bf16 = "bf16 in hardware" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "no bf16 in hardware"
-    name = (names or [platform.processor()])[0].strip()
-    return f"{name}, {torch.backends.cpu.get_cpu_capability()}, {bf16}, 1 thread"
+    return f"{names[0].strip()}, {torch.backends.cpu.get_cpu_capability()}, {bf16}, 1 thread"
 
 
 def as_markdown(rows: list[dict], command: str) -> str:
-    packages = f"torch {rows[0]['torch']}, transformers {rows[0]['transformers']}"
     lines = [f"# Tokens per second on a CPU: {rows[0]['hardware']}", ""]
-    lines += [f"`{command}`, {packages}. Median of rounds in turn.", ""]
+    lines += [f"`{command}`, torch {rows[0]['torch']}, transformers {rows[0]['transformers']}."]
+    lines += ["Median of rounds in turn.", ""]
     lines += ["DIFF V2 and Llama GQA have 8 query heads over 4 key/value heads, Llama has 8 over 8.", ""]
     names = [name for ours, rivals in GROUPS.items() for name in (ours, *rivals)]
     ratios = [f"{ours} / {rival}" for ours, rivals in GROUPS.items() for rival in rivals]
-    head = ["dtype", "task", *names, *ratios]
-    lines += [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
+    body = []
     for i in range(0, len(rows), len(names)):
         cell = rows[i : i + len(names)]
-        speeds = [str(row["tokens_per_second"]) for row in cell]
+        speeds = [row["tokens_per_second"] for row in cell]
         over = [f"{row['ours_over_this']:.2f}" for row in cell if row["model"] not in GROUPS]
-        task = f"{cell[0]['task']}, {cell[0]['tokens']} tokens"
-        lines.append(f"| {' | '.join([cell[0]['dtype'], task, *speeds, *over])} |")
-    return "\n".join(lines) + "\n"
+        body.append([cell[0]["dtype"], f"{cell[0]['task']}, {cell[0]['tokens']} tokens", *speeds, *over])
+    return "\n".join([*lines, *table(["dtype", "task", *names, *ratios], body)]) + "\n"
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argument_parser(__doc__, "files")
+def main(arguments: list[str] | None = None) -> None:
+    parser = argument_parser(__doc__)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     text = "timed rounds (default: %(default)s); decoding takes eight times as many"
     parser.add_argument("--rounds", type=int, default=5, help=text)
     text = "timed rounds in bfloat16, which is slow where it is emulated (default: %(default)s)"
     parser.add_argument("--bf16-rounds", type=int, default=2, help=text)
-    args = parser.parse_args(argv)
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-
-    rounds = {}
-    for dtype in args.dtypes:
-        n = args.bf16_rounds if dtype == "bfloat16" else args.rounds
-        rounds[dtype] = {task: n * (8 if task == "decode" else 1) for task in TASKS}
-    models = sum(1 + len(rivals) for rivals in GROUPS.values())
-    total = sum(models * (n + 1) for by_task in rounds.values() for n in by_task.values())
-    with tqdm(total=total, unit="run") as progress:
-        rows = [row for dtype in args.dtypes for row in measure(getattr(torch, dtype), rounds[dtype], progress)]
-    dtypes = " ".join(args.dtypes)
-    command = f"python -m benchmarks.model_cpu --dtypes {dtypes} --rounds {args.rounds}"
-    if "bfloat16" in args.dtypes:
-        command += f" --bf16-rounds {args.bf16_rounds}"
-    markdown = as_markdown(rows, command)
-    print(markdown)
-    write(args.out, rows, markdown)
+    rounds = {"bfloat16": options.bf16_rounds}
+    rows = [row for x in options.dtypes for row in measure(getattr(torch, x), rounds.get(x, options.rounds))]
+    page = as_markdown(rows, command("model_cpu", arguments))
+    print(page)
+    write(options.out, rows, page)
 
 
 if __name__ == "__main__":

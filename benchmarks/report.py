@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""What all benchmarks report: the hardware, the versions and the reasons of failures; and their result files."""
+"""What all benchmarks report: hardware, versions, reasons of failures, tables and result files."""
 
 import argparse
 import csv
@@ -7,11 +7,9 @@ import functools
 import importlib
 import os
 import platform
-import re
-import subprocess
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -23,11 +21,19 @@ def rounded(x: float) -> float:
     return float(f"{x:.4g}")
 
 
+def mebibytes(size: float) -> int:
+    return round(size / 2**20)
+
+
 def hardware(device: str) -> str:
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     interpreted = ", Triton interpreted" if os.environ.get("TRITON_INTERPRET") == "1" else ""
     return f"CPU {platform.machine()}{interpreted}: figures mean only that it runs"
+
+
+def processor() -> str:
+    return f"{platform.machine()}, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
 
 
 @functools.cache
@@ -41,11 +47,40 @@ def versions(*packages: str) -> dict[str, str]:
     return found
 
 
-def argument_parser(description: str | None, results: str = "file") -> argparse.ArgumentParser:
+def first_line(error: BaseException, noted: Iterable[warnings.WarningMessage] = ()) -> str:
+    """An error in one line, with torch's warnings just before it, which say why no kernel accepted the call."""
+    text = str(error).strip().split("\n")[0]
+    warned = dict.fromkeys(str(note.message).split(" (Triggered")[0].strip() for note in noted)
+    warned = [line for line in warned if "ttention" in line and not line.endswith("because:")]
+    return " - ".join([f"{type(error).__name__}: {text}"[:200], *warned[:2]])
+
+
+def argument_parser(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    extensions = "its extension" if results == "file" else "their extensions"
-    parser.add_argument("--out", type=Path, help=f"path of the result {results}, without {extensions}")
+    parser.add_argument("--out", type=Path, help="path of the result, without its extension")
     return parser
+
+
+def command(module: str, arguments: Sequence[str] | None) -> str:
+    """The command line of a run: `arguments`, or those of this process."""
+    return " ".join([f"python -m benchmarks.{module}", *(sys.argv[1:] if arguments is None else arguments)])
+
+
+def show(row: dict) -> dict:
+    """Prints the cells of a row that have a value, and returns the row."""
+    print(", ".join(f"{key} {value}" for key, value in row.items() if value not in (None, "")), flush=True)
+    return row
+
+
+def table(columns: Sequence, rows: Iterable[Sequence]) -> list[str]:
+    """The lines of a Markdown table; None is an empty cell."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return ["| " + " | ".join("" if cell is None else str(cell) for cell in line) + " |" for line in lines]
+
+
+def columns_of(rows: Iterable[dict], *columns: str) -> list[str]:
+    """These columns of rows as a Markdown table."""
+    return table(columns, ([row.get(column) for column in columns] for row in rows))
 
 
 def write(out: Path | None, rows: list[dict], page: str | None = None) -> None:
@@ -60,35 +95,3 @@ def write(out: Path | None, rows: list[dict], page: str | None = None) -> None:
     if page is not None:
         with whole_file(out.with_suffix(".md")) as part:
             part.write_text(page)
-
-
-def resident_peak() -> int:
-    """The largest resident memory of this process, in bytes, since it began or since `reset_peak`."""
-    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
-
-
-def reset_peak() -> int:
-    """Resets the peak to the current resident memory, in bytes, and returns that."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return resident_peak()
-
-
-def measure_apart(module: str, *arguments) -> str:
-    """The last line that `python -m MODULE --measure ARGUMENTS` prints in a process of its own."""
-    command = [sys.executable, "-m", module, "--measure", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
-    return done.stdout.splitlines()[-1]
-
-
-def processor() -> str:
-    return f"{platform.machine()}, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
-
-
-def first_line(error: BaseException, noted: Iterable[warnings.WarningMessage] = ()) -> str:
-    """An error in one line, with torch's warnings just before it, which say why no kernel accepted the call."""
-    text = str(error).strip().split("\n")[0]
-    warned = dict.fromkeys(str(note.message).split(" (Triggered")[0].strip() for note in noted)
-    warned = [line for line in warned if "ttention" in line and not line.endswith("because:")]
-    return " - ".join([f"{type(error).__name__}: {text}"[:200], *warned[:2]])

@@ -1,43 +1,38 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Encoding speed of cl100k_base: tiktoken, the tokenizers library, and the transformers tokenizer built on it.
 
-    python benchmarks/tokenizer_speed.py --out benchmarks/results/tokenizer_cpu_2026-11-21.csv
+    python -m benchmarks.tokenizer_speed --out benchmarks/results/tokenizer_cpu_<date>
 
 All methods encode the same documents, the sources of Python's standard library. No figures are written unless all
 return the same ids. Seconds are wall-clock time. CPU seconds, summed over threads, vary less when other programs share
 the cores (`load`: the load average at the start).
 """
 
-import argparse
-import csv
 import os
-import shlex
-import sys
-import sysconfig
+import platform
 import time
 from importlib.metadata import version
-from pathlib import Path
 from unittest import mock
 
 import tiktoken
 import tiktoken.load
 import tiktoken_ext.openai_public
 
+from benchmarks.report import argument_parser, command, show, write
+from benchmarks.texts import STANDARD_LIBRARY, python_sources
 from diff_transformer.tokenization_cl100k import RANKS_FILE, cl100k_tokenizer
 
 
 def documents(num_bytes: int) -> tuple[list[str], int]:
-    """The standard library's sources in the order of their paths until they reach `num_bytes`, and their size."""
-    folder = Path(sysconfig.get_paths()["stdlib"])
+    """The standard library's sources until they reach `num_bytes`, and their size."""
     texts: list[str] = []
     size = 0
-    for path in sorted(folder.rglob("*.py")):
+    for text in python_sources(STANDARD_LIBRARY):
+        texts.append(text)
+        size += len(text.encode())
         if size >= num_bytes:
             return texts, size
-        if "site-packages" not in path.parts:  # in the folder of the standard library, but not part of it
-            texts.append(path.read_bytes().decode("utf-8", errors="replace"))
-            size += len(texts[-1].encode())
-    raise ValueError(f"{folder} has {size} bytes of sources, --megabytes asks for {num_bytes}: pass a smaller number")
+    raise ValueError(f"{STANDARD_LIBRARY} has {size} bytes of sources, --megabytes asks for {num_bytes}: pass less")
 
 
 def tiktoken_cl100k() -> tiktoken.Encoding:
@@ -53,17 +48,15 @@ def tiktoken_cl100k() -> tiktoken.Encoding:
         return tiktoken.Encoding(**tiktoken_ext.openai_public.cl100k_base())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: list[str] | None = None) -> None:
+    parser = argument_parser(__doc__)
     add = parser.add_argument
-    add("--out", type=Path, required=True, help="the CSV file to write")
     add("--megabytes", type=float, default=10, help="size of the text in 10^6 bytes (default: %(default)s)")
     add("--repeats", type=int, default=3, help="runs per method, of which the fastest counts (default: %(default)s)")
-    text = "name of the machine, for the table (default: %(default)s)"
-    add("--hardware", default="AMD EPYC (2 cores)", help=text)
-    arguments = parser.parse_args()
+    add("--hardware", default="AMD EPYC (2 cores)", help="name of the machine (default: %(default)s)")
+    options = parser.parse_args(arguments)
 
-    texts, num_bytes = documents(int(arguments.megabytes * 1e6))
+    texts, num_bytes = documents(int(options.megabytes * 1e6))
     encoding, tokenizer = tiktoken_cl100k(), cl100k_tokenizer()
     backend = tokenizer.backend_tokenizer
     backend.encode_special_tokens = True  # all methods treat special tokens as text
@@ -74,38 +67,25 @@ def main() -> None:
         "tokenizers encode_batch_fast": (cores, lambda: [encoded.ids for encoded in backend.encode_batch_fast(texts)]),
         "transformers __call__": (cores, lambda: tokenizer(texts, split_special_tokens=True)["input_ids"]),
     }
-
     rows = []
     reference = methods["tiktoken encode_ordinary"][1]()
     num_tokens = sum(map(len, reference))
     for name, (threads, encode) in methods.items():
         load = os.getloadavg()[0]
-        seconds, cpu_seconds = [], []
-        for _ in range(arguments.repeats):
+        if encode() != reference:
+            raise AssertionError(f"{name} and tiktoken gave different ids: the tokenizer's tests must fail too")
+        times = []
+        for _ in range(options.repeats):
             start, cpu_start = time.perf_counter(), time.process_time()
-            ids = encode()
-            seconds.append(time.perf_counter() - start)
-            cpu_seconds.append(time.process_time() - cpu_start)
-            if ids != reference:
-                raise AssertionError(f"{name} and tiktoken gave different ids: the tokenizer's tests must fail too")
+            encode()
+            times.append((time.perf_counter() - start, time.process_time() - cpu_start))
         row = {"method": name, "threads": threads, "documents": len(texts), "bytes": num_bytes, "tokens": num_tokens}
-        for column, measured in (("seconds", min(seconds)), ("cpu_seconds", min(cpu_seconds))):
-            per_second = f"tokens_per_{column.removesuffix('s')}"
-            row |= {column: round(measured, 3), per_second: round(num_tokens / measured)}
-        row |= {"load": round(load, 1), "hardware": arguments.hardware, "python": sys.version.split()[0]}
+        for column, measured in zip(("second", "cpu_second"), map(min, zip(*times, strict=True)), strict=True):
+            row |= {f"{column}s": round(measured, 3), f"tokens_per_{column}": round(num_tokens / measured)}
+        row |= {"load": round(load, 1), "hardware": options.hardware, "python": platform.python_version()}
         row |= {package: version(package) for package in ("tiktoken", "tokenizers", "transformers")}
-        rows.append({**row, "command": shlex.join(["python", *sys.argv])})
-
-    print(f"{len(texts)} documents, {num_bytes / 1e6:.1f} MB, {num_tokens / 1e6:.2f} M tokens, {arguments.hardware}")
-    print(f"{'method':32} {'threads':>7} {'M tokens/s':>11} {'M tokens/CPU s':>15} {'load':>5}")
-    for row in rows:
-        speed, cpu_speed = row["tokens_per_second"] / 1e6, row["tokens_per_cpu_second"] / 1e6
-        print(f"{row['method']:32} {row['threads']:7} {speed:11.2f} {cpu_speed:15.2f} {row['load']:5.1f}")
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    with arguments.out.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+        rows.append(show({**row, "command": command("tokenizer_speed", arguments)}))
+    write(options.out, rows)
 
 
 if __name__ == "__main__":

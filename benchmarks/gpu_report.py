@@ -1,0 +1,96 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""The page of a run of benchmarks.gpu_suite, from its rows."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import attention
+from benchmarks.report import columns_of
+
+ROWS = "gpu_suite.jsonl"  # in the folder of a run
+
+
+def read(path: str | Path) -> list[dict]:
+    """The rows of a result file, or of the folder of a run. Raises ValueError if they are of a dry run."""
+    path = Path(path)
+    path = path / ROWS if path.is_dir() else path
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    if not rows:
+        raise ValueError(f"{path} has no rows. `make gpu` writes them.")
+    if any(row["dry_run"] for row in rows):
+        raise ValueError(f"{path} is of a dry run: its figures are those of tiny sizes on a CPU and show nothing.")
+    return rows
+
+
+def winners(rows: Sequence[dict]) -> list[dict]:
+    """The row with the fastest blocks for each kernel and d, from the tuning."""
+    timed = [row for row in rows if row["stage"] == "tuning" and row["status"] == "ok" and "ms" in row]
+    ranked = sorted(timed, key=lambda row: -row["ms"])
+    return list({(row["kernel"], row["d"]): row for row in ranked}.values())
+
+
+def winning_table(rows: Sequence[dict]) -> dict[str, dict[str, dict[str, str]]]:
+    """The blocks of `winners`, as a table for DIFF_TRANSFORMER_BLOCKS."""
+    table: dict[str, dict[str, dict[str, str]]] = {}
+    for row in winners(rows):
+        [(architecture, kernels)] = row["table"].items()
+        [(kernel, cell)] = kernels.items()
+        table.setdefault(architecture, {}).setdefault(kernel, {}).update(cell)
+    return table
+
+
+def report(rows: list[dict]) -> str:
+    """The page of a run, in Markdown."""
+    first = rows[0]
+    packages = ", ".join(f"{name} {version}" for name, version in first["versions"].items())
+    lines = [f"# Differential attention on {first['hardware']}", ""]
+    lines += [f"Compute capability {first['capability']}; {packages}; commit {first['commit'] or 'unknown'}."]
+    for stage, section in SECTIONS.items():
+        found = [row for row in rows if row["stage"] == stage and not row["is_job"]]
+        lines += ["", f"# {stage.capitalize()}", "", *(section(found) if found else ["Not run."])]
+        jobs = [row for row in rows if row["stage"] == stage and row["is_job"] and row["status"] != "ok"]
+        lines += [""] * bool(jobs) + [f"- {row['status']}: {row['name']}: {row['reason']}" for row in jobs]
+    return "\n".join(lines) + "\n"
+
+
+def _correctness(rows: list[dict]) -> list[str]:
+    counts = Counter(row["status"] for row in rows)
+    lines = [", ".join(f"{count} {status}" for status, count in counts.items()) + "."]
+    return lines + [f"- {row['status']}: {row['name']}: {row['reason']}" for row in rows if row["status"] != "ok"]
+
+
+def _attention(rows: list[dict]) -> list[str]:
+    """The ways that are measured beside flex_attention had other turns, so they have tables of their own."""
+    chosen = sorted({f"{row['way']} d={row['d']}: {row['sdpa_backend']}" for row in rows if "sdpa_backend" in row})
+    lines = [f"The backend that torch chose: {'; '.join(chosen)}.", ""] if chosen else []
+    beside = [row for row in rows if row["name"].endswith(" beside flex")]
+    lines += attention.tables([row for row in rows if row not in beside])
+    return [*lines, "", "Beside flex_attention:", "", *attention.tables(beside)] if beside else lines
+
+
+def _tuning(rows: list[dict]) -> list[str]:
+    now = {(row["kernel"], row["d"]): row for row in rows if row.get("is_in_table")}
+    lines = []
+    for row in winners(rows):
+        old = now.get((row["kernel"], row["d"]), {})
+        lines.append({**row, "table's blocks": old.get("blocks"), "table's ms": old.get("ms")})
+    failed = Counter((row["status"], row["reason"]) for row in rows if row["status"] != "ok")
+    more = [f"- {count} candidates {status}: {reason}" for (status, reason), count in failed.items()]
+    columns = ("kernel", "d", "task", "length", "blocks", "ms", "table's blocks", "table's ms")
+    return columns_of(lines, *columns) + [""] * bool(more) + more
+
+
+def _columns(names: str):
+    return lambda rows: columns_of(rows, *names.split())
+
+
+SECTIONS = {  # of the stages, in the order in which they run
+    "correctness": _correctness,
+    "attention": _attention,
+    "tuning": _tuning,
+    "model": _columns("task length batch model tokens_per_second over_transformer peak_gib reason"),
+    "loss": _columns("name status peak_mib ms loss hidden_size vocab_size reason"),
+    "training": _columns("name status validation_loss peak_gib steps tokens parameters reason"),
+}
