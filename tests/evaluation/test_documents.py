@@ -1,8 +1,6 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Texts from every kind of source, and rows of tokens from texts."""
 
-import json
-
 import pytest
 from datasets import Dataset, DatasetDict
 from tokenizers import Tokenizer
@@ -11,8 +9,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from diff_transformer import cl100k_tokenizer
-from diff_transformer.evaluation.text import STDLIB, DocumentArguments, load_documents, start_ids, token_rows
+from diff_transformer.evaluation.text import DocumentArguments, load_documents, start_ids, token_rows
 
 TEXTS = ["one two", "three\r\n", "größer"]
 
@@ -21,34 +18,7 @@ def load(dataset, **changes):
     return list(load_documents(DocumentArguments(str(dataset), **changes)))
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """Text files in the order of their names, among other things."""
-    folder = tmp_path / "texts"
-    (folder / "b").mkdir(parents=True)
-    (folder / "c").mkdir()
-    for name, text in zip(("a.txt", "b/a.md", "c.py"), ("one", "two", "three"), strict=True):
-        (folder / name).write_text(text)
-    (folder / "picture.png").write_bytes(b"\x89PNG")
-    (folder / "folder.txt").mkdir()
-    return folder
-
-
 # ------------------------------------------------------------------------------------------------------------ sources
-
-
-def test_a_folder_of_texts(folder):
-    assert load(folder) == ["one", "two", "three"]
-
-
-def test_a_file_of_text(folder):
-    assert load(folder / "b" / "a.md") == ["two"]
-
-
-def test_text_that_is_not_text(folder):
-    (folder / "z.txt").write_bytes("größer".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"z\.txt is not UTF-8 text"):
-        load(folder)
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet", "csv"])
@@ -69,34 +39,6 @@ def test_a_saved_dataset(tmp_path):
     assert load(tmp_path / "several", dataset_split="test") == TEXTS[2:]
     with pytest.raises(ValueError, match="has the splits train, test, not 'validation'"):
         load(tmp_path / "several", dataset_split="validation")
-
-
-@pytest.mark.slow
-def test_the_standard_library():
-    texts = iter(load_documents(DocumentArguments()))
-    assert DocumentArguments().dataset == STDLIB
-    first = [next(texts) for _ in range(20)]
-    assert any("\ndef " in text for text in first)
-    texts = iter(load_documents(DocumentArguments()))
-    assert [next(texts) for _ in range(20)] == first, "another order"
-
-
-def test_a_column_that_is_not_there(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"story": "once", "id": 1}) + "\n")
-    with pytest.raises(ValueError, match="has the columns story, id; text is needed"):
-        load(path)
-
-
-@pytest.mark.parametrize("dataset", ["nowhere", "nowhere.jsonl", "nowhere.txt"])
-def test_what_is_not_there(tmp_path, dataset):
-    with pytest.raises(ValueError, match=f"{dataset}.*cannot be opened"):
-        load(tmp_path / dataset)
-
-
-def test_a_file_of_another_kind(folder):
-    with pytest.raises(ValueError, match=r"picture\.png is no file of rows; they end in \.jsonl"):
-        load(folder / "picture.png")
 
 
 # --------------------------------------------------------------------------------------------------------------- rows
@@ -156,16 +98,6 @@ def test_a_row_begins_as_the_tokenizer_begins_a_text():
     tokenizer = words_tokenizer()
     tokenizer.bos_token = "<s>"
     assert token_rows(TEXT, tokenizer, 4, rows=1) == [[10, 11, 12, 13]]
-
-
-def test_special_tokens_in_a_text_are_text():
-    tokenizer = cl100k_tokenizer(vocab_size=300)
-    text = f"a{tokenizer.eos_token}b"
-    [row] = token_rows([text], tokenizer, 10, rows=1)
-    assert tokenizer.eos_token_id not in row
-    assert tokenizer.decode(row) == text[: len(tokenizer.decode(row))]
-    [row] = token_rows([text], tokenizer, len(text) - 1, rows=1, join=True)
-    assert row.count(tokenizer.eos_token_id) <= 1
 
 
 @pytest.mark.parametrize("join, message", [(False, "No document has 6 tokens; the longest has 5"), (True, None)])
