@@ -278,7 +278,7 @@ def test_generate(flash_attn, make_model, implementation):
     assert results[0] == results[1]
 
 
-@EVERY_CONFIG
+@pytest.mark.parametrize("tiny_config", ["v1", "v2 window"], indirect=True)
 def test_static_cache(flash_attn, make_model):
     model, reference = make_model("flash_attention_2"), make_model()
     batch = left_padded([random_ids(11), random_ids(5, seed=1)])

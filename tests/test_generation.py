@@ -23,10 +23,8 @@ from transformers import (
     GenerationConfig,
     PreTrainedModel,
     StaticCache,
-    pipeline,
 )
 
-from diff_transformer import cl100k_tokenizer
 from diff_transformer.attention_diff import eager_attention_forward, flash_diff_attention_forward
 
 
@@ -124,7 +122,7 @@ def test_unwritten_slots_of_a_static_cache_are_not_read(make_model, attn_impleme
 
 # Without code generation: tracing and recompilation are tested, and our attention is one operator to the compiler
 @pytest.mark.compile
-@models(("v1", "flash_diff"), ("v1", "eager"), ("v2 window", "sdpa"))
+@models(("v1", "flash_diff"), ("v1", "sdpa"), ("v2 window", "sdpa"))
 def test_compiled_decoding_with_a_static_cache(make_model, attn_implementation):
     model = make_model(attn_implementation, num_hidden_layers=1)
     # With a sliding window, transformers counts the cached tokens in Python: the second graph is for any number
@@ -215,19 +213,11 @@ def test_assisted_decoding_changes_no_token(make_model, attn_implementation):
             tokens = greedy(model, prompt, assistant_model=helper)
         assert_same_tokens(tokens, expected, "assisted decoding must not change the tokens")
     assert len(counts) < NEW_TOKENS // 2, "the same model's tokens, all right, should be accepted several at a time"
-
-
-@EVERY_VERSION
-@pytest.mark.oldest
-def test_prompt_lookup_decoding_changes_no_token(make_model, attn_implementation):
-    model = make_model(attn_implementation)
-    first = random_ids(1, 8)
     # A prompt that contains its own continuation: some look-ups are accepted, some rejected
-    prompt = torch.cat((first, greedy(model, first), first), dim=1)
-    expected = greedy(model, prompt)
+    prompt = torch.cat((prompt, expected, prompt), dim=1)
     with counted_tokens(model) as counts:
         tokens = greedy(model, prompt, prompt_lookup_num_tokens=3)
-    assert_same_tokens(tokens, expected, "prompt look-up must not change the tokens")
+    assert_same_tokens(tokens, greedy(model, prompt), "prompt look-up must not change the tokens")
     assert len(counts) <= NEW_TOKENS
 
 
@@ -348,31 +338,6 @@ def test_inputs_embeds_instead_of_input_ids(make_model):
     embeds = model.get_input_embeddings()(batch["input_ids"]).detach()
     tokens = greedy(model, inputs_embeds=embeds, attention_mask=batch["attention_mask"])
     assert_same_tokens(tokens, greedy(model, **batch), "generation from embeddings")
-
-
-@pytest.mark.oldest
-def test_text_generation_pipeline(make_model):
-    tokenizer = cl100k_tokenizer(vocab_size=300, padding_side="left")
-    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
-    model = make_model(vocab_size=len(tokenizer), **ids)
-    generator = pipeline("text-generation", model=model, tokenizer=tokenizer)
-    settings = {"max_new_tokens": 8, "do_sample": False}
-
-    def by_hand(text: str) -> str:
-        inputs = tokenizer(text, return_tensors="pt")
-        output = model.generate(**inputs, **settings)
-        return tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-
-    texts = ["def mean(values):", "The number 12345 is", "a"]
-    expected = [by_hand(text) for text in texts]
-    assert len(set(expected)) == 3
-    for batch_size in (1, 3):  # 3: the texts are padded on the left
-        answers = generator(texts, **settings, batch_size=batch_size, return_full_text=False)
-        assert [answer[0]["generated_text"] for answer in answers] == expected, f"batch_size={batch_size}"
-    chat = [{"role": "user", "content": "Hi"}]
-    answer = generator(chat, **settings)[0]["generated_text"]
-    rendered = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    assert answer == [*chat, {"role": "assistant", "content": by_hand(rendered)}]
 
 
 # Continuous batching -------------------------------------------------------------------------------------------------

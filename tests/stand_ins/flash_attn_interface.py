@@ -1,27 +1,9 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """The stand-in for flash-attn 3."""
 
-from flash_attn import attention, kvcache_attention, varlen_attention
+from flash_attn import flash_attn_func, flash_attn_varlen_func, kvcache_attention
 
-
-def flash_attn_func(q, k, v, softmax_scale=None, causal=False, window_size=(-1, -1), deterministic=False):
-    return attention(q, k, v, softmax_scale, causal, window_size)
-
-
-def flash_attn_varlen_func(
-    q,
-    k,
-    v,
-    cu_seqlens_q,
-    cu_seqlens_k,
-    max_seqlen_q,
-    max_seqlen_k,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    deterministic=False,
-):
-    return varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, softmax_scale, causal, window_size)
+__all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
 
 
 def flash_attn_with_kvcache(
