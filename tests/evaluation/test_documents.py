@@ -9,7 +9,6 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from diff_transformer import cl100k_tokenizer
 from diff_transformer.evaluation.text import DocumentArguments, load_documents, start_ids, token_rows
 
 TEXTS = ["one two", "three\r\n", "größer"]
