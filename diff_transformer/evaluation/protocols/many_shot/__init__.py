@@ -208,8 +208,8 @@ def section(results: ResultSet) -> Section:
         if "order" in key:
             margins.append(_margin(condensed, key))
         else:
-            _, *paper = AVERAGES.get(key["dataset"], (None,))
-            averages.append(Row([_title(key["dataset"])], "accuracy", key, paper))
+            _, *values = AVERAGES.get(key["dataset"], (None,))
+            averages.append(Row([_title(key["dataset"])], "accuracy", key, values))
     margins.sort(key=lambda row: list(ORDER_NAMES).index(row.key["order"]))
     comparisons = [
         Comparison(
