@@ -57,7 +57,7 @@ for _auto_class, *_model_classes in (
     (AutoModelForQuestionAnswering, DiffTransformerForQuestionAnswering, DiffTransformerV2ForQuestionAnswering),
 ):
     for _model_class in _model_classes:
-        _auto_class.register(_model_class.config_class, _model_class, exist_ok=True)
+        _auto_class.register(_model_class.config_class, _model_class)
         _model_class.register_for_auto_class(_auto_class.__name__)
         # By its name, `Trainer` knows a causal model, whose labels it must shift before it smooths them
         _model_type = _model_class.config_class.model_type  # type: ignore[union-attr]

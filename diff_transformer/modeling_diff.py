@@ -20,7 +20,6 @@ from transformers.modeling_layers import (
     GenericForSequenceClassification,
     GenericForTokenClassification,
 )
-from transformers.models.auto import AutoModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring, logging
@@ -41,6 +40,7 @@ from .configuration_diff import DiffTransformerConfig
 from .modeling_diff_base import (
     DiffTransformerBaseDecoderLayer,
     DiffTransformerBaseForCausalLM,
+    DiffTransformerBaseHead,
     DiffTransformerBaseModel,
     DiffTransformerBasePreTrainedModel,
     DiffTransformerRMSNorm,
@@ -262,20 +262,23 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, DiffTransformer
             self.set_attn_implementation(implementation)
 
 
-class DiffTransformerForSequenceClassification(GenericForSequenceClassification, DiffTransformerPreTrainedModel):
-    pass
+class DiffTransformerForSequenceClassification(
+    DiffTransformerBaseHead, GenericForSequenceClassification, DiffTransformerPreTrainedModel
+):
+    model_class = DiffTransformerModel
 
 
-class DiffTransformerForTokenClassification(GenericForTokenClassification, DiffTransformerPreTrainedModel):
-    pass
+class DiffTransformerForTokenClassification(
+    DiffTransformerBaseHead, GenericForTokenClassification, DiffTransformerPreTrainedModel
+):
+    model_class = DiffTransformerModel
 
 
-class DiffTransformerForQuestionAnswering(GenericForQuestionAnswering, DiffTransformerPreTrainedModel):
-    pass
+class DiffTransformerForQuestionAnswering(
+    DiffTransformerBaseHead, GenericForQuestionAnswering, DiffTransformerPreTrainedModel
+):
+    model_class = DiffTransformerModel
 
-
-# The generic heads build their base model with AutoModel, which must know that of remote code too
-AutoModel.register(DiffTransformerConfig, DiffTransformerModel, exist_ok=True)
 
 __all__ = [
     "DiffTransformerForCausalLM",

@@ -26,7 +26,6 @@ from transformers.modeling_layers import (
     GenericForTokenClassification,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.auto import AutoModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring
@@ -37,6 +36,7 @@ from .configuration_diff_v2 import DiffTransformerV2Config
 from .modeling_diff_base import (
     DiffTransformerBaseDecoderLayer,
     DiffTransformerBaseForCausalLM,
+    DiffTransformerBaseHead,
     DiffTransformerBaseModel,
     DiffTransformerBasePreTrainedModel,
     DiffTransformerRMSNorm,
@@ -229,16 +229,17 @@ class DiffTransformerV2ForSequenceClassification(
 ): ...
 
 
-class DiffTransformerV2ForTokenClassification(GenericForTokenClassification, DiffTransformerV2PreTrainedModel):
-    pass
+class DiffTransformerV2ForTokenClassification(
+    DiffTransformerBaseHead, GenericForTokenClassification, DiffTransformerV2PreTrainedModel
+):
+    model_class = DiffTransformerV2Model
 
 
-class DiffTransformerV2ForQuestionAnswering(GenericForQuestionAnswering, DiffTransformerV2PreTrainedModel):
-    pass
+class DiffTransformerV2ForQuestionAnswering(
+    DiffTransformerBaseHead, GenericForQuestionAnswering, DiffTransformerV2PreTrainedModel
+):
+    model_class = DiffTransformerV2Model
 
-
-# The generic heads build their base model with AutoModel, which must know that of remote code too
-AutoModel.register(DiffTransformerV2Config, DiffTransformerV2Model, exist_ok=True)
 
 __all__ = [
     "DiffTransformerV2ForCausalLM",
