@@ -24,7 +24,7 @@ from benchmarks.timing import measure_apart, resident_peak
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.conversion import __main__ as conversion
 from diff_transformer.conversion.checkpoint_files import write_shards
-from diff_transformer.conversion.layouts import YOCO, layer_names
+from diff_transformer.conversion.layouts import LAYOUTS
 from tests.motif_reference import CONFIG as MOTIF
 from tests.motif_reference import shapes
 
@@ -41,7 +41,7 @@ def write_checkpoint(folder: Path, size: int, hidden_size: int) -> int:
         one, two = model(1).num_parameters(), model(2).num_parameters()
         written = model(max(1, round((size / 2 - 2 * one + two) / (two - one)))).to(torch.bfloat16)
     config, state = written.config, written.state_dict()
-    meta = {theirs: state[ours] for ours, theirs in layer_names(YOCO.names, config).items()}
+    meta = {theirs: state[ours] for ours, theirs in LAYOUTS["yoco"].layer_names(config).items()}
     return write_random(folder, meta, "400MB")
 
 
@@ -53,7 +53,7 @@ def write_motif(folder: Path) -> int:
 
 
 def write_random(folder: Path, meta: dict[str, torch.Tensor], shard: str) -> int:
-    write_shards(folder, meta, lambda name: torch.randn(meta[name].shape).mul_(0.02).to(meta[name].dtype), shard)
+    write_shards(folder, meta, lambda name: [torch.randn(meta[name].shape).mul_(0.02).to(meta[name].dtype)], shard)
     return sum(x.nbytes for x in meta.values())
 
 

@@ -2,6 +2,7 @@
 """The command line: its help, the function behind each command, exit codes, and missing optional packages."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -112,42 +113,45 @@ def test_missing_packages(called):
         assert CliRunner().invoke(command_line.app, ["evaluate"]).exception is called.outcome
 
 
+# A process in which no extra is installed prints what each command and each stage says to --help, and what is imported
 WITHOUT_EXTRAS = """
-import runpy, sys
-sys.modules |= dict.fromkeys(sys.argv.pop(1).split(","))  # their import raises ModuleNotFoundError
-"""
-HELP = """
+import json, runpy, sys
+sys.modules |= dict.fromkeys(sys.argv[1].split(","))  # their import raises ModuleNotFoundError
 from click.testing import CliRunner
 from diff_transformer.__main__ import app
-for command in sys.argv[1].split(","):
+said = {}
+for command in ("", *sys.argv[2].split(",")):
     result = CliRunner().invoke(app, [*command.split(), "--help"])
-    print(command, result.exit_code, "usage: diff-transformer" in result.output, repr(result.exception))
-"""
-STAGE = """
-sys.argv[0] = "-m"  # as Python has it while it locates the module
-runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+    said[command] = [result.exit_code, result.output, repr(result.exception)]
+    said.setdefault("imported", [name for name, module in sys.modules.items() if module is not None])
+sys.argv = ["-m", "--help"]  # as Python has it while it locates a module
+for stage in ("pretrain", "extend_64k", "math_stage1", "math_stage2"):
+    try:
+        runpy.run_module(f"diff_transformer.training.{stage}", run_name="__main__", alter_sys=True)
+    except SystemExit as stop:
+        said[stage] = stop.code
+print(json.dumps(said))
 """
 
 
-def without_extras(program: str, *arguments: str) -> subprocess.CompletedProcess:
+@pytest.mark.process
+def test_help_needs_no_extras_and_a_stage_says_which_it_needs():
     absent = ",".join(set.union(*EXTRAS.values()) - {"yaml", "markdown_it"})  # which transformers needs
-    command = [sys.executable, "-c", WITHOUT_EXTRAS + program, absent, *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-
-
-@pytest.mark.process
-def test_help_needs_no_extras():
     commands = [*command_line.COMMANDS, *(f"evaluate {name}" for name in protocols.names())]
-    done = without_extras(HELP, ",".join(commands))
-    assert done.stdout.splitlines() == [f"{command} 0 True None" for command in commands], done.stderr
+    command = [sys.executable, "-c", WITHOUT_EXTRAS, absent, ",".join(commands)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    said = json.loads(done.stdout)
+    assert said[""][0] == 0 and "reproduce  Measure what" in said[""][1]
+    for name in commands:
+        code, output, error = said[name]
+        assert (code, error) == (0, "None") and "usage: diff-transformer" in output, name
+    message = "error: accelerate is not installed. Install it with: pip install 'diff_transformer[train]'"
+    for stage in ("pretrain", "extend_64k", "math_stage1", "math_stage2"):
+        assert said[stage] == message
 
-
-@pytest.mark.process
-@pytest.mark.parametrize("stage", ["pretrain", "extend_64k", "math_stage1", "math_stage2"])
-def test_a_stage_without_the_extras_says_what_to_install(stage):
-    done = without_extras(STAGE, f"diff_transformer.training.{stage}", "--help")
-    message = "error: accelerate is not installed. Install it with: pip install 'diff_transformer[train]'\n"
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", message)
+    ours = {f"diff_transformer.{module}" for module, _, _ in command_line.COMMANDS.values()}
+    assert "diff_transformer.modeling_diff" in said["imported"]
+    assert not ours & set(said["imported"]), "the help of all commands imports what one of them runs"
 
 
 def test_version_is_ours_and_that_of_transformers():
@@ -191,14 +195,3 @@ def test_only_commands_of_transformers_look_for_a_newer_transformers(called, mon
         except SystemExit as stop:
             programs.append(stop.code)
     assert programs == ["transformers"] * 3 + [0, 0]
-
-
-@pytest.mark.process
-def test_a_process_imports_only_what_it_runs():
-    command = [sys.executable, "-X", "importtime", "-m", "diff_transformer", "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "reproduce  Measure what" in done.stdout
-    imported = set(re.findall(r"\| +([\w.]+)$", done.stderr, re.MULTILINE))
-    assert "diff_transformer.modeling_diff" in imported
-    ours = {f"diff_transformer.{module}" for module, _, _ in command_line.COMMANDS.values()}
-    assert not imported & (ours | {"lm_eval", "math_verify", "matplotlib", "trl"})

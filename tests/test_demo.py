@@ -53,8 +53,8 @@ def complete(model: Path, prompt: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> tuple[Path, str, dict]:
-    """The smoke run in a process: its folder, its output and its log."""
+def run(tmp_path_factory) -> tuple[Path, dict]:
+    """The smoke run in a process: its folder and its log."""
     folder = tmp_path_factory.mktemp("demo")
     out = folder / "out"
     # one thread, as here: the arithmetic is tiny, and threads that wait for one another are slow on a busy machine
@@ -62,13 +62,15 @@ def run(tmp_path_factory) -> tuple[Path, str, dict]:
     command = [sys.executable, str(DEMO / "run.py"), "--smoke", "--out", str(out)]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, encoding="utf-8", timeout=900)
     assert done.returncode == 0, f"the smoke run failed:\n{done.stderr[-4000:]}"
-    return out, done.stdout, json.loads((out / "log.json").read_text())
+    places = [done.stdout.index(x) for x in ("Budget", "--- prompt", "--- completion", "Validation")]
+    assert places == sorted(places)
+    return out, json.loads((out / "log.json").read_text())
 
 
 @pytest.mark.process
 def test_run_writes_its_results_alone(run):
     image = pytest.importorskip("matplotlib.image")
-    out, _, _ = run
+    out, _ = run
     found = {path.name for path in out.iterdir()}
     assert found == {".diff_transformer_demo", "model", "loss.png", "maps.png", "log.json"}
     assert {path.name for path in out.parent.iterdir()} == {"out"}, "the demo wrote outside its folder"
@@ -80,29 +82,16 @@ def test_run_writes_its_results_alone(run):
 
 @pytest.mark.process
 def test_run_lowers_the_loss_and_decays_the_learning_rate(run):
-    _, _, log = run
+    _, log = run
     losses = [entry["eval_loss"] for entry in log["history"] if "eval_loss" in entry]
     assert log["validation_loss"] == losses[-1] < losses[0] - 1.0
-    assert 4.0 < log["unigram_entropy"] < 7.0
     rates = [entry["learning_rate"] for entry in log["history"] if "learning_rate" in entry]
     assert rates[-1] < 0.05 * max(rates), "the learning rate does not decay to zero"
 
 
 @pytest.mark.process
-def test_run_prints_budget_and_summary(run):
-    out, output, log = run
-    for name in ("Data", "Model", "Budget", "Validation", "Training", "Pictures", "Log"):
-        assert f"{name}  " in output, f"no line {name!r} in the output"
-    for path in ("model", "loss.png", "maps.png", "log.json"):
-        assert str(out / path) in output
-    places = [output.index(x) for x in ("Budget", "--- prompt", "--- completion", "Validation")]
-    assert places == sorted(places)
-    assert log["completion"].strip() in output and "lambda = " in output
-
-
-@pytest.mark.process
 def test_run_saves_a_model_that_complete_loads_from_any_folder(demo, run, tmp_path):
-    out, _, log = run
+    out, log = run
     model = DiffTransformerForCausalLM.from_pretrained(out / "model")
     tokenizer = AutoTokenizer.from_pretrained(out / "model")
     ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")]

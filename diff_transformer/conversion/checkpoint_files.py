@@ -4,18 +4,18 @@
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
+from tqdm import tqdm
 
 from ..safetensors_headers import read_header, read_weight_map
 
 _TORCH_ENDINGS = (".bin", ".pt", ".pth", ".ckpt")
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth")  # `Trainer`'s
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-STREAMED = frozenset(_DTYPES.values())  # the types in which `write_shards` can write some rows at a time
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class CheckpointFiles:
@@ -66,7 +66,7 @@ class CheckpointFiles:
             return
         for name, header in read_header(file).items():
             self._file_of.setdefault(name, file)
-            dtype = _DTYPES.get(header.dtype) or self.read(name).dtype
+            dtype = DTYPES.get(header.dtype) or self.read(name).dtype
             yield name, torch.empty(header.shape, dtype=dtype, device="meta")
 
 
@@ -97,9 +97,10 @@ def _torch_state(file: Path, state_key: str | None) -> dict[str, torch.Tensor]:
             f"{file} cannot be read as tensors alone ({str(error).splitlines()[0]}). Pickled code is not run: save "
             "its state dict with torch.save(model.state_dict(), ...) or as safetensors."
         ) from error
+    keys = list(state) if isinstance(state, dict) else []
     if state_key is not None:
-        if not isinstance(state, dict) or state_key not in state:
-            raise ValueError(f"{file} has no {state_key!r}; its top-level keys are {_first_ten(state)}.")
+        if state_key not in keys:
+            raise ValueError(f"{file} has no {state_key!r}; its top-level keys are {_first_ten(keys)}.")
         state = state[state_key]
     if not isinstance(state, dict):
         raise ValueError(f"{file} holds a {type(state).__name__}, not a dict of tensors. Save a state dict.")
@@ -112,53 +113,42 @@ def _torch_state(file: Path, state_key: str | None) -> dict[str, torch.Tensor]:
     return state
 
 
-def _first_ten(keys: Iterable) -> str:
-    keys = list(keys) if isinstance(keys, dict | list) else [type(keys).__name__]
+def _first_ten(keys: list) -> str:
     return ", ".join(map(repr, keys[:10])) + (", ..." if len(keys) > 10 else "")
 
 
 def write_shards(
     folder: Path,
     meta: dict[str, torch.Tensor],
-    make: Callable[[str], torch.Tensor],
+    blocks: Callable[[str], Iterable[torch.Tensor]],
     max_shard_size: int | str,
-    progress: Callable[[int], None] = lambda size: None,
-    make_blocks: Callable[[str], Iterator[torch.Tensor] | None] = lambda name: None,
 ) -> None:
-    """Writes sharded safetensors with an index, one shard in memory at a time.
+    """Writes safetensors (https://github.com/huggingface/safetensors#format), with an index for several files;
+    one block of a tensor is in memory at a time.
 
-    meta: the tensors to write, on meta. make_blocks: a tensor that has a shard of its own, some rows at a time, or
-    `None` if it has to be made as a whole.
+    meta: the tensors to write, on meta, of one of `DTYPES`. blocks: from a name to the rows of its tensor, in one or
+    several blocks.
     """
     split = split_torch_state_dict_into_shards(meta, max_shard_size=max_shard_size)
-    for file, names in split.filename_to_tensors.items():
-        blocks = make_blocks(names[0]) if len(names) == 1 else None
-        if blocks is not None:
-            _write_blocks(folder / file, names[0], meta[names[0]], blocks, progress)
-            continue
-        tensors = {}
-        for name in names:
-            tensors[name] = make(name).contiguous()
-            progress(tensors[name].nbytes)
-        try:
-            save_file(tensors, folder / file, metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise OSError(f"{folder / file} cannot be written ({error}). Make room or choose another disk.") from error
+    with tqdm(total=sum(x.nbytes for x in meta.values()), unit="B", unit_scale=True, desc="Converting") as bar:
+        for file, names in split.filename_to_tensors.items():
+            names = sorted(names, key=lambda name: -meta[name].itemsize)  # every tensor is then aligned to its type
+            with (folder / file).open("wb") as opened:
+                opened.write(_header({name: meta[name] for name in names}))
+                for block in (block for name in names for block in blocks(name)):
+                    opened.write(block.contiguous().flatten().view(torch.uint8).numpy())
+                    bar.update(block.nbytes)
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _write_blocks(
-    path: Path, name: str, meta: torch.Tensor, blocks: Iterator[torch.Tensor], progress: Callable[[int], None]
-) -> None:
-    """A safetensors file of one tensor (https://github.com/huggingface/safetensors#format), never whole in memory."""
-    code = next(code for code, dtype in _DTYPES.items() if dtype == meta.dtype)
-    entry = {"dtype": code, "shape": list(meta.shape), "data_offsets": [0, meta.nbytes]}
-    header = json.dumps({"__metadata__": {"format": "pt"}, name: entry}).encode()
+def _header(meta: dict[str, torch.Tensor]) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, x in meta.items():
+        code = next(code for code, dtype in DTYPES.items() if dtype == x.dtype)
+        entries[name] = {"dtype": code, "shape": list(x.shape), "data_offsets": [end, end := end + x.nbytes]}
+    header = json.dumps(entries).encode()
     header += b" " * (-len(header) % 8)
-    with path.open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        for block in blocks:
-            file.write(block.contiguous().flatten().view(torch.uint8).numpy())
-            progress(block.nbytes)
+    return len(header).to_bytes(8, "little") + header

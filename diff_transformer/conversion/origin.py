@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import GatedRepoError, HTTPError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import HTTPError
 from huggingface_hub.utils import yaml_dump
 
 from ..model_cards import BEGIN, END, hub_id, read_metadata
-from . import motif
-from .layouts import MOTIF
 
 TERMS = ("LICENSE*", "LICENCE*", "NOTICE*")
 # No code and no pickles. "consolidated*" and files in folders hold the same weights in other formats
@@ -22,7 +20,6 @@ DOWNLOADED = (
 )
 NOT_DOWNLOADED = ("*/*", "consolidated*")
 LICENSE_METADATA = ("license", "license_name", "license_link", "language")
-CITATIONS = {MOTIF.name: motif.CITATION}
 
 
 def local_path(source: str, revision: str | None = None) -> tuple[Path, str | None]:
@@ -40,20 +37,10 @@ def local_path(source: str, revision: str | None = None) -> tuple[Path, str | No
         folder = snapshot_download(
             repo_id, revision=revision, allow_patterns=[*DOWNLOADED], ignore_patterns=[*NOT_DOWNLOADED]
         )
-    except GatedRepoError as error:
-        remedy = f"Accept its terms at https://huggingface.co/{repo_id}, and log in with `hf auth login`."
-        raise ValueError(f"Access to {repo_id} is restricted. {remedy}") from error
-    except RepositoryNotFoundError as error:
-        remedy = "Check the spelling. If it is private, log in with `hf auth login`."
-        raise ValueError(f"{repo_id} is neither a path nor a repository on the Hub. {remedy}") from error
-    except RevisionNotFoundError as error:
-        remedy = "Choose one of its branches, tags or commits."
-        raise ValueError(f"{repo_id} has no revision {revision!r}. {remedy}") from error
     except (HTTPError, OSError) as error:
-        reason = str(error).splitlines()[0]
         raise ValueError(
-            f"{repo_id} is not a path, and cannot be downloaded: {reason} Check the network, HF_ENDPOINT and "
-            "HF_HUB_OFFLINE, or give the folder of a copy."
+            f"{repo_id} is not a path, and cannot be downloaded. If it exists, check the network, HF_ENDPOINT and "
+            f"HF_HUB_OFFLINE, or give the folder of a copy. {error}"
         ) from error
     if not any(Path(folder).glob("*.safetensors")):
         remedy = f"Download what it has with `hf download {repo_id}`, and give the folder."
@@ -96,7 +83,7 @@ class Origin:
         where = self.metadata.get("license_link") or ", ".join(path.name for path in self.terms)
         return ", ".join(map(str, filter(None, (*names, where)))) or None
 
-    def write(self, folder: Path, command: str, layout: str) -> None:
+    def write(self, folder: Path, command: str, citation: str | None) -> None:
         """README.md, from which `diff-transformer upload` makes a card, and the files of the license."""
         for path in self.terms:
             shutil.copy(path, folder)
@@ -105,8 +92,8 @@ class Origin:
         text = f"The weights were converted from {base}{revision} with `{command}`."
         if self.license:
             text += f" Their license, {self.license}, applies to this model too."
-        if layout in CITATIONS:
-            text += f" Please cite the original model:\n\n```bibtex\n{CITATIONS[layout]}\n```"
+        if citation:
+            text += f" Please cite the original model:\n\n```bibtex\n{citation}\n```"
         metadata = self.metadata | ({"base_model": self.base_model} if self.base_model else {})
         head = f"---\n{yaml_dump(metadata)}---\n\n" if metadata else ""
         (folder / "README.md").write_text(f"{head}{BEGIN}\n## Origin\n\n{text}\n{END}\n", encoding="utf-8")

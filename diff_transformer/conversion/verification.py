@@ -15,14 +15,13 @@ from functools import cache, partial
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import AutoModel, DiffLlamaConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoModel, PreTrainedConfig
 
 from ..configuration_diff import DiffTransformerConfig
-from ..configuration_diff_v2 import DiffTransformerV2Config
 from ..tokenization_cl100k import cl100k_tokenizer
 from .checkpoint import OpenCheckpoint
-from .layouts import DIFFLLAMA, EMBEDDING, FINAL_NORM, HEAD, Layout, OurConfig
-from .llama_family import CONFIGS, to_theirs
+from .layouts import OurConfig
+from .layouts.base import EMBEDDING, FINAL_NORM, HEAD
 
 TEXT = (
     "The Transformer tends to overallocate attention to irrelevant context. Differential attention computes scores as "
@@ -36,7 +35,7 @@ EQUAL, ROUNDED = 0.0, 1e-4
 
 
 @dataclass(frozen=True)
-class Run:
+class Inputs:
     """input_ids (batch, tokens), and how they are run; by default our V1 on flash_diff, everything else on sdpa."""
 
     input_ids: torch.Tensor
@@ -45,14 +44,12 @@ class Run:
 
 
 @torch.no_grad()
-def hidden_states(source: OpenCheckpoint, runs: list[Run]) -> list[torch.Tensor]:
+def hidden_states(source: OpenCheckpoint, runs: list[Inputs]) -> list[torch.Tensor]:
     """The normalised output of the last layer (batch, tokens, hidden_size) for each run."""
     config, layout = source.config, source.layout
     norm = source.read(FINAL_NORM)
     hidden = _embed(source, runs)
-    # What the files of Llama and its like say themselves, not what we understood
-    own = CONFIGS[layout.name].from_pretrained(source.files.folder) if layout.single_queries else None
-    own = own or own_config(layout, config)
+    own = _model_config(source)
     equations = partial(_equations, config, layout.interleaved_rotary)
     layers = [equations if own is None else _model_layer(own, run) for run in runs]
     for i in range(config.num_hidden_layers):
@@ -61,7 +58,7 @@ def hidden_states(source: OpenCheckpoint, runs: list[Run]) -> list[torch.Tensor]
     return [F.rms_norm(x, x.shape[-1:], norm.to(x.dtype), config.rms_norm_eps) for x in hidden]
 
 
-def _embed(source: OpenCheckpoint, runs: list[Run]) -> list[torch.Tensor]:
+def _embed(source: OpenCheckpoint, runs: list[Inputs]) -> list[torch.Tensor]:
     """The embeddings (batch, tokens, hidden_size) of each run."""
     embedded = [torch.empty(*run.input_ids.shape, source.config.hidden_size) for run in runs]
     start = 0
@@ -80,27 +77,17 @@ def logits(source: OpenCheckpoint, hidden: torch.Tensor) -> torch.Tensor:
     return torch.cat([F.linear(hidden, rows.to(hidden.dtype)).float() for rows in source.read_blocks(head)], -1)
 
 
-def own_config(layout: Layout, config: OurConfig) -> PreTrainedConfig | None:
-    """The configuration of the layout's own model in transformers or this package, if there is one."""
-    if layout.name == layout.ours:
-        return config
-    if layout.name == DIFFLLAMA.name:
-        return diffllama_config(config)
-    return to_theirs(layout.name, config) if layout.single_queries else None
+def _model_config(source: OpenCheckpoint) -> PreTrainedConfig | None:
+    """The configuration of the format's own model in transformers or this package, as the checkpoint states it itself,
+    not as we understood it; None if there is no such model."""
+    theirs = source.layout.to_theirs(source.config)
+    if isinstance(theirs, dict):
+        return None
+    folder = source.files.folder
+    return AutoConfig.from_pretrained(folder) if (folder / "config.json").is_file() else theirs
 
 
-def diffllama_config(config: DiffTransformerConfig) -> DiffLlamaConfig:
-    """The DiffLlama configuration of the same sizes: it counts heads of d, two for each of ours."""
-    same = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings"]
-    same += ["rms_norm_eps", "tie_word_embeddings", "hidden_act", "attention_bias", "mlp_bias", "initializer_range"]
-    same += ["bos_token_id", "eos_token_id", "pad_token_id", "lambda_std_dev"]
-    values = {name: getattr(config, name) for name in same}
-    values |= {name: 2 * getattr(config, name) for name in ("num_attention_heads", "num_key_value_heads")}
-    rope = {key: value for key, value in config.rope_parameters.items() if key != "partial_rotary_factor"}
-    return DiffLlamaConfig(**values, head_dim=config.diff_head_dim, rope_parameters=rope)
-
-
-def _model_layer(config: PreTrainedConfig, run: Run) -> Callable[..., torch.Tensor]:
+def _model_layer(config: PreTrainedConfig, run: Inputs) -> Callable[..., torch.Tensor]:
     """A function from the index, the weights and the input of a layer to its output: the model with that layer alone,
     which makes masks and rotary embeddings as always."""
     attention = run.attention or ("flash_diff" if isinstance(config, DiffTransformerConfig) else "sdpa")
@@ -119,17 +106,6 @@ def _model_layer(config: PreTrainedConfig, run: Run) -> Callable[..., torch.Tens
     return run_layer
 
 
-def _rotate(x: torch.Tensor, theta: float, interleaved: bool) -> torch.Tensor:
-    """(batch, tokens, heads, d): pairs of neighbours, or of the two halves, rotated by token * theta^(-2j/d)."""
-    d = x.shape[-1]
-    angles = torch.outer(torch.arange(x.shape[1]).double(), theta ** -(torch.arange(0, d, 2).double() / d))
-    rotation = torch.polar(torch.ones_like(angles), angles)[:, None]
-    pairs = x.double().unflatten(-1, (-1, 2) if interleaved else (2, -1))
-    pairs = pairs if interleaved else pairs.transpose(-1, -2).contiguous()
-    rotated = torch.view_as_real(torch.view_as_complex(pairs) * rotation)
-    return (rotated if interleaved else rotated.transpose(-1, -2)).flatten(-2).to(x.dtype)
-
-
 def _equations(
     config: OurConfig, interleaved: bool, i: int, w: dict[str, torch.Tensor], hidden: torch.Tensor
 ) -> torch.Tensor:
@@ -138,10 +114,12 @@ def _equations(
         raise ValueError(f"The authors' code does not support rope_type={config.rope_parameters['rope_type']!r}.")
     eps, is_v1 = config.rms_norm_eps, isinstance(config, DiffTransformerConfig)
     x = F.rms_norm(hidden, hidden.shape[-1:], w["input_layernorm.weight"], eps)
-    width = config.diff_head_dim if is_v1 else config.head_dim
-    qkv = _project(x, w, width, config.rope_parameters["rope_theta"], interleaved)
-    heads = _heads_v1(config, i, w, *qkv) if is_v1 else _heads_v2(config, w, x, *qkv)
-    hidden = hidden + F.linear(torch.cat(heads, -1), w["self_attn.o_proj.weight"])
+    d = config.diff_head_dim if is_v1 else config.head_dim
+    # each (batch, heads, tokens, d)
+    q, k, v = (F.linear(x, w[f"self_attn.{n}_proj.weight"]).unflatten(-1, (-1, d)).transpose(1, 2) for n in "qkv")
+    q, k = (_rotate(x, config.rope_parameters["rope_theta"], interleaved) for x in (q, k))
+    heads = _heads_v1(config, i, w, q, k, v) if is_v1 else _heads_v2(w, x, q, k, v)
+    hidden = hidden + F.linear(heads.transpose(1, 2).flatten(2), w["self_attn.o_proj.weight"])
     x = F.rms_norm(hidden, hidden.shape[-1:], w["post_attention_layernorm.weight"], eps)
     gate, up = F.linear(x, w["mlp.gate_proj.weight"]), F.linear(x, w["mlp.up_proj.weight"])
     act = _poly_norm(gate, w) if config.hidden_act == "poly_norm" else F.silu(gate)
@@ -154,19 +132,27 @@ def _poly_norm(x: torch.Tensor, w: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.stack(terms, -1) @ w["mlp.act_fn.weight"] + w["mlp.act_fn.bias"]
 
 
-def _project(
-    x: torch.Tensor, w: dict[str, torch.Tensor], d: int, theta: float, interleaved: bool
-) -> list[torch.Tensor]:
-    """Queries and keys, rotated, and values: each (batch, tokens, heads, d)."""
-    q, k, v = (F.linear(x, w[f"self_attn.{part}_proj.weight"]).unflatten(-1, (-1, d)) for part in "qkv")
-    return [_rotate(q, theta, interleaved), _rotate(k, theta, interleaved), v]
+def _rotate(x: torch.Tensor, theta: float, interleaved: bool) -> torch.Tensor:
+    """(batch, heads, tokens, d): pairs of neighbours, or of the two halves, rotated by token * theta^(-2j/d)."""
+    d = x.shape[-1]
+    angles = torch.outer(torch.arange(x.shape[2]).double(), theta ** -(torch.arange(0, d, 2).double() / d))
+    pairs = x.double().unflatten(-1, (-1, 2) if interleaved else (2, -1))
+    pairs = pairs if interleaved else pairs.transpose(-1, -2).contiguous()
+    rotated = torch.view_as_complex(pairs) * torch.polar(torch.ones_like(angles), angles)
+    pairs = torch.view_as_real(rotated)
+    return (pairs if interleaved else pairs.transpose(-1, -2)).flatten(-2).to(x.dtype)
 
 
-def _causal_map(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """softmax(q k^T / sqrt d) (batch, tokens, tokens) of q and k (batch, tokens, d)."""
-    hidden_keys = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool).triu(1)
-    scores = q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])
+def _causal_maps(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """softmax(q k^T / sqrt d) (batch, heads, tokens, tokens) of (batch, heads, tokens, d)."""
+    hidden_keys = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
+    scores = q @ _for_each_head(k, q).transpose(2, 3) / math.sqrt(q.shape[-1])
     return scores.masked_fill(hidden_keys, -math.inf).softmax(-1)
+
+
+def _for_each_head(x: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
+    """Keys or values, each repeated for the heads that share it."""
+    return x.repeat_interleave(heads.shape[1] // x.shape[1], 1)
 
 
 def _heads_v1(
@@ -176,41 +162,26 @@ def _heads_v1(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-) -> list[torch.Tensor]:
+) -> torch.Tensor:
     """Eq. 1 to 3 of the paper (arXiv:2410.05258)."""
-    d, h, hk = config.diff_head_dim, config.num_attention_heads, config.num_key_value_heads
-    v = v.flatten(2).unflatten(-1, (hk, 2 * d))
     dots = [(w[f"self_attn.lambda_q{n}"] * w[f"self_attn.lambda_k{n}"]).sum().exp() for n in (1, 2)]
     lambda_init = config.layer_lambda_init(i)
-    lambda_full = dots[0] - dots[1] + lambda_init
-    heads = []
-    for head in range(h):
-        group = head // (h // hk)
-        maps = [_causal_map(q[:, :, 2 * head + n], k[:, :, 2 * group + n]) for n in (0, 1)]
-        out = (maps[0] - lambda_full * maps[1]) @ v[:, :, group]
-        if config.use_subln:
-            out = F.rms_norm(out, (2 * d,), w["self_attn.subln.weight"], config.subln_eps)
-        heads.append(out * (1 - lambda_init) if config.use_head_scale else out)
-    return heads
+    maps = _causal_maps(q[:, 0::2], k[:, 0::2]) - (dots[0] - dots[1] + lambda_init) * _causal_maps(
+        q[:, 1::2], k[:, 1::2]
+    )
+    heads = maps @ _for_each_head(torch.cat((v[:, 0::2], v[:, 1::2]), -1), maps)
+    if config.use_subln:
+        heads = F.rms_norm(heads, heads.shape[-1:], w["self_attn.subln.weight"], config.subln_eps)
+    return heads * (1 - lambda_init) if config.use_head_scale else heads
 
 
 def _heads_v2(
-    config: DiffTransformerV2Config,
-    w: dict[str, torch.Tensor],
-    x: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-) -> list[torch.Tensor]:
+    w: dict[str, torch.Tensor], x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
     """The equations of V2 (https://huggingface.co/blog/microsoft/diff-attn-v2)."""
-    h, hk = config.num_differential_heads, config.num_key_value_heads
-    lambdas = F.linear(x, w["self_attn.lambda_proj.weight"]).sigmoid()
-    heads = []
-    for head in range(h):
-        group = head // (h // hk)
-        signal, noise = (_causal_map(q[:, :, 2 * head + n], k[:, :, group]) @ v[:, :, group] for n in (0, 1))
-        heads.append(signal - lambdas[:, :, head, None] * noise)
-    return heads
+    lambdas = F.linear(x, w["self_attn.lambda_proj.weight"]).sigmoid().transpose(1, 2)[..., None]
+    heads = _causal_maps(q, k) @ _for_each_head(v, q)
+    return heads[:, 0::2] - lambdas * heads[:, 1::2]
 
 
 @dataclass(frozen=True)
@@ -240,22 +211,19 @@ def _text_ids() -> list[int]:
     return cl100k_tokenizer()(TEXT).input_ids
 
 
-def default_tolerance(first: OpenCheckpoint, second: OpenCheckpoint) -> float:
-    """Llama and its like give the same bits as V2, and everything else the same logits up to rounding."""
-    layouts = (first.layout, second.layout)
-    is_exact = any(x.single_queries for x in layouts) and not any(x.interleaved_rotary for x in layouts)
-    return EQUAL if is_exact else ROUNDED
-
-
 def compare(
     first: OpenCheckpoint, second: OpenCheckpoint, tolerance: float | None = None, length: int = 64
 ) -> list[Verdict]:
     """Compares the logits on random ids and on the ids of a text.
 
-    tolerance: Of the logits, relative to the largest; by default `default_tolerance`. If they must be equal, they are
-    computed in float32 and bfloat16, with eager attention and sdpa.
+    tolerance: Of the logits, relative to the largest; by default they must be equal between Llama-like models and V2,
+    and agree up to rounding elsewhere. Equal logits are demanded in float32 and bfloat16, with eager attention and
+    sdpa.
     """
-    tolerance = default_tolerance(first, second) if tolerance is None else tolerance
+    if tolerance is None:
+        layouts = (first.layout, second.layout)
+        is_exact = any(x.single_queries for x in layouts) and not any(x.interleaved_rotary for x in layouts)
+        tolerance = EQUAL if is_exact else ROUNDED
     vocab_size = first.config.vocab_size
     if second.config.vocab_size != vocab_size:
         sizes = f"{vocab_size} and {second.config.vocab_size} entries"
@@ -264,10 +232,10 @@ def compare(
     generator = torch.Generator().manual_seed(0)
     text = torch.tensor(_text_ids()).repeat(2)[:length][None] % vocab_size
     inputs = {"random ids": torch.randint(0, vocab_size, (2, length), generator=generator), "a text": text}
-    runs = {name: Run(ids) for name, ids in inputs.items()}
+    runs = {name: Inputs(ids) for name, ids in inputs.items()}
     if tolerance == EQUAL:
         runs = {
-            f"{name:12} {attention:5} {str(dtype).removeprefix('torch.'):8}": Run(ids, attention, dtype)
+            f"{name:12} {attention:5} {str(dtype).removeprefix('torch.'):8}": Inputs(ids, attention, dtype)
             for dtype in (torch.float32, torch.bfloat16)
             for attention in ("eager", "sdpa")
             for name, ids in inputs.items()

@@ -139,27 +139,27 @@ def check_all_is_trained(chosen_model: Any) -> None:
         raise ValueError(f"{', '.join(names)} was given, but this stage trains all weights. Leave it out.")
 
 
-def load_config(path: str | None, **kwargs: Any) -> PreTrainedConfig:
-    """The configuration of a checkpoint of one of the architectures. Raises ValueError for any other."""
+def load_config(path: str | None, revision: str = "main", **lengths: int) -> PreTrainedConfig:
+    """The configuration of a checkpoint of one of the architectures.
+
+    Raises ValueError for any other, and if one of `lengths`, given by the name of its argument, is longer than the
+    checkpoint's context.
+    """
     if path is None:
         raise ValueError("This stage starts from a checkpoint: name one with --model_name_or_path.")
-    config = AutoConfig.from_pretrained(path, **kwargs)
+    config = AutoConfig.from_pretrained(path, revision=revision)
     if config.model_type not in MODEL_TYPES:
         raise ValueError(
             f"{path} has the model type {config.model_type!r}; these stages train {', '.join(MODEL_TYPES)}. Convert "
             "checkpoints of other code bases with `diff-transformer convert`."
         )
-    return config
-
-
-def check_length(path: str | None, config: PreTrainedConfig, **lengths: int) -> None:
-    """Raises ValueError if a length, given by the name of its argument, is longer than the checkpoint's context."""
     for name, length in lengths.items():
         if length > config.max_position_embeddings:
             raise ValueError(
                 f"{name}={length:,} was given, but {path} was trained for {config.max_position_embeddings:,} tokens. "
                 f"Extend its context first (extend_64k), or lower {name}."
             )
+    return config
 
 
 def loading_options(chosen_model: Any) -> dict[str, Any]:

@@ -5,8 +5,6 @@ Tokens and rows of a map-style corpus are Arrow files in the datasets cache; a s
 exact when a run is resumed: docs/training_data.md.
 """
 
-import lzma
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,12 +15,10 @@ from typing import Any
 
 import datasets
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from datasets import Dataset, Features, IterableDataset, Sequence, Value
 from datasets.fingerprint import Hasher
-from torch.utils.data import get_worker_info
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 from transformers.utils import logging
 
@@ -34,82 +30,25 @@ logger = logging.get_logger(__name__)
 _CACHE_VERSION = 1  # raise it when the same documents give other tokens or rows: the cache does not see our code
 _DOCUMENTS_AT_ONCE = 256
 _HOPELESS = 10_000  # documents: a stream that begins with this many unusable documents has the wrong column
-# Errors of a broken file; a lost connection is not among them
-_UNREADABLE = (pa.ArrowInvalid, UnicodeDecodeError, EOFError, zlib.error, lzma.LZMAError)
-
-
-class Skipped:
-    """Counts of the documents that were used, and by reason of those that were not. DataLoader workers share them."""
-
-    REASONS = ("empty", "no text", "too long", "invalid Unicode", "unreadable")
-    _NAMES = ("used", *REASONS, "shards ended")
-    _SLOTS = 256  # one per worker: two workers that add to the same number would lose counts
-
-    def __init__(self) -> None:
-        self._counts = torch.zeros(self._SLOTS, len(self._NAMES), dtype=torch.int64).share_memory_()
-
-    def __deepcopy__(self, memo: dict) -> "Skipped":
-        return self  # a copy would count separately
-
-    def add(self, name: str, count: int = 1) -> None:
-        worker = get_worker_info()
-        slot = 0 if worker is None else 1 + worker.id % (self._SLOTS - 1)
-        self._counts[slot, self._NAMES.index(name)] += count
-
-    def __getitem__(self, name: str) -> int:
-        return int(self._counts[:, self._NAMES.index(name)].sum())
-
-    @property
-    def total(self) -> int:
-        return sum(self[reason] for reason in self.REASONS)
-
-    def __str__(self) -> str:
-        why = ", ".join(f"{self[reason]:,} {reason}" for reason in self.REASONS if self[reason])
-        return f"{self['used']:,} documents used, {self.total:,} skipped" + (f" ({why})" if why else "")
-
-    def raise_if_nothing_used(self, documents_needed: int = 1) -> None:
-        if self["used"] == 0 and self.total >= documents_needed:
-            raise ValueError(
-                f"None of the first {self.total:,} documents can be trained on: {self}. Name another text_column, or "
-                "raise max_document_characters if they are too long."
-            )
-
-
-class ReportSkipped(TrainerCallback):
-    """Logs at every checkpoint and at the end how many documents of a stream were skipped, if more than before."""
-
-    def __init__(self, skipped: Skipped):
-        self.skipped, self._reported = skipped, 0
-
-    def on_save(self, args, state, control, **kwargs):
-        if state.is_world_process_zero and self.skipped.total > self._reported:
-            self._reported = self.skipped.total
-            logger.warning(f"Step {state.global_step}: {self.skipped}.")
-
-    on_train_end = on_save
 
 
 class ReportPasses(TrainerCallback):
     """Warns when a stream has ended and is read again, which `Trainer` does in silence, until `max_steps`."""
 
     def __init__(self, name: str):
-        self.name, self._passes, self._first_step = name, 0, 0
+        self.name, self._passes = name, 0
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self._passes, self._first_step = 0, state.global_step
+        self._passes = 0
 
     def on_epoch_begin(self, args, state, control, **kwargs):
         self._passes += 1
-        if self._passes == 1 or not state.is_world_process_zero:
-            return
-        message = (
-            f"Step {state.global_step}: the stream of {self.name} has ended and begins again: pass {self._passes}. "
-            "Its documents are trained on once more. For a single pass use a larger corpus, or fewer total_tokens "
-            "(or max_steps)."
-        )
-        if 0 < state.global_step == self._first_step:
-            message += " The run was resumed after the first pass; this one starts at its beginning."
-        logger.warning(message)
+        if self._passes > 1 and state.is_world_process_zero:
+            logger.warning(
+                f"Step {state.global_step}: the stream of {self.name} has ended and begins again: pass "
+                f"{self._passes}. Its documents are trained on once more. For a single pass use a larger corpus, or "
+                "fewer total_tokens (or max_steps)."
+            )
 
 
 def tokenize(
@@ -139,6 +78,8 @@ def tokenize(
     kept = {name: feature for name, feature in documents.features.items() if name not in ("text", "fault")}
     features = Features({"input_ids": Sequence(Value("int32")), "fault": Value("string"), **kept})
     key = Hasher.hash((documents._fingerprint, options, _CACHE_VERSION))
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "diff_transformer"
+    folder.mkdir(parents=True, exist_ok=True)
     return documents.map(
         _encode,
         **batches,
@@ -146,7 +87,7 @@ def tokenize(
         remove_columns=[name for name in documents.column_names if name not in kept],
         features=features,
         num_proc=num_proc,
-        cache_file_name=str(_cache_dir() / f"tokens-{key}.arrow"),
+        cache_file_name=str(folder / f"tokens-{key}.arrow"),
         new_fingerprint=key,
         desc="Tokenizing",
     )
@@ -169,12 +110,6 @@ def _check_end_of_text(tokenizer: PreTrainedTokenizerBase) -> None:
         raise ValueError("The tokenizer has no end-of-text token to put between documents: set tokenizer.eos_token.")
 
 
-def _cache_dir() -> Path:
-    folder = Path(datasets.config.HF_DATASETS_CACHE) / "diff_transformer"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def pack(
     documents: Dataset | IterableDataset,
     tokenizer: PreTrainedTokenizerBase,
@@ -182,35 +117,53 @@ def pack(
     *,
     max_document_characters: int | None = None,
     num_proc: int | None = None,
-    skipped: Skipped | None = None,
 ) -> Dataset | IterableDataset:
     """Documents one after another, an end-of-text after each, cut into rows of `sequence_length` tokens.
 
     No token is lost or repeated. Only the last row of a map-style dataset, or of each shard of a stream, may be
-    shorter; `CausalCollator` pads these.
+    shorter; `CausalCollator` pads these. A warning says how many documents were skipped: at once for a map-style
+    dataset, after each shard of a stream.
 
     Args:
         documents: Rows of `text`, as `text_data.load_documents` returns them.
         max_document_characters, num_proc: As in `tokenize`.
-        skipped: Counts the documents, immediately for a map-style dataset, while it is read for a stream.
 
     Returns:
         Rows of `input_ids`, int32; map-style ones have `row`, their position in the corpus.
 
-    Raises ValueError if no document is usable (in a stream: none of the first 10,000, or of all).
+    Raises ValueError if no document is usable; for a stream, none of the first 10,000 of a shard.
     """
     if sequence_length < 1:
         raise ValueError(f"Got sequence_length={sequence_length}; it must be at least 1.")
-    skipped = Skipped() if skipped is None else skipped
     if isinstance(documents, IterableDataset):
-        return _pack_stream(documents, tokenizer, sequence_length, max_document_characters, skipped)
+        return _pack_stream(documents, tokenizer, sequence_length, max_document_characters)
     tokens = tokenize(documents, tokenizer, max_document_characters=max_document_characters, num_proc=num_proc)
-    for fault in pc.value_counts(tokens.data.column("fault")).to_pylist():
-        skipped.add(fault["values"] or "used", fault["counts"])
-    skipped.raise_if_nothing_used()
+    faults = Counter({x["values"]: x["counts"] for x in pc.value_counts(tokens.data.column("fault")).to_pylist()})
+    _raise_if_nothing_used(faults)
+    _warn_of_skipped(faults, "the corpus")
     features = Features({"row": Value("int64"), "input_ids": Sequence(Value("int32"))})
     options = {"tokens": tokens, "sequence_length": sequence_length, "version": _CACHE_VERSION}
     return Dataset.from_generator(_numbered_rows, features, gen_kwargs=options)
+
+
+def _summary(faults: Counter[str | None]) -> str:
+    """`faults` counts documents by the reason to skip them; None for those that are used."""
+    skipped = {reason: count for reason, count in faults.items() if reason is not None}
+    why = ", ".join(f"{count:,} {reason}" for reason, count in sorted(skipped.items()))
+    return f"{faults[None]:,} documents used, {sum(skipped.values()):,} skipped" + (f" ({why})" if why else "")
+
+
+def _warn_of_skipped(faults: Counter[str | None], name: str) -> None:
+    if faults.total() > faults[None]:
+        logger.warning(f"In {name}: {_summary(faults)}.")
+
+
+def _raise_if_nothing_used(faults: Counter[str | None]) -> None:
+    if faults[None] == 0 and faults.total():
+        raise ValueError(
+            f"None of the first {faults.total():,} documents can be trained on: {_summary(faults)}. Name another "
+            "text_column, or raise max_document_characters if they are too long."
+        )
 
 
 def _cut(batches: Iterable[list[np.ndarray]], sequence_length: int) -> Iterator[np.ndarray]:
@@ -236,19 +189,21 @@ def _pack_stream(
     documents: IterableDataset,
     tokenizer: PreTrainedTokenizerBase,
     sequence_length: int,
-    max_document_characters: int | None,
-    skipped: Skipped,
+    max_characters: int | None,
     validation_rows: int = 0,
     validation: bool = False,
 ) -> IterableDataset:
-    """The rows of a stream without those held out, the first of each shard, or these alone."""
+    """The rows of a stream without those held out, the first of each shard, or these alone.
+
+    `skip` of datasets would hold out other rows in every number of workers.
+    """
     _check_end_of_text(tokenizer)
     shards = list(range(documents.num_shards))
     # Two lists of the same length: datasets gives their items to workers, and shuffles them, together
     held_out = [validation_rows // len(shards) + (i < validation_rows % len(shards)) for i in shards]
     options = {"shards": shards, "held_out": held_out, "documents": documents, "num_shards": len(shards)}
-    options |= {"validation": validation, "skipped": skipped, "tokenizer": tokenizer}
-    options |= {"max_characters": max_document_characters, "sequence_length": sequence_length}
+    options |= {"validation": validation, "tokenizer": tokenizer}
+    options |= {"max_characters": max_characters, "sequence_length": sequence_length}
     return IterableDataset.from_generator(_stream_rows, gen_kwargs=options)
 
 
@@ -258,75 +213,69 @@ def _stream_rows(
     documents: IterableDataset,
     num_shards: int,
     validation: bool,
-    skipped: Skipped,
-    **options: Any,
-) -> Iterator[dict[str, np.ndarray]]:
-    for shard, num_held_out in zip(shards, held_out, strict=True):
-        rows = _rows_of_shard(documents.shard(num_shards, shard), f"shard {shard} of {num_shards}", skipped, **options)
-        yield from islice(rows, num_held_out) if validation else islice(rows, num_held_out, None)
-        if not validation:
-            skipped.add("shards ended")
-            if skipped["shards ended"] >= num_shards:
-                skipped.raise_if_nothing_used()
-
-
-def _rows_of_shard(
-    documents: IterableDataset,
-    name: str,
-    skipped: Skipped,
     tokenizer: PreTrainedTokenizerBase,
     max_characters: int | None,
     sequence_length: int,
 ) -> Iterator[dict[str, np.ndarray]]:
-    def encoded() -> Iterator[list[np.ndarray]]:
-        # `iter(batch_size)` and not `for`: inside a DataLoader worker the latter would split the shard once more
-        batches = documents.iter(batch_size=_DOCUMENTS_AT_ONCE)
+    for shard, num_held_out in zip(shards, held_out, strict=True):
+        name, faults = f"shard {shard} of {num_shards} of the corpus", Counter()  # type: str, Counter[str | None]
+        tokens = _tokens_of_stream(documents.shard(num_shards, shard), tokenizer, max_characters, faults)
+        rows = _cut(tokens, sequence_length)
         try:
-            for batch in batches:
-                tokens = _encode(batch, tokenizer, max_characters)
-                for fault, count in Counter(tokens["fault"]).items():
-                    skipped.add(fault or "used", count)
-                skipped.raise_if_nothing_used(_HOPELESS)
-                yield [np.array(ids, np.int32) for ids in tokens["input_ids"]]
-        except _UNREADABLE as error:
-            skipped.add("unreadable")
-            logger.warning(f"The rest of {name} of the corpus cannot be read and is left out: {error!r}")
+            for row in islice(rows, num_held_out) if validation else islice(rows, num_held_out, None):
+                yield {"input_ids": row}
+        except Exception:
+            logger.error(f"The error is in {name}.")
+            raise
+        if not validation:
+            _warn_of_skipped(faults, name)
 
-    yield from ({"input_ids": row} for row in _cut(encoded(), sequence_length))
+
+def _tokens_of_stream(
+    documents: IterableDataset,
+    tokenizer: PreTrainedTokenizerBase,
+    max_characters: int | None,
+    faults: Counter[str | None],
+) -> Iterator[list[np.ndarray]]:
+    # `iter(batch_size)` and not `for`: inside a DataLoader worker the latter would split the shard once more
+    for batch in documents.iter(batch_size=_DOCUMENTS_AT_ONCE):
+        tokens = _encode(batch, tokenizer, max_characters)
+        faults.update(tokens["fault"])
+        if faults.total() >= _HOPELESS:
+            _raise_if_nothing_used(faults)
+        yield [np.array(ids, np.int32) for ids in tokens["input_ids"]]
 
 
 def load_rows(
     args: CorpusArguments, tokenizer: PreTrainedTokenizerBase, *, seed: int = 0
-) -> tuple[Dataset | IterableDataset, Dataset | None, Skipped]:
-    """Rows for `Trainer`: those to train on (`input_ids`, without `streaming` also `row`), those held out if any, and
-    what was skipped, which for a stream is counted during training (`ReportSkipped`).
+) -> tuple[Dataset | IterableDataset, Dataset | None]:
+    """Rows for `Trainer`: those to train on (`input_ids`, without `streaming` also `row`), and those held out, if any.
 
     seed is for the order of a stream; `Trainer` shuffles map-style rows by its own seed (`data_seed`).
     """
-    documents, skipped = args.load_documents(), Skipped()
-    limit = args.max_document_characters
+    documents, limit = args.load_documents(), args.max_document_characters
     if "input_ids" in (documents.column_names or ()):
-        return *hold_out(_already_packed(documents, args, tokenizer), args.validation_rows), skipped
+        return hold_out(_already_packed(documents, args, tokenizer), args.validation_rows)
     if isinstance(documents, Dataset):
-        options = {"max_document_characters": limit, "num_proc": args.num_proc, "skipped": skipped}
-        rows = pack(documents, tokenizer, args.sequence_length, **options)
-        if skipped.total:
-            logger.warning(f"{args.dataset}: {skipped}.")
-        return *hold_out(rows, args.validation_rows), skipped
-    rows_of = partial(_pack_stream, documents, tokenizer, args.sequence_length, limit)
-    train, validation = rows_of(skipped, args.validation_rows), None
+        options = {"max_document_characters": limit, "num_proc": args.num_proc}
+        return hold_out(pack(documents, tokenizer, args.sequence_length, **options), args.validation_rows)
+    rows_of = partial(_pack_stream, documents, tokenizer, args.sequence_length, limit, args.validation_rows)
+    train, validation = rows_of(), None
     if args.validation_rows:
-        counted = Skipped()  # separate: the training stream reads the same documents again
-        validation = Dataset.from_list(list(rows_of(counted, args.validation_rows, validation=True)))
-        counted.raise_if_nothing_used()
+        validation = Dataset.from_list(list(rows_of(validation=True)))
         if len(validation) < args.validation_rows:
             raise ValueError(
                 f"Got validation_rows={args.validation_rows}; the stream gives {len(validation)}, the first rows "
                 f"of each of its {documents.num_shards} shards. Hold out fewer, or use a larger corpus."
             )
+    if next(iter(train), None) is None:
+        raise ValueError(
+            f"{args.dataset} has no row to train on; warnings say what was skipped. Name another text_column, or use "
+            "a larger corpus."
+        )
     if args.shuffle_buffer:
         train = train.shuffle(seed=seed, buffer_size=args.shuffle_buffer)
-    return train, validation, skipped
+    return train, validation
 
 
 def hold_out(rows: Dataset, validation_rows: int) -> tuple[Dataset, Dataset | None]:

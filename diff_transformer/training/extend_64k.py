@@ -29,12 +29,7 @@ from .upsampling import SLIMPAJAMA_SHARES, upsample_lengths
 class ExtensionArguments:
     """How positions are encoded after the extension, and which documents are trained on."""
 
-    rope_type: str = option(
-        "default",
-        "default: raise rope_theta, as in the paper; linear, dynamic, yarn: keep it and scale positions.",
-        choices=["default", "linear", "dynamic", "yarn"],
-    )
-    rope_theta: float | None = option(None, "640000 in the paper; by default the value of the checkpoint.")
+    rope_theta: float = option(640_000.0, "The base of the rotary embedding after the extension: 640000 in the paper.")
     long_from: int = option(4096, "Keep all documents of at least this many tokens.")
     shares: dict | str | None = option(
         "corpus",
@@ -52,37 +47,23 @@ class ExtensionArguments:
 ARGUMENTS = (ExtensionArguments, CorpusArguments, ModelConfig, RunArguments)
 
 
-def extended_config(
-    config: PreTrainedConfig, sequence_length: int, rope_type: str = "default", rope_theta: float | None = None
-) -> PreTrainedConfig:
+def extended_config(config: PreTrainedConfig, sequence_length: int, rope_theta: float) -> PreTrainedConfig:
     """The configuration of a checkpoint, extended to `sequence_length` tokens.
 
-    Raises ValueError if length or rotary embedding do not grow, or if a rope type has already extended the checkpoint.
+    Raises ValueError if length or rope_theta do not grow, or if a rope type has already extended the checkpoint.
     """
-    old_length, rope = config.max_position_embeddings, dict(config.rope_parameters)
-    old_theta = rope["rope_theta"]
-    theta = old_theta if rope_theta is None else rope_theta
-    if sequence_length <= old_length:
+    rope, old_length = dict(config.rope_parameters), config.max_position_embeddings
+    if sequence_length <= old_length or rope_theta <= rope["rope_theta"]:
         raise ValueError(
-            f"sequence_length={sequence_length:,} was given, but the checkpoint already has max_position_embeddings="
-            f"{old_length:,}. An extension needs a longer one."
+            f"sequence_length={sequence_length:,} and rope_theta={rope_theta:g} were given, but the checkpoint has "
+            f"{old_length:,} and {rope['rope_theta']:g} already. An extension needs a longer and a larger one."
         )
     if rope["rope_type"] != "default":
         raise ValueError(
             f"The checkpoint's rope_type is {rope['rope_type']!r}: it was already extended, from "
             f"{rope.get('original_max_position_embeddings', 'an unknown number of')} tokens. Extend the original."
         )
-    if theta < old_theta or (rope_type == "default" and theta == old_theta):
-        raise ValueError(
-            f"rope_theta={theta:g} was given, but the checkpoint has {old_theta:g}. rope_type='default' needs a "
-            "larger one (640000 in the paper); linear, dynamic and yarn can keep it."
-        )
-    if rope_type == "default":
-        rope["rope_theta"] = theta
-    else:
-        rope |= {"rope_type": rope_type, "rope_theta": theta, "factor": sequence_length / old_length}
-        if rope_type != "linear":
-            rope["original_max_position_embeddings"] = old_length
+    rope["rope_theta"] = rope_theta
     return type(config).from_dict(
         config.to_dict() | {"max_position_embeddings": sequence_length, "rope_parameters": rope}
     )
@@ -129,7 +110,7 @@ def main(argv: list[str] | None = None) -> None:
     # 1. Model
     path = chosen_model.model_name_or_path
     config = load_config(path, revision=chosen_model.model_revision)
-    config = extended_config(config, corpus.sequence_length, extension.rope_type, extension.rope_theta)
+    config = extended_config(config, corpus.sequence_length, extension.rope_theta)
     model, tokenizer = load(path, config, **loading_options(chosen_model))
     tokenizer.model_max_length = corpus.sequence_length
 

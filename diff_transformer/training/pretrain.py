@@ -20,7 +20,6 @@ from . import smoke
 from .architectures import (
     NewModelArguments,
     check_all_is_trained,
-    check_length,
     load,
     load_config,
     loading_options,
@@ -28,7 +27,7 @@ from .architectures import (
     new_tokenizer,
 )
 from .corpus import CorpusArguments
-from .data import CausalCollator, ReportPasses, ReportSkipped, load_rows
+from .data import CausalCollator, ReportPasses, load_rows
 from .loss import use_linear_cross_entropy
 from .run_arguments import RunArguments
 from .runs import checkpoint_to_resume, fit, parse, print_budget, sequence_parallel_size, set_batch
@@ -60,8 +59,7 @@ def train_on_corpus(
     # 1. Model, the same weights on every process
     if new_model is None:
         path = chosen_model.model_name_or_path
-        config = load_config(path, revision=chosen_model.model_revision)
-        check_length(path, config, sequence_length=corpus.sequence_length)
+        config = load_config(path, chosen_model.model_revision, sequence_length=corpus.sequence_length)
         model, tokenizer = load(path, config, **loading_options(chosen_model))
     else:
         tokenizer = new_tokenizer(new_model, corpus.sequence_length)
@@ -71,10 +69,10 @@ def train_on_corpus(
 
     # 2. Data
     with training.main_process_first(desc="packing the corpus"):
-        train, validation, skipped = load_rows(corpus, tokenizer, seed=training.seed)
+        train, validation = load_rows(corpus, tokenizer, seed=training.seed)
 
     # 3. Budget, training
-    callbacks = [ReportSkipped(skipped), *([ReportPasses(corpus.dataset)] if corpus.streaming else [])]
+    callbacks = [ReportPasses(corpus.dataset)] if corpus.streaming else []
     train_on_rows(model, tokenizer, train, validation, training, corpus.sequence_length, resume, callbacks)
 
 

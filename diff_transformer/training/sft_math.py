@@ -16,7 +16,7 @@ from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantiz
 from ..folders import whole_folder
 from ..text_data import load_table
 from . import smoke
-from .architectures import check_length, load, load_config, loading_options, whole_models
+from .architectures import load, load_config, loading_options, whole_models
 from .math_data import MathArguments, Messages, tokenize_messages
 from .run_arguments import RunOptions
 from .runs import checkpoint_to_resume, fit, print_budget, sequence_parallel_size, set_batch
@@ -54,8 +54,7 @@ def run_stage(
 
     # 1. Model
     path, revision = chosen_model.model_name_or_path, chosen_model.model_revision
-    config = load_config(path, revision=revision)
-    check_length(path, config, max_length=training.max_length)
+    config = load_config(path, revision, max_length=training.max_length)
     quantization = get_quantization_config(chosen_model)
     how = {} if quantization is None else {"quantization_config": quantization}
     model, tokenizer = load(path, config, **loading_options(chosen_model), **how)
@@ -110,7 +109,7 @@ def merge(base: str, revision: str, output_dir: Path, generation_config: Generat
     Both are read from disk, so that the result does not depend on how the training was distributed.
     """
     with whole_models():
-        model, tokenizer = load(base, load_config(base, revision=revision), dtype="auto", revision=revision)
+        model, tokenizer = load(base, load_config(base, revision), dtype="auto", revision=revision)
     model.generation_config = generation_config
     merged = PeftModel.from_pretrained(model, output_dir / "adapter").merge_and_unload()
     with whole_folder(output_dir / "model", size=0, overwrite=True) as folder:

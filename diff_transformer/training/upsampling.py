@@ -73,7 +73,7 @@ class Lengths(dict[str, np.ndarray]):
 
 @dataclass
 class UpsamplingReport:
-    """Length distribution and mix of sources before and after; `str` gives two tables.
+    """Length distribution and mix of sources before and after; `str` gives their shares of the tokens.
 
     Attributes:
         before: All documents of the corpus; for a stream, those that were read.
@@ -102,18 +102,18 @@ class UpsamplingReport:
         return {"buckets": list(BUCKETS), **vars(self), **lengths}
 
     def __str__(self) -> str:
-        before, after = self.before.total(), self.after.total()
-        total = int(after[1].sum())
-        lines = [f"{'length':<24}{'documents':>16}{'->':>16}{'tokens':>12}{'->':>10}"]
-        shares = (counts[1] / max(1, counts[1].sum()) for counts in (before, after))
-        for row in zip(BUCKETS, before[0], after[0], *shares, strict=True):
-            lines.append("{:<24}{:>16,}{:>16,}{:>12.2%}{:>10.2%}".format(*row))
-        lines.append(f"{'source':<24}{'tokens':>16}{'->':>16}{'share':>12}{'->':>10}{'wanted':>10}")
+        total = int(self.after.total()[1].sum())
+        tokens = (counts.total()[1] for counts in (self.before, self.after))
+        lengths = zip(BUCKETS, *(counts / max(1, counts.sum()) for counts in tokens), strict=True)
         mixes = (self.before.shares(), self.after.shares(), self.shares)
-        for source in sorted({*self.before, *self.shares}):
-            tokens = (int(counts[source][1].sum()) if source in counts else 0 for counts in (self.before, self.after))
-            row = (source, *tokens, *(mix.get(source, 0) for mix in mixes))
-            lines.append("{:<24}{:>16,}{:>16,}{:>12.2%}{:>10.2%}{:>10.2%}".format(*row))
+        sources = sorted({*self.before, *self.shares})
+        rows: list[tuple] = [("tokens by length", "before", "after"), *lengths]
+        rows += [("tokens by source", "before", "after", "wanted")]
+        rows += [(source, *(mix.get(source, 0.0) for mix in mixes)) for source in sources]
+        lines = [
+            f"{name:<24}" + "".join(f"{x:>10}" if isinstance(x, str) else f"{x:>10.2%}" for x in row)
+            for name, *row in rows
+        ]
         if self.exhausted is not None:
             lines.append(f"{self.exhausted} ran out: {total:,} of {self.tokens_wanted:,} tokens, in the requested mix")
         if self.skipped:

@@ -9,7 +9,6 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from diff_transformer import cl100k_tokenizer
 from diff_transformer.evaluation.text import DocumentArguments, load_documents, start_ids, token_rows
 
 TEXTS = ["one two", "three\r\n", "größer"]
@@ -96,16 +95,6 @@ def test_a_row_begins_as_the_tokenizer_begins_a_text():
     tokenizer = words_tokenizer()
     tokenizer.bos_token = "<s>"
     assert token_rows(TEXT, tokenizer, 4, rows=1) == [[10, 11, 12, 13]]
-
-
-def test_special_tokens_in_a_text_are_text():
-    tokenizer = cl100k_tokenizer(vocab_size=300)
-    text = f"a{tokenizer.eos_token}b"
-    [row] = token_rows([text], tokenizer, 10, rows=1)
-    assert tokenizer.eos_token_id not in row
-    assert tokenizer.decode(row) == text[: len(tokenizer.decode(row))]
-    [row] = token_rows([text], tokenizer, len(text) - 1, rows=1, join=True)
-    assert row.count(tokenizer.eos_token_id) <= 1
 
 
 @pytest.mark.parametrize("join, message", [(False, "No document has 6 tokens; the longest has 5"), (True, None)])

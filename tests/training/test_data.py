@@ -1,7 +1,6 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Corpora as rows: what is read, how it is packed, what is left out, and what a resumed run sees."""
 
-import copy
 import gzip
 import json
 import os
@@ -19,15 +18,7 @@ from transformers import Trainer
 from diff_transformer import DiffTransformerForCausalLM, cl100k_tokenizer, text_data
 from diff_transformer.training import data
 from diff_transformer.training.corpus import CorpusArguments
-from diff_transformer.training.data import (
-    CausalCollator,
-    ReportPasses,
-    ReportSkipped,
-    Skipped,
-    load_rows,
-    pack,
-    tokenize,
-)
+from diff_transformer.training.data import CausalCollator, ReportPasses, load_rows, pack, tokenize
 
 LENGTH = 16
 TEXTS = [" ".join(str(i * j) for j in range(1, 2 + i % 7)) for i in range(60)]
@@ -45,6 +36,13 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def tokenizer():
     return cl100k_tokenizer(vocab_size=512)
+
+
+@pytest.fixture
+def warnings(monkeypatch) -> list[str]:
+    messages: list[str] = []
+    monkeypatch.setattr(data.logger, "warning", messages.append)
+    return messages
 
 
 def line_of(texts, tokenizer) -> list[int]:
@@ -189,10 +187,9 @@ def test_pack_reads_its_own_cache_the_second_time(tokenizer, monkeypatch):
     before = files()
     assert len(before) == 2
     monkeypatch.setattr(data, "_encode", None)  # must not be called
-    again, skipped = cl100k_tokenizer(vocab_size=512), Skipped()
+    again = cl100k_tokenizer(vocab_size=512)
     again("text of", padding=True)
-    assert listed(pack(documents, again, LENGTH, num_proc=2, skipped=skipped)) == listed(rows)
-    assert skipped["used"] == len(TEXTS), "what comes from the cache is not counted"
+    assert listed(pack(documents, again, LENGTH, num_proc=2)) == listed(rows)
     assert files() == before
     monkeypatch.undo()
     first = listed(rows)
@@ -224,14 +221,10 @@ def test_pack_of_a_stream_is_one_line_a_shard(tokenizer, shards):
 
 @pytest.mark.parametrize("num_workers", [1, 2, 5])
 def test_dataloader_workers_divide_the_shards(tokenizer, num_workers):
-    documents = Dataset.from_dict({"text": TEXTS}).to_iterable_dataset(3)
-    skipped = Skipped()
-    rows = pack(documents, tokenizer, LENGTH, skipped=skipped)
+    rows = pack(Dataset.from_dict({"text": TEXTS}).to_iterable_dataset(3), tokenizer, LENGTH)
     expected = sorted(listed(rows))
-    assert skipped["used"] == len(TEXTS)
     loader = DataLoader(rows, batch_size=None, num_workers=num_workers)
     assert sorted(listed(loader)) == expected, "rows were lost or repeated between workers"
-    assert skipped["used"] == 2 * len(TEXTS), "what the workers used was not counted"
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -239,7 +232,7 @@ def test_validation_rows_are_held_out_and_the_same_every_time(tmp_path, tokenize
     for i in range(3):
         write_lines(tmp_path / f"corpus/{i}.jsonl", [{"text": text} for text in TEXTS[20 * i : 20 * (i + 1)]])
     args = arguments(tmp_path / "corpus", streaming=streaming, validation_rows=4, shuffle_buffer=8)
-    train, validation, _ = load_rows(args, tokenizer)
+    train, validation = load_rows(args, tokenizer)
     whole = listed(pack(args.load_documents(), tokenizer, LENGTH))
     assert len(validation) == 4 and isinstance(validation, Dataset)
     assert sorted(listed(train) + listed(validation)) == sorted(whole)
@@ -257,7 +250,7 @@ def test_validation_rows_are_held_out_and_the_same_every_time(tmp_path, tokenize
 def test_packed_rows_are_taken_as_they_are(tmp_path, tokenizer):
     rows = pack(Dataset.from_dict({"text": TEXTS}), tokenizer, LENGTH)
     rows.select(range(20)).remove_columns("row").save_to_disk(tmp_path / "rows")
-    train, validation, _ = load_rows(arguments(tmp_path / "rows", validation_rows=2), tokenizer)
+    train, validation = load_rows(arguments(tmp_path / "rows", validation_rows=2), tokenizer)
     assert validation["row"][:] == [5, 15] and listed(validation) == [listed(rows)[5], listed(rows)[15]]
     assert len(train) == 18
     with pytest.raises(ValueError, match="20 packed rows of 16 tokens .* sequence_length is 32"):
@@ -271,7 +264,7 @@ def test_packed_rows_are_taken_as_they_are(tmp_path, tokenizer):
 def test_packed_rows_keep_labels_of_their_own(tmp_path, tokenizer):
     rows = [{"input_ids": [i] * LENGTH, "labels": [-100] * (LENGTH - 1) + [i]} for i in range(1, 7)]
     Dataset.from_list(rows).to_parquet(tmp_path / "rows.parquet")
-    train, validation, _ = load_rows(arguments(tmp_path / "rows.parquet", validation_rows=2), tokenizer)
+    train, validation = load_rows(arguments(tmp_path / "rows.parquet", validation_rows=2), tokenizer)
     for ids, part in {(2, 5): validation, (1, 3, 4, 6): train}.items():
         batch = CausalCollator(0)(list(part))
         assert batch["input_ids"].tolist() == [[i] * LENGTH for i in ids]
@@ -299,82 +292,72 @@ def test_pack_rejects(tokenizer):
 # ---------------------------------------------------------------------------------------------------------- bad rows
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_unusable_documents_are_skipped_and_counted(tokenizer, streaming):
+@pytest.mark.parametrize("shards", [0, 1, 3], ids=["map", "stream", "three shards"])
+def test_unusable_documents_are_skipped_and_counted(tokenizer, warnings, shards):
     bad = [text for texts in BAD.values() for text in texts]
-    mixed = [*TEXTS[:10], *bad, *TEXTS[10:]]
-    documents = Dataset.from_dict({"text": mixed})
-    skipped = Skipped()
-    documents = documents.to_iterable_dataset() if streaming else documents
-    rows = pack(documents, tokenizer, LENGTH, max_document_characters=100, skipped=skipped)
-    assert listed(rows) == cut(line_of(TEXTS, tokenizer))
-    assert {reason: skipped[reason] for reason in BAD} == {reason: len(texts) for reason, texts in BAD.items()}
-    assert str(skipped) == "60 documents used, 4 skipped (2 empty, 1 no text, 1 too long)"
+    documents = Dataset.from_dict({"text": [*TEXTS[:10], *bad, *TEXTS[10:]]})
+    documents = documents.to_iterable_dataset(shards) if shards else documents
+    rows = listed(pack(documents, tokenizer, LENGTH, max_document_characters=100))
+    where = "shard 0 of 3 of the corpus: 18" if shards == 3 else "the corpus: 60"
+    where = where if shards != 1 else f"shard 0 of 1 of {where}"
+    assert warnings == [f"In {where} documents used, 4 skipped (2 empty, 1 no text, 1 too long)."]
+    if shards != 3:
+        assert rows == cut(line_of(TEXTS, tokenizer))
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_broken_lines_affect_no_others(tmp_path, tokenizer, streaming):
+def test_broken_lines_affect_no_others(tmp_path, tokenizer, warnings, streaming):
     """Half a surrogate pair, half a line, a number, a list, bytes that are not UTF-8."""
     broken = ['{"text": "\\ud83d"}', '{"text": "cut of', '{"text": 5}', "[1]", ""]
     file = write_lines(tmp_path / "a.jsonl", [{"text": TEXTS[1]}, *broken, {"text": TEXTS[2]}])
     file.write_bytes(file.read_bytes() + b'{"text": "caf\xe9"}\n')
-    train, _, skipped = load_rows(arguments(file, streaming=streaming), tokenizer)
+    train, _ = load_rows(arguments(file, streaming=streaming), tokenizer)
     assert listed(train) == cut(line_of(TEXTS[1:3], tokenizer))
-    assert (skipped["invalid Unicode"], skipped["unreadable"], skipped["no text"]) == (1, 3, 1)
-    assert skipped["used"] == 2
+    (warning,) = warnings
+    assert warning.endswith("2 documents used, 5 skipped (1 invalid Unicode, 1 no text, 3 unreadable).")
 
 
-def test_text_file_that_is_not_utf8_is_skipped(tmp_path, tokenizer, monkeypatch):
-    messages: list[str] = []
-    monkeypatch.setattr(data.logger, "warning", messages.append)
+def test_text_file_that_is_not_utf8_is_skipped(tmp_path, tokenizer, warnings):
     (tmp_path / "a.txt").write_bytes(b"caf\xe9")
     (tmp_path / "b.txt").write_bytes("\ufeffcafé".encode())
-    train, _, skipped = load_rows(arguments(tmp_path), tokenizer)
-    assert listed(train) == [line_of(["café"], tokenizer)] and skipped["invalid Unicode"] == 1
-    assert messages == [f"{tmp_path}: 1 documents used, 1 skipped (1 invalid Unicode)."]
+    train, _ = load_rows(arguments(tmp_path), tokenizer)
+    assert listed(train) == [line_of(["café"], tokenizer)]
+    assert warnings == ["In the corpus: 1 documents used, 1 skipped (1 invalid Unicode)."]
 
 
 def surrogates():
     yield from ({"text": text} for text in [TEXTS[1], "x\udc00", TEXTS[2], 7, TEXTS[3]])
 
 
-def test_stream_may_hold_what_arrow_cannot(tokenizer):
-    skipped = Skipped()
-    rows = pack(IterableDataset.from_generator(surrogates), tokenizer, LENGTH, skipped=skipped)
+def test_stream_may_hold_what_arrow_cannot(tokenizer, warnings):
+    rows = pack(IterableDataset.from_generator(surrogates), tokenizer, LENGTH)
     assert listed(rows) == cut(line_of(TEXTS[1:4], tokenizer))
-    assert (skipped["invalid Unicode"], skipped["no text"]) == (1, 1)
+    assert "3 documents used, 2 skipped (1 invalid Unicode, 1 no text)" in warnings[0]
 
 
-def broken_shards(files):
-    for file in files:
-        if file == "bad":
-            b"caf\xe9".decode()
-        yield {"text": TEXTS[2]}
-
-
-def test_broken_shard_affects_no_other(tokenizer):
-    documents = IterableDataset.from_generator(broken_shards, gen_kwargs={"files": ["bad", "good"]})
-    skipped = Skipped()
-    rows = pack(documents, tokenizer, LENGTH, skipped=skipped)
-    assert listed(rows) == cut(line_of([TEXTS[2]], tokenizer))
-    assert skipped["unreadable"] == 1
-
-
-def test_broken_json_file_of_a_stream_affects_no_other(tmp_path, tokenizer):
+def test_broken_file_of_a_stream_is_an_error_with_its_shard(tmp_path, tokenizer, monkeypatch):
     """Read by datasets, which cannot skip a line."""
     write_lines(tmp_path / "corpus/a.json", [{"text": TEXTS[1]}])
     write_lines(tmp_path / "corpus/b.json", [{"text": TEXTS[2]}, '{"text": "cut of'])
-    write_lines(tmp_path / "corpus/c.json", [{"text": TEXTS[3]}])
-    train, _, skipped = load_rows(arguments(tmp_path / "corpus", streaming=True, shuffle_buffer=0), tokenizer)
-    assert listed(train) == [line_of([TEXTS[1]], tokenizer), line_of([TEXTS[3]], tokenizer)]
-    assert skipped["unreadable"] == 1
+    errors: list[str] = []
+    monkeypatch.setattr(data.logger, "error", errors.append)
+    train, _ = load_rows(arguments(tmp_path / "corpus", streaming=True, shuffle_buffer=0), tokenizer)
+    rows = iter(train)
+    assert next(rows)["input_ids"].tolist() == line_of([TEXTS[1]], tokenizer)
+    with pytest.raises(ValueError, match="JSON"):
+        next(rows)
+    assert errors == ["The error is in shard 1 of 2 of the corpus."]
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_corpus_without_a_usable_document_is_an_error(tokenizer, streaming):
-    documents = Dataset.from_dict({"text": list(range(9))})
-    with pytest.raises(ValueError, match=r"None of the first 9 documents .*\(9 no text\).* text_column"):
-        list(pack(documents.to_iterable_dataset(3) if streaming else documents, tokenizer, LENGTH))
+@pytest.mark.parametrize(
+    "streaming, message",
+    [(False, r"None of the first 9 documents .*\(9 no text\).* text_column"), (True, "has no row to train on")],
+)
+def test_corpus_without_a_usable_document_is_an_error(tmp_path, tokenizer, streaming, message):
+    for i in range(3):
+        write_lines(tmp_path / f"corpus/{i}.jsonl", [{"text": 5}] * 3)
+    with pytest.raises(ValueError, match=message):
+        load_rows(arguments(tmp_path / "corpus", streaming=streaming), tokenizer)
 
 
 def test_endless_stream_without_a_usable_document_is_an_error(tokenizer, monkeypatch):
@@ -385,16 +368,6 @@ def test_endless_stream_without_a_usable_document_is_an_error(tokenizer, monkeyp
 
 def endless():
     yield from ({"text": ""} for _ in range(5000))
-
-
-def test_skipped_is_counted_across_workers(tokenizer):
-    texts = TEXTS + [""] * 30
-    skipped = Skipped()
-    rows = pack(Dataset.from_dict({"text": texts}).to_iterable_dataset(6), tokenizer, LENGTH, skipped=skipped)
-    list(DataLoader(rows.shuffle(seed=0, buffer_size=4), batch_size=None, num_workers=2))
-    assert (skipped["used"], skipped["empty"]) == (60, 30)
-    list(copy.deepcopy(rows))  # as interleave_datasets does
-    assert (skipped["used"], skipped["empty"]) == (120, 60), "the copy counts separately"
 
 
 # --------------------------------------------------------------------------------------------------------- the batch
@@ -497,41 +470,31 @@ def test_resumed_trainer_takes_the_same_rows(tmp_path, tokenizer, make_trainer, 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.slow
-def test_resumed_trainer_takes_the_same_stream(tmp_path, tokenizer, make_trainer, monkeypatch, workers):
+def test_resumed_trainer_takes_the_same_stream(tmp_path, tokenizer, make_trainer, workers):
     for i in range(3):
-        write_lines(tmp_path / f"corpus/{i}.jsonl", [{"text": text} for text in [*TEXTS[20 * i : 20 * i + 20], ""]])
+        write_lines(tmp_path / f"corpus/{i}.jsonl", [{"text": text} for text in TEXTS[20 * i : 20 * i + 20]])
     args = arguments(tmp_path / "corpus", streaming=True, shuffle_buffer=5, validation_rows=3)
 
-    def make():
-        return load_rows(args, tokenizer, seed=1)
-
-    whole = make_trainer(make()[0], dataloader_num_workers=workers)
+    whole, resumed = (
+        make_trainer(load_rows(args, tokenizer, seed=1)[0], dataloader_num_workers=workers) for _ in range(2)
+    )
     whole.train()
     assert len({tuple(row) for step in whole.steps.values() for row in step}) == 24, "rows were seen twice"
-    rows, _, skipped = make()
-    resumed = make_trainer(rows, dataloader_num_workers=workers)
-    messages: list[str] = []
-    monkeypatch.setattr(data.logger, "warning", messages.append)
-    resumed.add_callback(ReportSkipped(skipped))
     resumed.train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-4"))
     assert resumed.steps == {step: whole.steps[step] for step in (4, 5)}
-    assert messages == [f"Step 6: {skipped}."] and skipped["empty"] > 0, "what was skipped was not logged"
 
 
-@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.slow
-def test_stream_reports_further_passes(tmp_path, tokenizer, make_trainer, monkeypatch, workers):
+def test_stream_reports_further_passes(tmp_path, tokenizer, make_trainer, warnings):
     for i in range(3):
         write_lines(tmp_path / f"corpus/{i}.jsonl", [{"text": text} for text in TEXTS[20 * i : 20 * i + 20]])
     args = arguments(tmp_path / "corpus", streaming=True, shuffle_buffer=5)
     num_rows = len(list(load_rows(args, tokenizer)[0]))
-    messages: list[str] = []
-    monkeypatch.setattr(data.logger, "warning", messages.append)
 
     def train(steps: int, resume: str | None = None) -> dict[int, list[list[int]]]:
-        messages.clear()
+        warnings.clear()
         rows = load_rows(args, tokenizer, seed=1)[0]
-        options = {"per_device_train_batch_size": 8, "save_steps": 10, "dataloader_num_workers": workers}
+        options = {"per_device_train_batch_size": 8, "save_steps": 10}
         trainer = make_trainer(rows, max_steps=steps, **options)
         trainer.add_callback(ReportPasses("the corpus"))
         trainer.train(resume_from_checkpoint=resume)
@@ -539,7 +502,7 @@ def test_stream_reports_further_passes(tmp_path, tokenizer, make_trainer, monkey
 
     whole = train(20)
     again = r"Step (\d+): the stream of the corpus has ended and begins again: pass (\d)\. .* max_steps\)\."
-    (end, second), (later_end, third) = (map(int, re.fullmatch(again, message).groups()) for message in messages)
+    (end, second), (later_end, third) = (map(int, re.fullmatch(again, message).groups()) for message in warnings)
     assert (second, third) == (2, 3) and end < 10 < later_end == 2 * end
     first_pass, second_pass = ([row for i in steps for row in whole[i]] for steps in (range(end), range(end, 2 * end)))
     assert sorted(first_pass) == sorted(second_pass) and len(first_pass) == num_rows, "a pass is not every row once"
@@ -547,8 +510,7 @@ def test_stream_reports_further_passes(tmp_path, tokenizer, make_trainer, monkey
 
     resumed = train(11, str(tmp_path / "run/checkpoint-10"))
     assert resumed == {10: whole[end]}, "docs/training_data.md: the second pass starts at its beginning"
-    assert len(messages) == 1 and messages[0].startswith("Step 10: ")
-    assert messages[0].endswith("The run was resumed after the first pass; this one starts at its beginning.")
+    assert len(warnings) == 1 and warnings[0].startswith("Step 10: ")
 
     train(end)
-    assert messages == [], "one whole pass is no second one"
+    assert warnings == [], "one whole pass is no second one"

@@ -1,0 +1,286 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""What a layout is: the names of its tensors, the order of their rows, and its configuration, in both directions."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from ...configuration_diff import DiffTransformerConfig
+from ...configuration_diff_v2 import DiffTransformerV2Config
+
+OurConfig = DiffTransformerConfig | DiffTransformerV2Config
+
+# Our names, by part; "{i}" is the layer
+EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+ATTENTION, MLP = "model.layers.{i}.self_attn.", "model.layers.{i}.mlp."
+SUBLN, LAMBDA_PROJ = ATTENTION + "subln.weight", ATTENTION + "lambda_proj.weight"
+Q_PROJ, Q_PROJ_BIAS, O_PROJ = (ATTENTION + name for name in ("q_proj.weight", "q_proj.bias", "o_proj.weight"))
+LAMBDA_VECTORS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
+FILLED = {SUBLN: 1.0, LAMBDA_PROJ: 0.0}  # what our tensor is if a layout has none
+
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+_OTHERS = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm", "post_attention_layernorm")
+DECODER = [
+    *(EMBEDDING, FINAL_NORM, HEAD),
+    *(f"{ATTENTION}{name}.weight" for name in _PROJECTIONS),
+    *(f"model.layers.{{i}}.{name}.weight" for name in _OTHERS),
+]
+V1_WEIGHTS = [*DECODER, *(ATTENTION + name for name in LAMBDA_VECTORS), SUBLN]
+ATTENTION_BIASES = [f"{ATTENTION}{name}.bias" for name in _PROJECTIONS]
+MLP_BIASES = [f"model.layers.{{i}}.{name}.bias" for name in _OTHERS if "mlp" in name]
+QK_NORMS = [ATTENTION + "q_norm.weight", ATTENTION + "k_norm.weight"]
+POLY_NORM = [MLP + "act_fn.weight", MLP + "act_fn.bias"]
+
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+# Fields of the same name and meaning in our configurations and in those of Llama, DiffLlama and Motif
+SAME = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "hidden_act", "rms_norm_eps"),
+    *("max_position_embeddings", "initializer_range", "tie_word_embeddings", "attention_dropout", "use_cache"),
+    *SPECIAL_IDS,
+)
+# Fields of a config.json that do not change what a causal language model computes
+NO_EFFECT = (
+    *("model_type", "architectures", "auto_map", "_name_or_path", "transformers_version", "dtype", "torch_dtype"),
+    *("id2label", "label2id", "problem_type", "is_llama_config", "transformers.js_config"),
+)
+# Fields of ours that matter to training or generation alone
+_NOT_COMPARED = {
+    *("initializer_range", "lambda_std_dev", "attention_dropout", "use_cache", *SPECIAL_IDS),
+    *PreTrainedConfig().to_dict(),
+}
+_LAYER = re.compile(r"(?<=model\.layers\.)\d+")
+
+
+def same(names: list[str]) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One tensor to write: `make(*(read(name) for name in sources))`, which also runs on the meta device.
+
+    by_rows: `make` acts on each row of its only source alone, and may be given some of them.
+    """
+
+    target: str
+    sources: tuple[str, ...]
+    make: Callable[..., torch.Tensor]
+    by_rows: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a code base names and orders the tensors of a model of ours, and what its configuration means.
+
+    The methods are those of our own layouts. A subclass overrides what its code base does otherwise: mostly
+    `to_ours` and `to_theirs`, from and to the content of its config.json.
+
+    names: our name -> theirs, with "{i}" for the layer; tensors that the layout cannot represent are missing.
+    config_class: the configuration of our model to and from which the layout is converted.
+    model_type: what its config.json states as `model_type`; our files in a format that has none, as `layout`.
+    variant: parts of the names -> what some of its checkpoints have instead.
+    single_queries: their model has one query head for each pair of ours, and computes the same bits.
+    required: fields without which its config.json cannot be understood.
+    no_effect: fields of its config.json that do not change what the model computes.
+    citation: of the model that the layout was made for, as BibTeX.
+    """
+
+    name: str
+    names: dict[str, str]
+    config_class: type[OurConfig]
+    model_type: str
+    variant: dict[str, str] = field(default_factory=dict)
+    interleaved_rotary: bool = False
+    heads_in_blocks: bool = False
+    single_queries: bool = False
+    required: tuple[str, ...] = ()
+    no_effect: tuple[str, ...] = ()
+    citation: str | None = None
+
+    has_config = True  # every checkpoint has a config.json, which states all sizes and the special ids
+    is_strict = False  # each field of that config.json must be understood
+
+    @property
+    def ours(self) -> str:
+        """The layout of this package to and from which this one is converted."""
+        return (OURS if self.config_class is DiffTransformerConfig else OURS_V2).name
+
+    # ---- names
+
+    def with_names(self, changes: dict[str, str]) -> "Layout":
+        """The layout of a decoder with other names: each part of a name in `changes` is replaced, in order."""
+        names = dict(self.names)
+        for old, new in changes.items():
+            found = [ours for ours, theirs in names.items() if old in theirs]
+            if not found:
+                known = ", ".join(self.names.values())
+                raise ValueError(f"No name of the layout {self.name!r} contains {old!r}; its names are {known}.")
+            names |= {ours: names[ours].replace(old, new) for ours in found}
+        return replace(self, names=names)
+
+    def matching(self, meta: dict[str, torch.Tensor]) -> "Layout":
+        """This layout, with the names of its variant if the tensors have those."""
+        return self if self.names[Q_PROJ].replace("{i}", "0") in meta else self.with_names(self.variant)
+
+    def layer_names(self, config: OurConfig) -> dict[str, str]:
+        """Our name -> theirs for all tensors of our model that they have."""
+        found = {}
+        for ours in our_tensors(config):
+            theirs = self.names.get(_template(ours))
+            if theirs is not None:
+                layer = _LAYER.search(ours)
+                found[ours] = theirs.replace("{i}", layer[0]) if layer else theirs
+        return found
+
+    # ---- configurations
+
+    def complete(self, stated: dict[str, Any]) -> dict[str, Any]:
+        """The content of their config.json with the defaults of its class, if there is one."""
+        return stated
+
+    def to_ours(self, stated: dict[str, Any]) -> dict[str, Any]:
+        """The fields of our configuration, from the content of their config.json."""
+        return self.config_class.from_dict(dict(stated)).to_dict()
+
+    def to_theirs(self, config: OurConfig) -> PreTrainedConfig | dict[str, Any]:
+        """Their configuration: that of a model in transformers or this package, or the content of config.json."""
+        return config
+
+    def read_config(self, meta: dict[str, torch.Tensor], stated: dict[str, Any], **sizes: float | None) -> OurConfig:
+        """Our configuration of their tensors (on meta) and their config.json.
+
+        sizes: head_dim, num_attention_heads, rope_theta, rms_norm_eps and max_position_embeddings, for layouts without
+        a config.json.
+        """
+        given = [name for name, value in sizes.items() if value is not None]
+        if given:
+            raise ValueError(f"{', '.join(given)}: a {self.name} checkpoint states this in its own config.json.")
+        return self.config_class(**self.to_ours(stated))
+
+    def unrepresented(self, stated: dict[str, Any]) -> dict[str, Any]:
+        """The fields of their config.json that our model cannot represent: those that do not come back from ours. A
+        field that their class lacks may say that something is off."""
+        again = _content(self.to_theirs(self.config_class(**self.to_ours(stated))))
+        return {
+            name: value
+            for name, value in self.complete(stated).items()
+            if name not in (*NO_EFFECT, *self.no_effect) and value not in (None, False) and value != again.get(name)
+        }
+
+    def check_represents(self, config: OurConfig) -> None:
+        """Raises ValueError for what would be lost silently: what does not come back from their configuration and
+        tensors."""
+        ours = our_tensors(config)
+        meta = {step.target: step.make(*(ours[name] for name in step.sources)) for step in self.out_of_ours(config)}
+        try:
+            again = self.read_config(meta, _content(self.to_theirs(config))).to_dict()
+        except (ValueError, StrictDataclassError) as error:
+            raise ValueError(f"{self.name} cannot represent the configuration: {error}") from error
+        fields = {name: value for name, value in config.to_dict().items() if name in again.keys() - _NOT_COMPARED}
+        lost = [f"{name}={value!r}" for name, value in fields.items() if value != again[name]]
+        templates = dict.fromkeys(map(_template, ours))
+        lost += [name for name in templates if name not in self.names and name not in FILLED]
+        if lost:
+            raise ValueError(
+                f"The model has {', '.join(lost)}, which {self.name} cannot represent. Choose another --to."
+            )
+
+    def describe_heads(self, config: OurConfig) -> str:
+        heads, key_heads = config.num_attention_heads, f"{config.num_key_value_heads} key heads"
+        if isinstance(config, DiffTransformerConfig):
+            return f"{heads} heads and {key_heads} of 2d = {config.head_dim}"
+        return f"{heads // 2 if self.single_queries else heads} query heads and {key_heads} of d = {config.head_dim}"
+
+    # ---- weights
+
+    def check_weights(self, read: Callable[[str, int], torch.Tensor], config: OurConfig) -> None:
+        """Raises ValueError for weights that would be lost on the way to this layout.
+
+        read: From our name, with "{i}" for the layer, and the layer to a tensor.
+        """
+
+    def row_order(self, name: str, config: OurConfig) -> torch.Tensor | None:
+        """Row r of their tensor is row `order[r]` of the tensor that we call `name`; None if the order is the same."""
+        module = name.rpartition(".")[0].rpartition(".")[2]
+        if module not in ("q_proj", "k_proj", "v_proj"):
+            return None
+        heads = config.num_attention_heads if module == "q_proj" else config.num_key_value_heads
+        width = config.head_dim
+        if isinstance(config, DiffTransformerConfig):
+            heads, width = 2 * heads, config.diff_head_dim
+        rows = torch.arange(heads * width).view(heads, width)
+        if self.heads_in_blocks:
+            rows = torch.cat((rows[0::2], rows[1::2]))
+        if self.interleaved_rotary and module != "v_proj":
+            rows = rows.unflatten(1, (2, -1)).transpose(1, 2).flatten(1)
+        if self.single_queries and module == "q_proj":
+            rows = rows[0::2]
+        return rows.flatten()
+
+    def into_ours(self, config: OurConfig, dtype: torch.dtype) -> Iterator[Step]:
+        """The steps from their tensors to ours. A head norm without a weight gets ones, in `dtype`, and a query head
+        becomes a pair with a lambda of 1/2: `attn - attn / 2` is half of `attn`, hence twice `o_proj`."""
+        names = self.layer_names(config)
+        for ours, like in our_tensors(config).items():
+            if ours not in names:
+                value = FILLED[_template(ours)]
+                yield Step(ours, (), partial(torch.full, like.shape, value, dtype=dtype))
+                continue
+            order = self.row_order(ours, config)
+            rows = None if order is None else torch.argsort(order)
+            if rows is not None and len(rows) < len(like):  # each head twice
+                rows = rows.view(-1, 1, config.head_dim).expand(-1, 2, -1).flatten()
+            factor = 2 if self._is_doubled(ours) else 1
+            yield Step(ours, (names[ours],), partial(_take, rows, factor), by_rows=rows is None)
+
+    def out_of_ours(self, config: OurConfig) -> Iterator[Step]:
+        """The steps from our tensors to theirs; if they have no head norm weight, ours is folded into `o_proj`."""
+
+        def fold(o_proj: torch.Tensor, subln: torch.Tensor) -> torch.Tensor:
+            dtype = torch.promote_types(o_proj.dtype, torch.float32)
+            return (o_proj.to(dtype) * subln.to(dtype).repeat(config.num_attention_heads)).to(o_proj.dtype)
+
+        for ours, theirs in self.layer_names(config).items():
+            if self.folds_subln(config) and _template(ours) == O_PROJ:
+                yield Step(theirs, (ours, ours.replace("o_proj", "subln")), fold)
+            else:
+                order, factor = self.row_order(ours, config), 0.5 if self._is_doubled(ours) else 1
+                yield Step(theirs, (ours,), partial(_take, order, factor), by_rows=order is None)
+
+    def folds_subln(self, config: OurConfig) -> bool:
+        return isinstance(config, DiffTransformerConfig) and config.use_subln and SUBLN not in self.names
+
+    def _is_doubled(self, ours: str) -> bool:
+        return self.single_queries and _template(ours) == O_PROJ
+
+
+def our_tensors(config: OurConfig) -> dict[str, torch.Tensor]:
+    """The tensors of our model on the meta device; a head tied to the embeddings is not one of them."""
+    with torch.device("meta"):
+        state = AutoModelForCausalLM.from_config(config).state_dict()
+    return {name: x for name, x in state.items() if name != HEAD or not config.tie_word_embeddings}
+
+
+def _content(config: PreTrainedConfig | dict[str, Any]) -> dict[str, Any]:
+    return config if isinstance(config, dict) else config.to_dict()
+
+
+def _template(name: str) -> str:
+    return _LAYER.sub("{i}", name)
+
+
+def _take(rows: torch.Tensor | None, factor: float, x: torch.Tensor) -> torch.Tensor:
+    x = x if rows is None else x[rows]
+    return x if factor == 1 else x * factor
+
+
+_OURS = [*V1_WEIGHTS, *ATTENTION_BIASES, *MLP_BIASES, *POLY_NORM]
+_OURS_V2 = [*DECODER, *ATTENTION_BIASES, *MLP_BIASES, *QK_NORMS, LAMBDA_PROJ]
+OURS = Layout("diff_transformer", same(_OURS), DiffTransformerConfig, DiffTransformerConfig.model_type)
+OURS_V2 = Layout("diff_v2", same(_OURS_V2), DiffTransformerV2Config, DiffTransformerV2Config.model_type)

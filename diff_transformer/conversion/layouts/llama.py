@@ -1,0 +1,103 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Llama and its like as a Differential Transformer V2 with each query head twice."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+
+from ...configuration_diff_v2 import DiffTransformerV2Config
+from .base import (
+    ATTENTION_BIASES,
+    DECODER,
+    LAMBDA_PROJ,
+    MLP_BIASES,
+    Q_PROJ,
+    Q_PROJ_BIAS,
+    QK_NORMS,
+    SAME,
+    Layout,
+    OurConfig,
+    same,
+)
+
+OWN = ("num_key_value_heads", "rope_parameters", "attention_bias", "mlp_bias")  # if they have them
+# How they state a window; `layer_types` says in which layers
+WINDOW = ("sliding_window", "use_sliding_window", "max_window_layers")
+
+
+@dataclass(frozen=True)
+class LlamaLayout(Layout):
+    """their_class: the class of their configuration, whose config.json states everything that shapes do not."""
+
+    their_class: type[PreTrainedConfig] = LlamaConfig
+
+    is_strict = True
+
+    def complete(self, stated: dict[str, Any]) -> dict[str, Any]:
+        return self.their_class.from_dict(dict(stated)).to_dict()
+
+    def to_ours(self, stated: dict[str, Any]) -> dict[str, Any]:
+        """Raises ValueError if only some layers have a window."""
+        own = self.complete(stated)
+        biased = self.name == "qwen2" or own.get("attention_bias", False)
+        kinds = set(own.get("layer_types") or ())
+        if len(kinds) > 1:
+            raise ValueError(
+                f"layer_types={own['layer_types']} mixes layers with and without the sliding window, but in diff_v2 "
+                "all layers have the same sliding_window, or none."
+            )
+        return {name: own[name] for name in (*SAME, *OWN) if name in own} | {
+            "num_attention_heads": 2 * own["num_attention_heads"],
+            "head_dim": own.get("head_dim") or own["hidden_size"] // own["num_attention_heads"],
+            "attention_bias": biased,
+            "attention_output_bias": biased and self.name != "qwen2",
+            "use_qk_norm": self.name == "qwen3",
+            "sliding_window": None if kinds == {"full_attention"} else own.get("sliding_window"),
+        }
+
+    def to_theirs(self, config: OurConfig) -> PreTrainedConfig:
+        fields, own = self.their_class().to_dict(), config.to_dict()
+        values = {name: own[name] for name in (*SAME, *OWN) if name in fields}
+        values["num_attention_heads"] = config.num_attention_heads // 2
+        if "head_dim" in fields or config.head_dim * values["num_attention_heads"] != config.hidden_size:
+            values["head_dim"] = config.head_dim
+        if "sliding_window" in fields:
+            values["sliding_window"] = config.sliding_window
+        if "use_sliding_window" in fields and config.sliding_window is not None:
+            values |= {"use_sliding_window": True, "max_window_layers": 0}
+        return self.their_class(**values)
+
+    def check_weights(self, read: Callable[[str, int], torch.Tensor], config: OurConfig) -> None:
+        """lambda_proj must be zero and the two query heads of each pair equal; all layers where they are not are
+        named."""
+        moved = []
+        names = [LAMBDA_PROJ, Q_PROJ, *([Q_PROJ_BIAS] if config.attention_bias else [])]
+        for i, name in ((i, name) for i in range(config.num_hidden_layers) for name in names):
+            x = read(name, i)
+            pairs = x.unflatten(0, (-1, 2, config.head_dim)) if name != LAMBDA_PROJ else None
+            difference = x if pairs is None else pairs[:, 0] - pairs[:, 1]
+            if difference.any():
+                moved.append(f"{name.replace('{i}', str(i))} by up to {difference.abs().max().item():.1e}")
+        if moved:
+            raise ValueError(
+                "The model is no longer a Transformer. As after a conversion, lambda_proj must be zero and the two "
+                "query heads of each pair equal; training or noise has moved\n  " + "\n  ".join(moved)
+            )
+
+
+_NAMES = same([*DECODER, *ATTENTION_BIASES, *MLP_BIASES, *QK_NORMS])
+LLAMA_FAMILY = [
+    LlamaLayout(
+        their_class.model_type,
+        _NAMES,
+        DiffTransformerV2Config,
+        their_class.model_type,
+        single_queries=True,
+        no_effect=tuple(name for name in WINDOW if name in their_class().to_dict()),
+        their_class=their_class,
+    )
+    for their_class in (LlamaConfig, Qwen2Config, Qwen3Config, MistralConfig)
+]
