@@ -177,6 +177,12 @@ class DiffTransformerPreTrainedModel(DiffTransformerBasePreTrainedModel):
         "AutoModelForTokenClassification": "modeling_diff.DiffTransformerForTokenClassification",
     }
 
+    def __init__(self, config: DiffTransformerConfig, *args, **kwargs):
+        # The generic heads build their base model with AutoModel, by the class of the configuration. In remote code
+        # that is not always the class imported here: transformers loads the two files apart
+        AutoModel.register(type(config), DiffTransformerModel, exist_ok=True)
+        super().__init__(config, *args, **kwargs)
+
     @torch.no_grad()
     def _init_weights(self, module):
         super()._init_weights(module)
@@ -273,9 +279,6 @@ class DiffTransformerForTokenClassification(GenericForTokenClassification, DiffT
 class DiffTransformerForQuestionAnswering(GenericForQuestionAnswering, DiffTransformerPreTrainedModel):
     pass
 
-
-# The generic heads build their base model with AutoModel, which must know that of remote code too
-AutoModel.register(DiffTransformerConfig, DiffTransformerModel, exist_ok=True)
 
 __all__ = [
     "DiffTransformerForCausalLM",

@@ -208,6 +208,12 @@ class DiffTransformerV2PreTrainedModel(DiffTransformerBasePreTrainedModel):
         "AutoModelForTokenClassification": "modeling_diff_v2.DiffTransformerV2ForTokenClassification",
     }
 
+    def __init__(self, config: DiffTransformerV2Config, *args, **kwargs):
+        # The generic heads build their base model with AutoModel, by the class of the configuration. In remote code
+        # that is not always the class imported here: transformers loads the two files apart
+        AutoModel.register(type(config), DiffTransformerV2Model, exist_ok=True)
+        super().__init__(config, *args, **kwargs)
+
 
 @auto_docstring
 class DiffTransformerV2Model(DiffTransformerV2PreTrainedModel, DiffTransformerBaseModel):
@@ -236,9 +242,6 @@ class DiffTransformerV2ForTokenClassification(GenericForTokenClassification, Dif
 class DiffTransformerV2ForQuestionAnswering(GenericForQuestionAnswering, DiffTransformerV2PreTrainedModel):
     pass
 
-
-# The generic heads build their base model with AutoModel, which must know that of remote code too
-AutoModel.register(DiffTransformerV2Config, DiffTransformerV2Model, exist_ok=True)
 
 __all__ = [
     "DiffTransformerV2ForCausalLM",
