@@ -341,12 +341,15 @@ def package_and_triton_are_absent(root: Path) -> None:
 
 
 @check("user", *AUTO_CLASSES)
-def a_folder_loads_as_the_class_it_was_saved_from(root: Path, name: str) -> None:
+def a_folder_loads_as_its_class_and_builds_it(root: Path, name: str) -> None:
     model = AUTO_CLASSES[name].from_pretrained(root / name, trust_remote_code=True).eval()
     assert type(model).__name__ == name
     assert_is_remote(model)
     assert_bit_equal(outputs_of(model), expected_values(root)["outputs"][name], name)
     assert model.config._attn_implementation == default_attention(name)
+    # Without any Auto class: what the constructors need must be in the folder
+    model_class = get_class_from_dynamic_module(f"{modeling(name)}.{name}", root / name)
+    assert_is_remote(model_class(model_class.config_class.from_pretrained(root / name)))
 
 
 @check("user", *AUTO_CLASSES)
@@ -356,14 +359,6 @@ def a_causal_model_loads_as_every_class(root: Path, name: str) -> None:
     assert type(model).__name__ == name
     base = getattr(model, "model", model)
     assert_bit_equal(base.state_dict(), local_model(root, causal(name)).model.state_dict(), name)
-
-
-@check("user", *AUTO_CLASSES)
-def a_model_is_built_from_a_configuration(root: Path, name: str) -> None:
-    """Without any Auto class: what the constructors need must be in the folder."""
-    model_class = get_class_from_dynamic_module(f"{modeling(name)}.{name}", root / name)
-    model = model_class(model_class.config_class.from_pretrained(root / name))
-    assert_is_remote(model)
 
 
 @cache
@@ -429,11 +424,11 @@ def a_model_saved_again_loads_again(root: Path, name: str) -> None:
 
 
 @check("user", *REPOS)
-def an_adapter_is_saved_and_loaded(root: Path, name: str) -> None:
+def peft_trains_and_loads_an_adapter(root: Path, name: str) -> None:
     from peft import LoraConfig, PeftModel, get_peft_model
 
     model = AutoModelForCausalLM.from_pretrained(root / name, trust_remote_code=True).eval()
-    adapted = get_peft_model(model, LoraConfig(init_lora_weights=False, target_modules=["q_proj", "v_proj"]))
+    adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False))
     outputs = outputs_of(adapted)
     with tempfile.TemporaryDirectory() as folder:
         adapted.save_pretrained(folder)
@@ -472,9 +467,10 @@ def a_revision_keeps_its_kernel_beside_other_revisions(root: Path) -> None:
         for revision in (expected_values(root)["revisions"][i] for i in (1, 2))
     )
     reference = expected_values(root)["outputs"][CAUSAL][0]
-    for model in (right, wrong, right):
+    for model, compiles in ((right, False), (wrong, True), (right, True)):
         torch._dynamo.reset()
-        for forward in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
+        compiled = [torch.compile(model, fullgraph=True, backend="aot_eager")] if compiles else []
+        for forward in (model, *compiled):
             with torch.no_grad():
                 logits = forward(INPUT_IDS, use_cache=False).logits
             assert torch.allclose(logits, reference, rtol=1e-4, atol=1e-4) == (model is right), (
