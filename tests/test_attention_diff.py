@@ -4,6 +4,7 @@
 import itertools
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -432,6 +433,54 @@ def test_bounds_of_the_kernels():
         ((8, 127, 132), 1),
     ):
         assert flash_diff._num_splits(*arguments) == splits, arguments
+
+
+@pytest.mark.parametrize(
+    ("q_len", "needs_grad", "options", "expected"),
+    [
+        (9, False, {}, "flash_diff_attention_with_kvcache"),
+        (17, False, {}, "flash_diff_attention"),
+        (9, True, {}, "flash_diff_attention"),
+        (9, False, {"padding_spans": (torch.zeros(2), torch.ones(2))}, "flash_diff_attention"),
+        (9, False, {"cu_seq_lens_q": torch.tensor([0, 4, 9, 18])}, "flash_diff_attention_varlen"),
+    ],
+)
+def test_flash_diff_calls_the_kernel_for_its_input(monkeypatch, q_len, needs_grad, options, expected):
+    """With the CPU's kernel in place of those of Triton."""
+    calls = []
+
+    def attend(name, q, k, v, lambda_full, *lengths, **kwargs):
+        calls.append(name)
+        shape = q.shape
+        q, k, v = (x.unflatten(0, (2, -1)) if x.ndim == 3 else x for x in (q, k, v))
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        out = flash_diff_attention_cpu(
+            q, k, v, lambda_full, cu_seq_lens=lengths[0] if lengths else None, scale=kwargs["softmax_scale"]
+        )
+        return out.view(shape)
+
+    for name in ("flash_diff_attention", "flash_diff_attention_varlen", "flash_diff_attention_with_kvcache"):
+        monkeypatch.setattr(attention_diff, name, partial(attend, name))
+    module = nn.Module()
+    module.is_causal = True
+    arguments = (module, *torch.randn(3, 2, 2, q_len, 32), None, torch.tensor(0.5), 0.25)
+    with torch.set_grad_enabled(needs_grad):
+        got, expected_output = (
+            flash_diff_attention_forward(*arguments, kernel=kernel, **options)[0] for kernel in ("triton", "cpu")
+        )
+    assert torch.equal(got, expected_output)
+    assert calls == [expected]
+
+
+def test_norm_with_hooks_or_another_forward_is_not_plain(tiny_config):
+    attention = DiffTransformerAttention(tiny_config(), 0)
+    assert attention._has_plain_norm()
+    hook = attention.subln.register_forward_hook(lambda *args: None)
+    assert not attention._has_plain_norm()
+    hook.remove()
+    attention.subln.forward = partial(attention.subln.forward)
+    assert not attention._has_plain_norm()
+    assert not DiffTransformerAttention(tiny_config(use_subln=False), 0)._has_plain_norm()
 
 
 def test_padding_spans():

@@ -27,7 +27,11 @@ from transformers import modeling_flash_attention_utils as flash_utils
 from transformers.generation.continuous_batching import initialization
 from transformers.utils import import_utils
 
-from diff_transformer.attention_diff_base import cu_seq_lens_from_position_ids, document_starts
+from diff_transformer.attention_diff_base import (
+    cu_seq_lens_from_position_ids,
+    document_starts,
+    position_ids_from_cu_seq_lens,
+)
 
 IMPLEMENTATIONS = ["flash_attention_2", "flash_attention_3", "flash_attention_4"]
 MODULES = ["flash_attn", "flash_attn.bert_padding", "flash_attn.cute", "flash_attn_interface"]
@@ -220,6 +224,7 @@ def test_document_starts():
     assert lengths.tolist() == [0, 3, 6, 8, 10, 11, 12, 15, 18, 24]
     assert longest == 6
     assert cu_seq_lens_from_position_ids(torch.tensor(GAP)) == (None, None)
+    assert position_ids_from_cu_seq_lens(offsets(0, 5, 6, 12, 12, 24, 24), 2, 12).tolist() == TWO_ROWS
 
 
 # ---------------------------------------------------------------------- torch.compile

@@ -97,8 +97,8 @@ def attend(q, k, v, lambda_full, norm_weight, **options):
     return flash_diff_attention(q, k, v, lambda_full, **norm, **{"causal": True, **options})
 
 
-def check_attention(inputs, mask, dtype=torch.float32, **options):
-    check(partial(attend, **options), lambda q, k, v, lam, w: reference(q, k, v, lam, mask, w), inputs, dtype)
+def check_attention(inputs, visible, dtype=torch.float32, **options):
+    check(partial(attend, **options), lambda q, k, v, lam, w: reference(q, k, v, lam, visible, w), inputs, dtype)
 
 
 @pytest.mark.parametrize("norm", [False, True])

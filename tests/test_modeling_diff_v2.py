@@ -308,6 +308,13 @@ def test_sigmoid_is_float32_in_every_dtype(tiny_config):
 # ---------------------------------------------------------------------- initial weights
 
 
+def test_tensor_parallel_plan_names_only_norms_that_exist(tiny_config):
+    for use_qk_norm in (False, True):
+        plan = DiffTransformerV2Model(tiny_config(use_qk_norm=use_qk_norm))._tp_plan
+        assert any(name.endswith("q_norm") for name in plan) == use_qk_norm
+        assert "layers.*.self_attn.lambda_proj" in plan
+
+
 def test_loading_initialises_what_a_checkpoint_lacks(tiny_config, tmp_path):
     """Models are built on the meta device, where what is not initialised on purpose is garbage."""
     config = tiny_config(hidden_size=512, num_hidden_layers=1, use_qk_norm=True, attention_bias=True)
