@@ -82,7 +82,7 @@ _KERNELS = {"dtype": "float16", "hidden_size": 32, "lengths": (16,), "dims": {16
 _MODELS = {"model": {"max_length": 4, "layers": 1, "tiny": True}, "model_lengths": (4,), "rounds": 1, "candidates": 1}
 _TRAINING = {"row": 16, "batch": 2, "steps": 3, "learning_rate": 3e-3, "ranks": 512, "files": 3}
 _TRAINING["trained"] = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1}
-_TESTS = ("-q", "-k", "deltas_follow or errors_of_the_other")
+_TESTS = ("-q", "-k", "imported_again or device_up_once")
 DRY = Sizes(device="cpu", processes=2, tests=_TESTS, **_KERNELS, **_MODELS, **_TRAINING)
 
 

@@ -5,6 +5,7 @@ Importing the package registers the model with the Auto classes of transformers.
 """
 
 import sys
+from typing import Any
 
 from transformers import (
     AutoConfig,
@@ -45,6 +46,7 @@ for _config_class in (DiffTransformerConfig, DiffTransformerV2Config):
     AutoTokenizer.register(_config_class, fast_tokenizer_class=PreTrainedTokenizerFast)
     # `register_for_auto_class` makes `save_pretrained` put the Hub files beside the weights, for machines without us
     _config_class.register_for_auto_class()
+_model_class: Any
 for _auto_class, *_model_classes in (
     (AutoModel, DiffTransformerModel, DiffTransformerV2Model),
     (AutoModelForCausalLM, DiffTransformerForCausalLM, DiffTransformerV2ForCausalLM),
@@ -57,10 +59,10 @@ for _auto_class, *_model_classes in (
     (AutoModelForQuestionAnswering, DiffTransformerForQuestionAnswering, DiffTransformerV2ForQuestionAnswering),
 ):
     for _model_class in _model_classes:
-        _auto_class.register(_model_class.config_class, _model_class, exist_ok=True)
+        _auto_class.register(_model_class.config_class, _model_class)
         _model_class.register_for_auto_class(_auto_class.__name__)
         # By its name, `Trainer` knows a causal model, whose labels it must shift before it smooths them
-        _model_type = _model_class.config_class.model_type  # type: ignore[union-attr]
+        _model_type = _model_class.config_class.model_type
         _auto_class._model_mapping._model_mapping[_model_type] = _model_class.__name__
         # `transformers serve` looks up model classes by name, and only in transformers itself
         setattr(sys.modules["transformers"], _model_class.__name__, _model_class)

@@ -20,7 +20,6 @@ from transformers.modeling_layers import (
     GenericForSequenceClassification,
     GenericForTokenClassification,
 )
-from transformers.models.auto import AutoModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring, logging
@@ -41,6 +40,7 @@ from .configuration_diff import DiffTransformerConfig
 from .modeling_diff_base import (
     DiffTransformerBaseDecoderLayer,
     DiffTransformerBaseForCausalLM,
+    DiffTransformerBaseHead,
     DiffTransformerBaseModel,
     DiffTransformerBasePreTrainedModel,
     DiffTransformerRMSNorm,
@@ -177,12 +177,6 @@ class DiffTransformerPreTrainedModel(DiffTransformerBasePreTrainedModel):
         "AutoModelForTokenClassification": "modeling_diff.DiffTransformerForTokenClassification",
     }
 
-    def __init__(self, config: DiffTransformerConfig, *args, **kwargs):
-        # The generic heads build their base model with AutoModel, by the class of the configuration. In remote code
-        # that is not always the class imported here: transformers loads the two files apart
-        AutoModel.register(type(config), DiffTransformerModel, exist_ok=True)
-        super().__init__(config, *args, **kwargs)
-
     @torch.no_grad()
     def _init_weights(self, module):
         super()._init_weights(module)
@@ -268,16 +262,22 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, DiffTransformer
             self.set_attn_implementation(implementation)
 
 
-class DiffTransformerForSequenceClassification(GenericForSequenceClassification, DiffTransformerPreTrainedModel):
-    pass
+class DiffTransformerForSequenceClassification(
+    DiffTransformerBaseHead, GenericForSequenceClassification, DiffTransformerPreTrainedModel
+):
+    model_class = DiffTransformerModel
 
 
-class DiffTransformerForTokenClassification(GenericForTokenClassification, DiffTransformerPreTrainedModel):
-    pass
+class DiffTransformerForTokenClassification(
+    DiffTransformerBaseHead, GenericForTokenClassification, DiffTransformerPreTrainedModel
+):
+    model_class = DiffTransformerModel
 
 
-class DiffTransformerForQuestionAnswering(GenericForQuestionAnswering, DiffTransformerPreTrainedModel):
-    pass
+class DiffTransformerForQuestionAnswering(
+    DiffTransformerBaseHead, GenericForQuestionAnswering, DiffTransformerPreTrainedModel
+):
+    model_class = DiffTransformerModel
 
 
 __all__ = [

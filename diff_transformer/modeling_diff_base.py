@@ -13,6 +13,7 @@ from transformers.integrations import use_kernel_forward_from_hub
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
+from transformers.models.auto import AutoModel
 from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring
@@ -276,9 +277,21 @@ class DiffTransformerBaseForCausalLM(DiffTransformerBasePreTrainedModel, Generat
         self.post_init()
 
 
+class DiffTransformerBaseHead(DiffTransformerBasePreTrainedModel):
+    """A generic head of transformers builds its base model with AutoModel, which does not know the configurations of
+    remote code: each file that is loaded from a folder has a class of its own."""
+
+    model_class: type[DiffTransformerBaseModel]
+
+    def __init__(self, config: DiffTransformerBaseConfig):
+        AutoModel.register(type(config), self.model_class, exist_ok=True)
+        super().__init__(config)
+
+
 __all__ = [
     "DiffTransformerBaseDecoderLayer",
     "DiffTransformerBaseForCausalLM",
+    "DiffTransformerBaseHead",
     "DiffTransformerBaseModel",
     "DiffTransformerBasePreTrainedModel",
     "DiffTransformerPolyNorm",

@@ -26,7 +26,6 @@ from transformers.modeling_layers import (
     GenericForTokenClassification,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.auto import AutoModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring
@@ -37,6 +36,7 @@ from .configuration_diff_v2 import DiffTransformerV2Config
 from .modeling_diff_base import (
     DiffTransformerBaseDecoderLayer,
     DiffTransformerBaseForCausalLM,
+    DiffTransformerBaseHead,
     DiffTransformerBaseModel,
     DiffTransformerBasePreTrainedModel,
     DiffTransformerRMSNorm,
@@ -208,12 +208,6 @@ class DiffTransformerV2PreTrainedModel(DiffTransformerBasePreTrainedModel):
         "AutoModelForTokenClassification": "modeling_diff_v2.DiffTransformerV2ForTokenClassification",
     }
 
-    def __init__(self, config: DiffTransformerV2Config, *args, **kwargs):
-        # The generic heads build their base model with AutoModel, by the class of the configuration. In remote code
-        # that is not always the class imported here: transformers loads the two files apart
-        AutoModel.register(type(config), DiffTransformerV2Model, exist_ok=True)
-        super().__init__(config, *args, **kwargs)
-
 
 @auto_docstring
 class DiffTransformerV2Model(DiffTransformerV2PreTrainedModel, DiffTransformerBaseModel):
@@ -235,12 +229,16 @@ class DiffTransformerV2ForSequenceClassification(
 ): ...
 
 
-class DiffTransformerV2ForTokenClassification(GenericForTokenClassification, DiffTransformerV2PreTrainedModel):
-    pass
+class DiffTransformerV2ForTokenClassification(
+    DiffTransformerBaseHead, GenericForTokenClassification, DiffTransformerV2PreTrainedModel
+):
+    model_class = DiffTransformerV2Model
 
 
-class DiffTransformerV2ForQuestionAnswering(GenericForQuestionAnswering, DiffTransformerV2PreTrainedModel):
-    pass
+class DiffTransformerV2ForQuestionAnswering(
+    DiffTransformerBaseHead, GenericForQuestionAnswering, DiffTransformerV2PreTrainedModel
+):
+    model_class = DiffTransformerV2Model
 
 
 __all__ = [

@@ -5,6 +5,9 @@ from collections import Counter
 # Before transformers is imported: no test may reach a hub, and a stalled look-up would only hide that it tried
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# The models of the tests are tiny: more threads than one only wait for one another, most of all under pytest-xdist.
+# Processes that tests start inherit this
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # torch's cache of compiled graphs on disk does not see that the backward of a custom operator has changed
 os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
 
@@ -13,7 +16,6 @@ import torch  # noqa: E402
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerV2Config  # noqa: E402
 
-# The models of the tests are tiny: more threads than one only wait for one another, most of all under pytest-xdist
 torch.set_num_threads(1)
 
 

@@ -38,6 +38,7 @@ def test_paper_sizes(size):
     exact, billions = PARAMETERS[size]
     assert model.num_parameters() == exact == count_by_hand(config)
     assert exact / 1e9 == pytest.approx(billions, rel=0.01)
+    assert config.max_position_embeddings == (4096 if size == "3B" else 2048)
     assert config.diff_head_dim == (96 if size == "830M" else 128)
 
 
@@ -51,19 +52,21 @@ def test_paper_size_overrides_and_unknown_name():
 def test_the_defaults_are_table_9_with_untied_embeddings():
     default, paper = DiffTransformerConfig(), DiffTransformerConfig.from_paper_size("3B")
     assert default.to_dict() == {**paper.to_dict(), "tie_word_embeddings": False}
+    assert (default.vocab_size, default.max_position_embeddings, default.eos_token_id) == (100288, 4096, 100257)
+    assert (default.initializer_range, default.rms_norm_eps, default.subln_eps) == (0.02, 1e-5, 1e-5)
+    assert (default.lambda_init, default.lambda_std_dev) == ("exponential", 0.1)
+    assert default.use_subln and default.use_head_scale and default.use_cache and not default.mlp_bias
     with torch.device("meta"):
         parameters = DiffTransformerForCausalLM(default).num_parameters()
     assert parameters == PARAMETERS["3B"][0] + default.vocab_size * default.hidden_size
     assert f"{parameters / 1e9:.2f} billion" in DiffTransformerConfig.__doc__
 
 
-@pytest.mark.oldest
 def test_derived_values():
     config = DiffTransformerConfig(hidden_size=96, num_attention_heads=3)
     assert (config.head_dim, config.diff_head_dim, config.num_key_value_heads) == (32, 16, 3)
     assert config.intermediate_size == 256, "8/3 of the width, rounded up to a multiple of 128"
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
-    assert config.hidden_size == config.num_attention_heads * config.head_dim
 
 
 def test_lambda_init():
@@ -74,7 +77,6 @@ def test_lambda_init():
     assert DiffTransformerConfig(lambda_init=0.5).layer_lambda_init(7) == 0.5
 
 
-@pytest.mark.oldest
 def test_save_and_load(tmp_path):
     rope = {"rope_type": "yarn", "factor": 16.0, "rope_theta": 640000.0, "original_max_position_embeddings": 4096}
     config = DiffTransformerConfig(
@@ -89,7 +91,6 @@ def test_save_and_load(tmp_path):
     assert "diff_head_dim" not in json.loads((tmp_path / "config.json").read_text()), "derived values are not stored"
 
 
-@pytest.mark.oldest
 def test_legacy_rope_arguments():
     config = DiffTransformerConfig(rope_theta=640000.0, rope_scaling={"type": "linear", "factor": 2.0})
     assert config.rope_parameters["rope_theta"] == 640000.0
@@ -102,6 +103,9 @@ def test_legacy_rope_arguments():
     [
         ({"hidden_size": 100, "num_attention_heads": 3}, "hidden_size=100 and num_attention_heads=3 .* multiple"),
         ({"num_attention_heads": 0}, "num_attention_heads=0"),
+        ({"num_attention_heads": 0, "num_key_value_heads": 1, "head_dim": 8}, "num_attention_heads=0 .* at least 1"),
+        ({"vocab_size": 0}, "vocab_size=0 .* at least 1"),
+        ({"intermediate_size": 0}, "intermediate_size=0 .* at least 1"),
         ({"hidden_size": 36, "num_attention_heads": 6}, "head_dim=6 .* multiple of 4"),
         ({"head_dim": 2}, "head_dim=2 .* multiple of 4"),
         ({"num_key_value_heads": 5}, "num_key_value_heads=5 .* divide num_attention_heads=12"),
@@ -116,6 +120,8 @@ def test_legacy_rope_arguments():
         ({"rope_parameters": {"rope_type": "spiral"}}, "rope_type='spiral'; supported are default, dynamic"),
         ({"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}, "rope_type='proportional'"),
         ({"rope_parameters": {"rope_type": "linear"}}, "Missing required keys .*factor"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": "4"}}, r"\['factor'\]='4' .* at least 1"),
+        ({"rope_parameters": {"rope_theta": 0}}, r"\['rope_theta'\]=0 .* positive"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, r"\['factor'\]=0.5 .* at least 1"),
         (
             {"rope_parameters": {"rope_theta": -1.0}},
@@ -127,6 +133,22 @@ def test_legacy_rope_arguments():
 def test_bad_values_say_what_was_given_and_what_is_needed(kwargs, message):
     with pytest.raises((ValueError, StrictDataclassClassValidationError), match=f"(?s){message}"):
         DiffTransformerConfig(**kwargs)
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"vocab_size": 1, "intermediate_size": 1, "num_hidden_layers": 1},
+        {"num_attention_heads": 1, "head_dim": 4, "num_key_value_heads": 1},
+        {"attention_dropout": 0, "lambda_std_dev": 0.0},
+        {"num_hidden_layers": 2, "lambda_init": [-0.99, 0.99]},
+        {"rope_parameters": {"rope_type": "linear", "factor": 1.0}},
+    ],
+)
+def test_bounds_are_valid(kwargs):
+    config = DiffTransformerConfig(**kwargs)
+    assert kwargs.items() <= {**config.to_dict(), "rope_parameters": kwargs.get("rope_parameters")}.items()
+    assert config.rope_parameters["rope_theta"] == 10000.0
 
 
 def test_update_from_string_as_in_the_scripts_of_transformers(tmp_path):
@@ -154,7 +176,6 @@ def test_bad_updates(update, message):
 
 
 @pytest.mark.parametrize("kwargs", [{"vocab_size": "100k"}, {"lambda_init": True}, {"use_subln": "no"}])
-@pytest.mark.oldest
 def test_wrong_types(kwargs):
     with pytest.raises(StrictDataclassFieldValidationError, match=next(iter(kwargs))):
         DiffTransformerConfig(**kwargs)

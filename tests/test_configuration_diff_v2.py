@@ -38,6 +38,7 @@ def test_parameters_against_a_transformer():
         ({"hidden_size": 96, "num_attention_heads": 6}, (3, 32, 3)),
         ({"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 1, "head_dim": 10}, (1, 10, 3)),
         ({"hidden_size": 64, "num_attention_heads": 10, "num_signal_heads_per_noise_head": 4}, (2, 8, 8)),
+        ({"hidden_size": 2, "num_attention_heads": 2, "sliding_window": 2}, (1, 2, 1)),  # the smallest
     ],
 )
 def test_derived_values(kwargs, expected):
@@ -98,11 +99,8 @@ def test_save_and_load(tmp_path):
         ({"num_signal_heads_per_noise_head": 0}, "num_signal_heads_per_noise_head=0 .* at least 1, and is 1 in V2"),
         ({"hidden_size": 360}, r"head_dim=15 .* 360 / 24.* multiple of 2"),
         ({"head_dim": 0}, "head_dim=0"),
-        ({"sliding_window": 0}, "sliding_window=0 .* at least 2"),
+        ({"head_dim": 9}, "head_dim=9 .* multiple of 2"),
         ({"sliding_window": 1}, "sliding_window=1 .* at least 2"),
-        ({"attention_dropout": 1.0}, r"attention_dropout=1.0 .* \[0, 1\)"),
-        ({"rope_parameters": {"rope_type": "spiral"}}, "rope_type='spiral'; supported are default, dynamic"),
-        ({"rope_parameters": {"rope_type": "linear"}}, "Missing required keys .*factor"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"\['partial_rotary_factor'\]=0.5 .* always 1.0"),
     ],
 )
@@ -123,10 +121,3 @@ def test_update_from_string_validates():
     assert (config.num_attention_heads, config.num_differential_heads, config.use_qk_norm) == (16, 8, True)
     with pytest.raises(StrictDataclassClassValidationError, match="num_attention_heads=12 .* multiple of 2 x"):
         config.update_from_string("num_attention_heads=12")
-
-
-def test_fields_set_after_the_configuration_was_created_are_validated():
-    config = DiffTransformerV2Config()
-    config.num_attention_heads = 40
-    with pytest.raises(ValueError, match="num_attention_heads=40 and num_key_value_heads=24"):
-        DiffTransformerV2ForCausalLM(config)

@@ -5,7 +5,6 @@ What V2 shares with V1 is tested for both, in the files on V1.
 """
 
 import copy
-import logging
 
 import pytest
 import torch
@@ -23,7 +22,6 @@ from transformers import (
     Qwen3Config,
     modeling_utils,
 )
-from transformers import logging as transformers_logging
 
 from diff_transformer import DiffTransformerV2ForCausalLM, DiffTransformerV2Model
 from diff_transformer.modeling_diff_v2 import DiffTransformerV2Attention
@@ -102,14 +100,12 @@ def model_by_formula(model: DiffTransformerV2Model, x: torch.Tensor) -> tuple[to
 VARIANTS = {
     "GQA": {},
     "MHA": {"num_key_value_heads": 4},
-    "one key head": {"num_key_value_heads": 1},
     "biases": {"attention_bias": True},
     "bias of the output only": {"attention_output_bias": True},
     "q/k norm": {"use_qk_norm": True, "attention_bias": True, "attention_output_bias": False},
     "window": {"sliding_window": 5},
     "odd sizes": {"hidden_size": 42, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 10},
     "2 signal heads": {"num_attention_heads": 12, "num_signal_heads_per_noise_head": 2, "head_dim": 6},
-    "4 signal heads": {"num_attention_heads": 10, "num_signal_heads_per_noise_head": 4, "sliding_window": 9},
     "4 signal heads, MHA": {
         "num_attention_heads": 10,
         "num_key_value_heads": None,
@@ -160,10 +156,9 @@ def test_is_the_formula(tiny_config, variant, implementation):
             assert torch.allclose(layer_maps, expected_map, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("padding", ["none", "left", "right", "holes", "4d"])
-@pytest.mark.parametrize("variant", ["GQA", "4 signal heads, one key head"])
-def test_sdpa_is_eager_with_every_mask(tiny_config, variant, padding):
-    config = tiny_config(**VARIANTS[variant])
+@pytest.mark.parametrize("padding", ["left", "right", "holes", "4d"])
+def test_sdpa_is_eager_with_every_mask(tiny_config, padding):
+    config = tiny_config()
     model = DiffTransformerV2Model(config).double().train()
     ids = torch.randint(0, config.vocab_size, (3, 40))
     mask, rows = make_mask(padding, 3, 40)
@@ -243,9 +238,8 @@ def test_same_gradients_as_a_transformer_with_all_query_heads(twins, implementat
     assert len(grads) == len(expected_grads) + 2, "lambda_proj of two layers"
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @torch.no_grad()
-def test_same_logits_as_a_transformer_with_cache_and_left_padding(twins, implementation):
+def test_same_logits_as_a_transformer_with_cache_and_left_padding(twins):
     ids, mask = torch.randint(0, 199, (2, 40)), torch.ones(2, 40, dtype=torch.long)
     mask[0, :7] = 0
     caches = [None, None]
@@ -254,7 +248,6 @@ def test_same_logits_as_a_transformer_with_cache_and_left_padding(twins, impleme
         inputs = {"attention_mask": mask[:, :end], "position_ids": positions, "use_cache": True}
         logits = []
         for i, model in enumerate(twins):
-            model.set_attn_implementation(implementation)
             outputs = model(ids[:, start:end], past_key_values=caches[i], **inputs)
             caches[i] = outputs.past_key_values
             logits.append(outputs.logits[mask[:, start:end].bool()])
@@ -266,47 +259,9 @@ def test_same_logits_as_a_transformer_with_cache_and_left_padding(twins, impleme
 def test_rope_types_match_llama(tiny_config, rope):
     """All of d is rotated; lengths up to and beyond those that the type was made for."""
     ours, peer = make_twins(tiny_config, "Llama", rope_parameters=rope)
-    for length in (40, 100, 300):
+    for length in (40, 300):
         ids = torch.randint(0, 199, (1, length))
         assert relative_error(ours(ids).logits, peer(ids).logits) <= 1e-5
-
-
-# ---------------------------------------------------------------------- what is returned
-
-
-@pytest.mark.oldest
-def test_attention_weights_are_the_differential_map(tiny_config):
-    config = tiny_config()
-    model = DiffTransformerV2ForCausalLM._from_config(config, attn_implementation="eager").eval()
-    lambdas = []
-    for layer in model.model.layers:
-        layer.self_attn.lambda_proj.register_forward_hook(lambda *args: lambdas.append(args[-1].sigmoid()))
-    ids = torch.randint(0, config.vocab_size, (2, 9))
-    outputs = model(ids, output_attentions=True)
-    assert len(outputs.attentions) == len(lambdas) == 2
-    for maps, lambda_full in zip(outputs.attentions, lambdas, strict=True):
-        assert maps.shape == (2, 4, 9, 9)
-        # each softmax sums to one, so the row of a token in a head sums to 1 - lambda
-        assert torch.allclose(maps.sum(-1), 1 - lambda_full.transpose(1, 2), atol=1e-5)
-        assert maps.triu(1).abs().max() == 0
-        assert (maps < 0).any(), "a difference of maps has negative entries"
-        maps.retain_grad()
-    outputs.logits.sum().backward()
-    for maps in outputs.attentions:
-        assert maps.grad.abs().amax((0, 2, 3)).min() > 0, "the output is computed from the map that is returned"
-
-
-@torch.no_grad()
-def test_sdpa_returns_no_maps_and_says_so(tiny_config, caplog):
-    logger = transformers_logging.get_logger("transformers.integrations.sdpa_attention")
-    logger.warning_once.__func__.cache_clear()
-    transformers_logging.get_logger("transformers").propagate = True
-    model = DiffTransformerV2ForCausalLM(tiny_config())
-    assert model.config._attn_implementation == "sdpa", "V2 needs no kernel of its own"
-    with caplog.at_level(logging.WARNING):
-        outputs = model(torch.tensor([[1, 2, 3]]), output_attentions=True)
-    assert not outputs.attentions
-    assert "does not support `output_attentions=True`" in caplog.text
 
 
 # ---------------------------------------------------------------------- precision
@@ -350,30 +305,6 @@ def test_sigmoid_is_float32_in_every_dtype(tiny_config):
         assert torch.equal(lambda_full, attention.lambda_proj(x).to(expected).sigmoid())
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, "autocast"])
-def test_low_precision(tiny_config, implementation, dtype):
-    """The error of a model in half precision is at most three times that of eager in bfloat16."""
-    config = tiny_config(initializer_range=0.1)
-    model = DiffTransformerV2Model(config).half().float()
-    ids, rows = torch.randint(0, config.vocab_size, (2, 70)), torch.ones(2, 70, dtype=torch.bool)
-    direction = torch.randn(2, 70, 64)
-
-    def results(implementation: str) -> list[torch.Tensor]:
-        output, grads = run_model(model, ids, None, rows, implementation, direction)
-        return [output.float(), *(gradient.float() for gradient in grads.values())]
-
-    exact = results("eager")
-    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "autocast"):
-        model.to(torch.float32 if dtype == "autocast" else dtype)
-        got = results(implementation)
-    model.bfloat16()
-    reference = results("eager")
-    for actual, half, expected in zip(got, reference, exact, strict=True):
-        allowed = 3 * (half - expected).norm() + torch.finfo(torch.bfloat16).eps * expected.norm()
-        assert (actual - expected).norm() <= allowed
-
-
 # ---------------------------------------------------------------------- initial weights
 
 
@@ -400,6 +331,7 @@ def test_loading_initialises_what_a_checkpoint_lacks(tiny_config, tmp_path):
 
 def test_flash_diff_is_the_kernel_of_v1(tiny_config):
     """It is not taken for a flash-attn kernel to download, as other names with "flash" in them."""
+    assert DiffTransformerV2ForCausalLM(tiny_config()).config._attn_implementation == "sdpa"
     message = 'attn_implementation="flash_diff"` is not supported.*eager.*flash_attention_2.*sdpa'
     for make in (
         lambda: DiffTransformerV2ForCausalLM._from_config(tiny_config(), attn_implementation="flash_diff"),
@@ -408,16 +340,3 @@ def test_flash_diff_is_the_kernel_of_v1(tiny_config):
     ):
         with pytest.raises(ValueError, match=message):
             make()
-
-
-def test_dropout_drops_the_differential_map(tiny_config):
-    config = tiny_config(attention_dropout=0.5, num_hidden_layers=1)
-    model = DiffTransformerV2Model._from_config(config, attn_implementation="eager")
-    ids = torch.randint(0, 199, (2, 12))
-    with torch.no_grad():
-        dropped = model.train()(ids, output_attentions=True).attentions[0]
-        whole = model.eval()(ids, output_attentions=True).attentions[0]
-    kept = dropped != 0
-    causal = torch.ones(12, 12, dtype=torch.bool).tril().expand_as(kept)
-    assert 0.3 < kept[causal].float().mean() < 0.7
-    assert torch.allclose(dropped[kept], 2 * whole[kept], atol=1e-6), "what is kept is the map scaled by 1 / (1 - p)"

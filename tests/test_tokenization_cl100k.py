@@ -244,10 +244,6 @@ def test_vocab_size_out_of_range(vocab_size):
         cl100k_tokenizer(vocab_size)
 
 
-def test_all_ranks_are_cl100k_itself(tokenizer):
-    assert cl100k_tokenizer(100_256).get_vocab() == tokenizer.get_vocab()
-
-
 # The tokenizer object
 
 
@@ -374,24 +370,6 @@ def test_chat_template_assistant_mask(tokenizer, oracle):
         assert (out["input_ids"], out["assistant_masks"]) == (need_ids, need_mask)
     marked = [i for i, mine in zip(need_ids, need_mask, strict=True) if mine]
     assert tokenizer.decode(marked) == "🤖 It's 2.\n<|im_end|>"
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_chat_template_assistant_mask_of_a_padded_batch(oracle, side):
-    out = cl100k_tokenizer(padding_side=side).apply_chat_template(
-        [CHAT, CHAT[:3], CHAT[:2]],
-        padding=True,
-        return_dict=True,
-        return_assistant_tokens_mask=True,
-        return_tensors="pt",
-    )
-    length = out["input_ids"].shape[1]
-    for chat, ids, mask in zip((CHAT, CHAT[:3], CHAT[:2]), out["input_ids"], out["assistant_masks"], strict=True):
-        need_ids, need_mask = chat_ids_and_mask(oracle, chat)
-        fill = length - len(need_ids)
-        at = slice(fill, None) if side == "left" else slice(None, len(need_ids))
-        assert ids[at].tolist() == need_ids and mask[at].tolist() == need_mask
-        assert mask.sum() == sum(need_mask), "padding is marked as the assistant's"
 
 
 def test_chat_template_assistant_mask_when_truncated(tokenizer, oracle):

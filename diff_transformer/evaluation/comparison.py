@@ -127,11 +127,6 @@ class Comparison:
         return [None if transformer is None or diff is None else self.contrast[1](transformer, diff)]
 
 
-def model_columns(results: ResultSet, metric: str, **key) -> list[Measure | None]:
-    """The cells of a table's row for all models, in the order of their labels."""
-    return [results.measure(label, metric, **key) for label in results.labels]
-
-
 def other_models(results: ResultSet, least: float = PAPER_3B[0], most: float = PAPER_3B[1]) -> list[str]:
     """How the models differ from the paper's: in their parameters, and in that the paper's DIFF is V1."""
     sizes = sorted({r.model["parameters"] for r in results.results if "parameters" in r.model})

@@ -27,6 +27,10 @@ logger = logging.get_logger(__name__)
 
 BATCH_TOKENS = 2**17  # tokens in the first batch, cache included; fewer when memory runs out
 CHUNK = 1024  # tokens: 400 MB of float32 logits for a vocabulary of 100K
+_NO_CHUNKS = (
+    "so it cannot be evaluated in chunks. Use the protocols harness, hallucination, math or recall, which do not need "
+    "chunks."
+)
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
@@ -39,6 +43,12 @@ class Generated(NamedTuple):
     finished: bool  # by an end-of-text token or a stop string, not by the limit
 
 
+def check_chunks(model: PreTrainedModel) -> None:
+    """Raises ValueError for a model without a key-value cache."""
+    if getattr(model, "_is_stateful", False):
+        raise ValueError(f"{type(model).__name__} keeps a recurrent state instead of a key-value cache, {_NO_CHUNKS}")
+
+
 @torch.inference_mode()
 def chunks(
     model: PreTrainedModel, input_ids: torch.Tensor, cache: Cache | None = None, size: int = CHUNK, **kwargs: Any
@@ -48,18 +58,13 @@ def chunks(
     Yields the index of each chunk's first token and its outputs, with `logits` (batch, <= size, vocabulary).
     Raises ValueError for a model that does not continue over such a cache: its chunks could not see one another.
     """
-    remedy = (
-        "so it cannot be evaluated in chunks. Use the protocols harness, hallucination, math or recall, which do not "
-        "need chunks."
-    )
-    if getattr(model, "_is_stateful", False):
-        raise ValueError(f"{type(model).__name__} keeps a recurrent state instead of a key-value cache, {remedy}")
+    check_chunks(model)
     cache = DynamicCache(config=model.config) if cache is None else cache
     for start in range(0, input_ids.shape[1], size):
         chunk, before = input_ids[:, start : start + size].to(model.device), cache.get_seq_length()
         outputs = model(input_ids=chunk, past_key_values=cache, use_cache=True, **kwargs)
         if cache.get_seq_length() != before + chunk.shape[1]:
-            raise ValueError(f"{type(model).__name__} does not fill the cache that it is given, {remedy}")
+            raise ValueError(f"{type(model).__name__} does not fill the cache that it is given, {_NO_CHUNKS}")
         yield start, outputs
 
 
@@ -156,6 +161,8 @@ def iterate_texts(
     batch holds prompts of similar length and memory runs out early or never. Raises ValueError for a prompt that is
     empty or has no room for `max_new_tokens` in the model's positions.
     """
+    if chunk_size is not None:
+        check_chunks(model)
     rows = [prompt_ids(tokenizer, prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
     if not all(rows):
         raise ValueError(f"Prompt {rows.index([])} has no tokens; at least one is needed.")

@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 
 from ..folders import whole_file
 from . import protocols
-from .results import Measure, Results, ResultSet, load_results, mean
+from .results import Key, Measure, Results, ResultSet, load_results, mean
 
 if TYPE_CHECKING:  # imported where they are used: `--help` works without the extras
     from matplotlib.axes import Axes
@@ -29,7 +29,7 @@ OTHER_VOCABULARIES = (
     "The models have different tokenizers: nats per token are not comparable, and the same number of tokens is not "
     "the same text."
 )
-_DPI, _PIXELS_PER_INCH = 160, 110  # of a figure's file, and on the page
+_DPI = 160
 
 
 @dataclass(frozen=True)
@@ -114,21 +114,32 @@ class Section:
 Opening = Sequence[str | Table]  # paragraphs and tables
 
 
-def draw_models(axes: "Axes", results: ResultSet, metric: str, x: str, shift: int = 0, **line) -> None:
-    """A line for each model: `metric` over the part `x` of the cells' keys, plus `shift`. The band is that of the
-    seeds or, with one seed, the standard error over its samples."""
+def draw_models(
+    axes: "Axes",
+    results: ResultSet,
+    metric: str,
+    x: str,
+    key: Key | None = None,
+    shift: int = 0,
+    name: str = "",
+    **line,
+) -> None:
+    """A line for each model: `metric` of the cells with this `key` over the part `x` of their keys, plus `shift`. In
+    the legend `name` follows the model's label. The band is that of the seeds or, with one seed, the standard error
+    over its samples."""
+    key = key or {}
     for label in results.labels:
-        curve = results.curve(label, metric, x)
+        curve = results.curve(label, metric, x, **key)
         if not curve:
             continue
         means = [mean(values) for values in curve.values()]
         low, high = ([bound(values) for values in curve.values()] for bound in (min, max))
         if len(results.of(label)) == 1:
-            measures = [results.measure(label, metric, **{x: place}) for place in curve]
+            measures = [results.measure(label, metric, **{x: place}, **key) for place in curve]
             errors = [measure.stderr or 0 if measure else 0 for measure in measures]
             low, high = ([y + sign * error for y, error in zip(means, errors, strict=True)] for sign in (-1, 1))
         places, ink = [place + shift for place in curve], color(results.labels, label)
-        axes.plot(places, means, color=ink, label=label, **line)
+        axes.plot(places, means, color=ink, label=f"{label}, {name}" if name else label, **line)
         axes.fill_between(places, low, high, color=ink, alpha=0.15, linewidth=0)
 
 
@@ -166,43 +177,34 @@ def write_pages(folder: Path, title: str, found: Sequence[Section], opening: Ope
     (folder / "figures").mkdir(parents=True)
     for figure in (figure for section in found for figure in section.figures):
         (folder / "figures" / f"{figure.name}.png").write_bytes(figure.png())
-    markdown, html = markdown_page(title, found, opening), html_page(title, found, opening, folder)
-    paths = [folder / "report.html", folder / "report.md"]
-    for path, text in zip(paths, (html, markdown), strict=True):
-        with whole_file(path) as part:
+    pages = {
+        "report.html": html_page(title, found, opening, folder),
+        "report.md": markdown_page(title, found, opening),
+    }
+    for name, text in pages.items():
+        with whole_file(folder / name) as part:
             part.write_text(text, encoding="utf-8")
-    return paths
+    return [folder / name for name in pages]
 
 
 def markdown_page(title: str, found: Sequence[Section], opening: Opening) -> str:
-    return "\n\n".join([_opening(title, opening), *(section.markdown() for section in found)]) + "\n"
+    parts = [part.markdown() if isinstance(part, Table) else part for part in opening]
+    return "\n\n".join([f"# {title}", *parts, *(section.markdown() for section in found)]) + "\n"
 
 
 def html_page(title: str, found: Sequence[Section], opening: Opening, folder: Path) -> str:
     """`markdown_page` in HTML. The figures, which are read from `folder`/figures, become part of the page."""
-    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
 
     def image(renderer, tokens, i, options, env) -> str:
-        data = (folder / str(tokens[i].attrs["src"])).read_bytes()
-        width = int.from_bytes(data[16:20], "big") * _PIXELS_PER_INCH // _DPI  # where PNG has the width
-        source = f"data:image/png;base64,{base64.b64encode(data).decode()}"
-        return f'<img alt="{escape(tokens[i].content)}" width="{width}" src="{source}">'
+        data = base64.b64encode((folder / str(tokens[i].attrs["src"])).read_bytes()).decode()
+        return f'<img alt="{escape(tokens[i].content)}" src="data:image/png;base64,{data}">'
 
-    def fence(renderer, tokens, i, options, env) -> str:
-        text = escape(tokens[i].content)
-        return f"<details><summary>How it was measured</summary><pre>{text}</pre></details>"
-
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     markdown.add_render_rule("image", image)
-    markdown.add_render_rule("fence", fence)
-    contents = "".join(f'<li><a href="#s{i}">{escape(section.title)}</a></li>' for i, section in enumerate(found))
-    body = [markdown.render(_opening(title, opening)), f"<nav><ul>{contents}</ul></nav>"]
-    body += [f'<section id="s{i}">\n{markdown.render(x.markdown())}</section>' for i, x in enumerate(found)]
+    body = markdown.render(markdown_page(title, found, opening))
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n"
-        + "\n".join(body)
-        + "\n</body></html>\n"
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f"<style>{_STYLE}</style></head>\n<body>\n{body}</body></html>\n"
     )
 
 
@@ -225,27 +227,10 @@ def provenance(results: Sequence[Results]) -> list[str]:
     return lines
 
 
-def _opening(title: str, opening: Opening) -> str:
-    parts = [part.markdown() if isinstance(part, Table) else part for part in opening]
-    return "\n\n".join([f"# {title}", *parts])
-
-
 _STYLE = """
-:root { color-scheme: light dark; --ink: #1a1a1a; --paper: #fff; --rule: #d5d5d5; --soft: #666; --stripe: #f6f6f6 }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e6e6; --paper: #16181b; --rule: #3a3d42; --soft: #a0a0a0; --stripe: #1e2125 }
-}
-* { box-sizing: border-box }
-body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: var(--paper);
-       max-width: 72rem; margin: 0 auto; padding: 2rem 1.25rem 4rem }
-h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .5rem } h2 { margin: 3rem 0 .25rem }
-h2 + p { color: var(--soft); margin: 0 0 1rem }
-table { display: block; overflow-x: auto; border-collapse: collapse; font-variant-numeric: tabular-nums;
-        font-size: .92rem }
-th, td { padding: .35rem .7rem; text-align: left; border-bottom: 1px solid var(--rule); white-space: nowrap }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 0 auto; padding: 1rem }
+table { display: block; overflow-x: auto; border-collapse: collapse; font-variant-numeric: tabular-nums }
+th, td { padding: .3rem .7rem; border-bottom: 1px solid #d5d5d5; white-space: nowrap }
 td:last-child:not([style]) { white-space: normal; min-width: 15rem }
-tbody tr:nth-child(even) { background: var(--stripe) }
-img { max-width: 100%; height: auto; background: #fff; border-radius: 6px }
-pre { font-size: .85em; overflow-x: auto }
-details { margin: .8rem 0; color: var(--soft); font-size: .9rem } nav ul { columns: 2; padding-left: 1.2rem }
+img { max-width: min(100%, 48rem) } pre { font-size: .85em; overflow-x: auto }
 """

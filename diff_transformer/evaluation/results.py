@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, field
 from glob import escape
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import fmean as mean
+from statistics import stdev
 from typing import Any
 
 import torch
@@ -56,9 +58,8 @@ class Measure:
         samples = [float(x) for x in samples]
         if not samples:
             raise ValueError("Got no samples to take the mean of.")
-        value, n = mean(samples), len(samples)
-        squares = math.fsum((x - value) ** 2 for x in samples)
-        return cls(value, n, math.sqrt(squares / (n - 1) / n) if n > 1 else None)
+        n = len(samples)
+        return cls(mean(samples), n, stdev(samples) / math.sqrt(n) if n > 1 else None)
 
 
 @dataclass(frozen=True)
@@ -309,16 +310,11 @@ class ResultSet:
         measures = [cell.measures[metric] for cell in self.select(label, **key) if metric in cell.measures]
         return average(measures) if measures else None
 
-    def curve(self, label: str, metric: str, name: str) -> dict[Any, list[float]]:
-        """The values of the seeds at each value of one part of the key, sorted."""
-        places = sorted({cell.key[name] for cell in self.select(label) if name in cell.key})
-        found = {x: self.values(label, metric, **{name: x}) for x in places}
+    def curve(self, label: str, metric: str, name: str, **key: Any) -> dict[Any, list[float]]:
+        """The values of the seeds at each value of one part of the keys that contain `key`, sorted."""
+        places = sorted({cell.key[name] for cell in self.select(label, **key) if name in cell.key})
+        found = {x: self.values(label, metric, **{name: x}, **key) for x in places}
         return {x: values for x, values in found.items() if values}
-
-
-def mean(values: Iterable[float]) -> float:
-    values = list(values)
-    return math.fsum(values) / len(values)
 
 
 def average(measures: Sequence[Measure]) -> Measure:

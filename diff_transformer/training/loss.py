@@ -28,12 +28,11 @@ def linear_cross_entropy(
     hidden_states: torch.Tensor,
     weight: torch.Tensor,
     labels: torch.Tensor,
-    bias: torch.Tensor | None = None,
     ignore_index: int = -100,
     reduction: str = "sum",
     chunk_tokens: int | None = None,
 ) -> torch.Tensor:
-    """`cross_entropy(linear(hidden_states, weight, bias).float(), labels)` without the logits of all tokens at once.
+    """`cross_entropy(linear(hidden_states, weight).float(), labels)` without the logits of all tokens at once.
 
     The logits of ignored tokens are not computed. Under autocast the products are in its type; the softmax is always
     in float32 or better.
@@ -47,7 +46,6 @@ def linear_cross_entropy(
         weight: (vocab, hidden), a whole tensor of the type of `hidden_states` unless autocast is on. FSDP2 gathers it
             when the model is called.
         labels: (...) integers, the token that each position predicts: already shifted.
-        bias: (vocab,) or None.
         ignore_index: The label of positions without loss.
         reduction: "sum", or "mean" over the labels that are not ignored: 0 if all of them are, not NaN.
         chunk_tokens: Tokens whose logits exist at once; 128 MiB in float32 by default.
@@ -61,19 +59,18 @@ def linear_cross_entropy(
     """
     if reduction not in ("sum", "mean"):
         raise ValueError(f'reduction is {reduction!r}; it must be "sum" or "mean".')
-    inputs = _Inputs(hidden_states, weight, labels, bias, ignore_index, chunk_tokens)
-    inputs_require_grad = any(x is not None and x.requires_grad for x in (hidden_states, weight, bias))
-    if not (torch.is_grad_enabled() and inputs_require_grad):
+    inputs = _Inputs(hidden_states, weight, labels, ignore_index, chunk_tokens)
+    if not (torch.is_grad_enabled() and (hidden_states.requires_grad or weight.requires_grad)):
         loss = inputs.nll().sum()
     else:
-        loss = _LinearCrossEntropy.apply(inputs.hidden_states, weight, bias, inputs)
+        loss = _LinearCrossEntropy.apply(inputs.hidden_states, weight, inputs)
     return loss if reduction == "sum" else loss / max(inputs.num_labels, 1)
 
 
 class _Inputs:
     """The arguments, checked and flattened: hidden_states (tokens, hidden), labels (kept tokens,)."""
 
-    def __init__(self, hidden_states, weight, labels, bias, ignore_index, chunk_tokens):
+    def __init__(self, hidden_states, weight, labels, ignore_index, chunk_tokens):
         if hidden_states.shape[:-1] != labels.shape or labels.is_floating_point() or labels.dtype == torch.bool:
             raise ValueError(
                 f"Got labels {tuple(labels.shape)} of {labels.dtype} for hidden_states {tuple(hidden_states.shape)}; "
@@ -81,7 +78,7 @@ class _Inputs:
             )
         if chunk_tokens is None:
             chunk_tokens = max(1, CHUNK_BYTES // (4 * weight.shape[0]))
-        self.hidden_states, self.weight, self.bias = hidden_states.flatten(0, -2), weight, bias
+        self.hidden_states, self.weight = hidden_states.flatten(0, -2), weight
         self.chunk_tokens = chunk_tokens
         # The only step that waits for an accelerator: the number of labels decides what is computed
         self.kept = (labels.flatten() != ignore_index).nonzero().squeeze(-1)
@@ -95,30 +92,26 @@ class _Inputs:
         self.sum_dtype = torch.promote_types(self.dtype, torch.float32)
 
     def nll(self, *gradients: torch.Tensor | None) -> torch.Tensor:
-        """(kept tokens,). Adds the gradients of their sum to the buffers of hidden_states, weight and bias, if any."""
-        weight, bias = self.weight, self.bias
-        if self.autocast:  # once, not in every chunk
-            weight, bias = weight.to(self.dtype), None if bias is None else bias.to(self.dtype)
+        """(kept tokens,). Adds the gradients of their sum to the buffers of hidden_states and weight, if any."""
+        weight = self.weight.to(self.dtype) if self.autocast else self.weight  # once, not in every chunk
         chunks = zip(self.kept.split(self.chunk_tokens), self.labels.split(self.chunk_tokens), strict=True)
-        nll = [self._nll_of_chunk(rows, labels, weight, bias, *gradients) for rows, labels in chunks]
+        nll = [self._nll_of_chunk(rows, labels, weight, *gradients) for rows, labels in chunks]
         return torch.cat(nll) if nll else self.hidden_states.new_zeros(0, dtype=self.sum_dtype)
 
-    def _nll_of_chunk(self, rows, labels, weight, bias, grad_hidden=None, grad_weight=None, grad_bias=None):
+    def _nll_of_chunk(self, rows, labels, weight, grad_hidden=None, grad_weight=None):
         # A separate function: its logits are freed before those of the next chunk
         hidden, labels = self.hidden_states[rows].to(self.dtype), labels.unsqueeze(-1)
-        logits = F.linear(hidden, weight, bias).to(self.sum_dtype)  # (chunk, vocab)
+        logits = F.linear(hidden, weight).to(self.sum_dtype)  # (chunk, vocab)
         # In place: logsumexp and softmax would each allocate as much again
         logits -= logits.amax(-1, keepdim=True)
         label_logits = logits.gather(-1, labels)
         sums = logits.exp_().sum(-1, keepdim=True)
         nll = (sums.log() - label_logits).squeeze(-1)
-        if grad_hidden is None and grad_weight is None and grad_bias is None:
+        if grad_hidden is None and grad_weight is None:
             return nll
 
         logits /= sums  # softmax; minus one at the label it is the gradient
         logits.scatter_(-1, labels, logits.gather(-1, labels) - 1)
-        if grad_bias is not None:
-            grad_bias += logits.sum(0)
         grad_logits = logits.to(self.dtype)
         del logits
         if grad_hidden is not None:
@@ -134,15 +127,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
     """The sum of the losses. Its gradients are computed in the forward pass, while the logits exist."""
 
     @staticmethod
-    def forward(ctx, hidden_states, weight, bias, inputs: _Inputs) -> torch.Tensor:
-        needed = zip((hidden_states, weight, bias), ctx.needs_input_grad[:3], strict=True)
-        gradients = [
-            torch.zeros_like(x, dtype=inputs.sum_dtype if x is not hidden_states else None) if needs else None
-            for x, needs in needed
-        ]
-        loss = inputs.nll(*gradients).sum()
-        types = (hidden_states.dtype, weight.dtype, None if bias is None else bias.dtype)
-        ctx.save_for_backward(*(None if x is None else x.to(dtype) for x, dtype in zip(gradients, types, strict=True)))
+    def forward(ctx, hidden_states, weight, inputs: _Inputs) -> torch.Tensor:
+        needs_hidden, needs_weight, _ = ctx.needs_input_grad
+        grad_hidden = torch.zeros_like(hidden_states) if needs_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=inputs.sum_dtype) if needs_weight else None
+        loss = inputs.nll(grad_hidden, grad_weight).sum()
+        ctx.save_for_backward(grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype))
         return loss
 
     @staticmethod
@@ -240,7 +230,7 @@ def _loss_in_head(model: PreTrainedModel, hidden_states: torch.Tensor, labels: t
     head = _linear_head(model)
 
     def forward(hidden_states: torch.Tensor) -> torch.Tensor:
-        return linear_cross_entropy(hidden_states, head.weight, labels.to(hidden_states.device), head.bias, **kwargs)
+        return linear_cross_entropy(hidden_states, head.weight, labels.to(hidden_states.device), **kwargs)
 
     vars(head)["forward"] = forward
     try:
@@ -251,10 +241,11 @@ def _loss_in_head(model: PreTrainedModel, hidden_states: torch.Tensor, labels: t
 
 def _linear_head(model: PreTrainedModel) -> nn.Linear:
     head = model.get_output_embeddings()
-    if getattr(type(head), "forward", None) is not nn.Linear.forward or "forward" in vars(head):
+    is_linear = getattr(type(head), "forward", None) is nn.Linear.forward and "forward" not in vars(head)
+    if not is_linear or head.bias is not None:
         raise ValueError(
             f"The LM head of this {type(model).__name__} is {type(head).__name__}; without logits it must be an "
-            "nn.Linear and nothing more. Leave lm_head out of the modules that PEFT trains and out of "
+            "nn.Linear without bias and nothing more. Leave lm_head out of the modules that PEFT trains and out of "
             "quantisation, or train with the logits."
         )
     return head

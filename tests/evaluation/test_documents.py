@@ -63,13 +63,13 @@ def document(*numbers):
 TEXT = [document(0, 1, 2), document(3), document(10, 11, 12, 13, 14), document(20, 21, 22, 23)]
 
 
-def test_a_row_is_the_beginning_of_a_document_that_is_long_enough():
+def test_token_rows_begin_documents_that_are_long_enough():
     assert token_rows(TEXT, words_tokenizer(), 4, rows=2) == [[10, 11, 12, 13], [20, 21, 22, 23]]
     assert token_rows(TEXT, words_tokenizer(), 4, rows=1) == [[10, 11, 12, 13]]
     assert token_rows(TEXT, words_tokenizer(), 1, rows=3) == [[0], [3], [10]]
 
 
-def test_joined_documents_end_with_the_end_of_text():
+def test_token_rows_join_documents_with_an_end_of_text():
     stream = [0, 1, 2, 51, 3, 51, 10, 11, 12, 13, 14, 51, 20, 21, 22, 23, 51]
     for length in (1, 2, 5, 17):
         expected = [stream[i : i + length] for i in range(0, len(stream) - length + 1, length)]
@@ -78,7 +78,7 @@ def test_joined_documents_end_with_the_end_of_text():
     assert token_rows(TEXT, words_tokenizer(eos=False), 5, rows=1, join=True) == [[0, 1, 2, 3, 10]]
 
 
-def test_no_more_texts_are_read_than_needed():
+def test_token_rows_read_no_more_texts_than_needed():
     def texts():
         yield TEXT[2]
         raise AssertionError("a text was read that no row needs")
@@ -86,7 +86,7 @@ def test_no_more_texts_are_read_than_needed():
     assert token_rows(texts(), words_tokenizer(), 3, rows=1) == [[10, 11, 12]]
 
 
-def test_a_row_begins_as_the_tokenizer_begins_a_text():
+def test_token_rows_begin_as_the_tokenizer_begins_a_text():
     tokenizer = words_tokenizer(bos=True)
     assert tokenizer(TEXT[0])["input_ids"] == [50, 0, 1, 2]
     assert token_rows(TEXT, tokenizer, 4, rows=3) == [[50, 0, 1, 2], [50, 10, 11, 12], [50, 20, 21, 22]]
@@ -98,7 +98,7 @@ def test_a_row_begins_as_the_tokenizer_begins_a_text():
     assert token_rows(TEXT, tokenizer, 4, rows=1) == [[10, 11, 12, 13]]
 
 
-def test_special_tokens_in_a_text_are_text():
+def test_token_rows_read_special_tokens_as_text():
     tokenizer = cl100k_tokenizer(vocab_size=300)
     text = f"a{tokenizer.eos_token}b"
     [row] = token_rows([text], tokenizer, 10, rows=1)
@@ -108,31 +108,21 @@ def test_special_tokens_in_a_text_are_text():
     assert row.count(tokenizer.eos_token_id) <= 1
 
 
-@pytest.mark.parametrize("join, message", [(False, "No document has 6 tokens; the longest has 5"), (True, None)])
-def test_too_short(join, message):
-    if message is None:
-        assert len(token_rows(TEXT, words_tokenizer(), 6, rows=2, join=join)) == 2
-        with pytest.raises(ValueError, match="No document has 99 tokens"):
-            token_rows(TEXT, words_tokenizer(), 99, rows=9, join=join)
-    else:
-        with pytest.raises(ValueError, match=message):
-            token_rows(TEXT, words_tokenizer(), 6, rows=9, join=join)
+def test_token_rows_rejects_too_short_a_text():
+    for texts, length, join, longest in ((TEXT, 6, False, 5), (TEXT, 99, True, 5), ([], 1, False, 0)):
+        with pytest.raises(ValueError, match=f"No document has {length} tokens; the longest has {longest}"):
+            token_rows(texts, words_tokenizer(), length, rows=9, join=join)
 
 
 @pytest.mark.parametrize("join, rows, remedy", [(False, 2, r"documents \(--join\)"), (True, 4, "smaller --length")])
-def test_fewer_rows_than_were_asked_for(join, rows, remedy):
+def test_token_rows_rejects_too_few_rows(join, rows, remedy):
     assert len(token_rows(TEXT, words_tokenizer(), 4, rows=rows, join=join)) == rows
     message = f"Found {rows} rows of 4 tokens in the text, but 9 were asked for. Ask for {rows}, or .*{remedy}"
     with pytest.raises(ValueError, match=message):
         token_rows(TEXT, words_tokenizer(), 4, rows=9, join=join)
 
 
-def test_no_texts():
-    with pytest.raises(ValueError, match="the longest has 0"):
-        token_rows([], words_tokenizer(), 1, rows=1)
-
-
-def test_an_end_that_a_tokenizer_puts_behind_every_text_is_no_start():
+def test_start_ids_leave_out_an_end_of_text():
     tokenizer = words_tokenizer(bos=True)
     end = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", tokenizer.eos_token_id)])
     tokenizer.backend_tokenizer.post_processor = end

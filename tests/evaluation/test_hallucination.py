@@ -3,7 +3,6 @@
 
 import json
 import re
-import shutil
 import zipfile
 from collections import Counter
 from dataclasses import replace
@@ -11,21 +10,13 @@ from pathlib import Path
 
 import pytest
 from judge_server import FALSE, TRUE, judge_server
-from tokenizers.processors import TemplateProcessing
 
-from diff_transformer import cl100k_tokenizer
 from diff_transformer.evaluation.__main__ import Options, main
 from diff_transformer.evaluation.generate import Generated
 from diff_transformer.evaluation.protocols import hallucination
-from diff_transformer.evaluation.protocols.hallucination import NO_SETTINGS, Arguments, ask, section
+from diff_transformer.evaluation.protocols.hallucination import Arguments, ask, section
 from diff_transformer.evaluation.protocols.hallucination.judge import Judge
-from diff_transformer.evaluation.protocols.hallucination.samples import (
-    TASKS,
-    cut_characters,
-    cut_middle,
-    draw,
-    load_rows,
-)
+from diff_transformer.evaluation.protocols.hallucination.samples import TASKS, draw, load_rows
 from diff_transformer.evaluation.results import Journal, Results, ResultSet
 from diff_transformer.evaluation.text import prompt_ids
 
@@ -91,6 +82,10 @@ def finished(twin_folders, data, tmp_path_factory):
         patch.setattr(hallucination, "iterate_texts", only_nothing)
         assert evaluate(twin_folders, data, out, server) == 0
         assert {headers["Authorization"] for _, headers, _ in server.requests} == {f"Bearer {KEY}"}
+        asked = len(server.requests)
+        patch.setattr(hallucination, "load_rows", None)
+        assert evaluate(twin_folders, data, out, server) == 0
+        assert len(server.requests) == asked, "a finished run asks again"
         return out
 
 
@@ -189,22 +184,6 @@ def test_run_resumes_and_asks_nothing_twice(finished, twin_folders, data, tmp_pa
     assert without_time(tmp_path, "DIFF") == without_time(finished, "DIFF"), "the interrupted run differs"
 
 
-def test_run_that_is_finished_asks_and_writes_nothing(finished, twin_folders, data, monkeypatch, tmp_path):
-    out = shutil.copytree(finished, tmp_path / "out")
-    monkeypatch.setattr(hallucination, "load_rows", None)
-    with judge_server(verdict) as server:
-        assert evaluate(twin_folders, data, out, server, labels=["Transformer"]) == 0
-        assert not server.requests and load(out, "Transformer").cells == load(finished, "Transformer").cells
-
-
-def test_run_rejects_a_judge_without_its_package_before_anything_starts(loaded, tmp_path, monkeypatch):
-    monkeypatch.setattr("diff_transformer.extras.find_spec", lambda name: None)
-    results = Results.open(tmp_path, "hallucination", loaded.identity, {}, 0)
-    arguments = Arguments(["xsum="], judge_base_url="http://localhost/v1", judge_model="m")
-    with pytest.raises(ModuleNotFoundError, match="openai"):
-        hallucination.run(loaded, arguments, Options(), results)
-
-
 @pytest.fixture
 def judged(loaded, data, tmp_path, monkeypatch):
     """A function that returns the results of these outputs, of which the judge gets one and gives this answer."""
@@ -288,29 +267,6 @@ def test_draw_cuts_the_middle_of_the_document(loaded, data):
     assert cut.reference == '["3", "it"]'
 
 
-def test_cut_middle():
-    assert cut_middle(range(10), 6, 3) == [0, 1, 2, 7, 8, 9]
-    assert cut_middle(range(10), 5, 2) == [0, 1, 8, 9]
-    with pytest.raises(ValueError, match="--max_length"):
-        cut_middle(range(10), 6, 4)
-
-
-@pytest.mark.parametrize("bos", [None, "<s>"])
-@pytest.mark.parametrize("length", [6, 41, 90])
-def test_cut_characters_are_those_of_the_cut_tokens(bos, length):
-    tokenizer = cl100k_tokenizer(vocab_size=300)
-    if bos is not None:
-        tokenizer.add_special_tokens({"bos_token": bos})
-        begin = TemplateProcessing(single="<s> $A", special_tokens=[(bos, tokenizer.bos_token_id)])
-        tokenizer.backend_tokenizer.post_processor = begin
-    text = "".join(f"Ships {i} left. " for i in range(40))
-    whole = prompt_ids(tokenizer, text)
-    cut = tokenizer.decode(cut_middle(whole, length, 0)).removeprefix(bos or "")
-    left, right = cut_characters(tokenizer, text, length)
-    assert whole[0] == tokenizer.bos_token_id or bos is None
-    assert text[:left] + text[right:] == cut and left < right
-
-
 @pytest.mark.parametrize("name", ["qasper", "hotpotqa", "2wikimqa"])
 def test_prompts_are_longbenchs(name):
     """As another library has them."""
@@ -368,8 +324,3 @@ def test_run_rejects_bad_input(twin_folders, data, tmp_path, capsys, monkeypatch
         error = capsys.readouterr().err
         assert message in error and "hunter2" not in error
     assert not [path for path in (tmp_path / "out").rglob("*.json*") if "hunter2" in path.read_text()]
-
-
-def test_settings_that_change_no_result_are_named():
-    assert set(NO_SETTINGS) < set(Arguments.__dataclass_fields__)
-    assert not {"judge_model", "judge_max_tokens", "datasets", "samples", "max_length"} & set(NO_SETTINGS)

@@ -378,12 +378,3 @@ def test_the_accuracy_that_table_1_has():
         for i, (task, metric) in enumerate(METRICS.items()):
             shown = values[task][("acc", "acc_norm").index(metric)]
             assert shown == pytest.approx(TABLE_1[model][i], abs=0.051), f"{metric} of {task}"
-
-
-@pytest.mark.slow
-def test_run_finds_the_batch_size(diff, data_dir, tmp_path):
-    """Without --batch_size."""
-    results = Results.open(tmp_path, "harness", diff.identity, {}, 0)
-    harness.run(diff, harness.Arguments(tasks=["winogrande"], shots=[0], data_dir=data_dir), Options(), results)
-    alone = harness.accuracies(harness.evaluate_task(language_model(diff, 1), "winogrande", data_dir=data_dir))
-    assert results.cells[0].measures == alone

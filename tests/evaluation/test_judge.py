@@ -1,20 +1,20 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """The judge's client against a server on loopback, and its verdicts."""
 
-import threading
 import time
 
 import pytest
 from judge_server import FALSE, TRUE, completion, judge_server
 
+from diff_transformer.evaluation.protocols import hallucination
 from diff_transformer.evaluation.protocols.hallucination.judge import (
     PROMPT,
     Judge,
     JudgeError,
     Reply,
-    ask_all,
     read_verdict,
 )
+from diff_transformer.evaluation.results import Journal
 
 
 @pytest.fixture(autouse=True)
@@ -29,8 +29,8 @@ def judge(server, **changes):
 
 
 def ask(judge, prompt="Is it?"):
-    ((_, reply),) = ask_all(judge, {"id": prompt}, concurrency=1)
-    return reply
+    with judge.connect() as client:
+        return judge.ask(client, prompt)
 
 
 VERDICTS = {
@@ -78,11 +78,6 @@ def test_ask_reads_no_verdict_from_a_reply_cut_by_its_limit():
         assert ask(judge(server)) == Reply("Conclusion: True", None, "judge-2026-01-01")
 
 
-def test_ask_reads_rejected_content_as_an_empty_text():
-    with judge_server(completion(None)) as server:
-        assert ask(judge(server)).text == ""
-
-
 def test_ask_retries_after_errors_and_timeouts():
     answers = [500, (429, {}, ""), "slow", TRUE]
 
@@ -115,13 +110,6 @@ def test_ask_fails(script, message, requests, monkeypatch):
         assert len(server.requests) == requests and "sk-secret" not in str(failed.value)
 
 
-def test_ask_fails_without_a_server():
-    with judge_server(TRUE) as server:
-        gone = judge(server)
-    with pytest.raises(JudgeError, match="refused.*run the same command again"):
-        ask(gone)
-
-
 def test_ask_keeps_the_key_out_of_texts_and_logs(caplog):
     caplog.set_level("DEBUG")
     with judge_server(lambda prompt, times: "You sent sk-secret.\nConclusion: True" if times else 500) as server:
@@ -138,7 +126,6 @@ def test_ask_keeps_the_key_out_of_texts_and_logs(caplog):
         ("file:///etc/passwd", "m", None, "must be like"),
         ("http://user:secret@host/v1", "m", None, "environment variable"),
         ("http://host/v1?key=secret", "m", None, "environment variable"),
-        ("http://host/v1", "", None, "--judge_model"),
         ("http://host/v1", "m", "secret\n", "printable ASCII"),
         ("http://host/v1", "m", "sécret", "printable ASCII"),
     ],
@@ -149,29 +136,36 @@ def test_judge_rejects(url, model, key, message):
     assert "secret" not in str(failed.value)
 
 
-def test_ask_all_is_bounded_and_complete():
+@pytest.fixture
+def ask_all(tmp_path):
+    """A function that asks n questions, three at once, and returns the journal of the replies."""
+
+    def ask(judge, n):
+        journal = Journal(tmp_path / "verdicts.jsonl")
+        questions = {str(i): (f"document {i}", "reference", "output") for i in range(n)}
+        return journal, lambda: hallucination.ask(judge, questions, 3, journal, "")
+
+    return ask
+
+
+def test_ask_of_many_is_bounded_and_complete(ask_all):
     with judge_server(TRUE) as server:
         server.delay = 0.05
-        found = dict(ask_all(judge(server), {str(i): f"prompt {i}" for i in range(12)}, concurrency=3))
-        assert sorted(found, key=int) == [str(i) for i in range(12)]
+        _, run = ask_all(judge(server), 12)
+        assert len(run()) == 12
         assert server.most_at_once == 3, f"{server.most_at_once} requests at once, not 3"
-        assert set(server.asked.values()) == {1}
+        assert len(server.asked) == 12 and set(server.asked.values()) == {1}
 
 
-def test_ask_all_yields_the_replies_under_way_then_fails():
-    """One of three requests at once is rejected: the other two replies are yielded, and nothing more is asked."""
-    ready = threading.Barrier(3)
-
+def test_ask_of_many_keeps_what_it_has_and_asks_no_more_after_a_failure(ask_all):
     def script(prompt, times):
-        ready.wait(5)
-        if prompt == "prompt 0":
-            return 401
+        if "document 5" not in prompt:
+            return TRUE
         time.sleep(0.3)
-        return TRUE
+        return 401
 
-    found = {}
     with judge_server(script) as server:
+        journal, run = ask_all(judge(server), 2000)
         with pytest.raises(JudgeError, match="401"):
-            for id, answer in ask_all(judge(server), {str(i): f"prompt {i}" for i in range(30)}, concurrency=3):
-                found[id] = answer
-        assert set(found) == {"1", "2"} and len(server.requests) == 3
+            run()
+        assert 1 <= len(journal.records) <= len(server.requests) - 1 < 1500

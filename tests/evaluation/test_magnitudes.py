@@ -17,7 +17,7 @@ FLOATS = st.one_of(
     st.just(0.0), st.floats(0, 10, width=32), st.floats(0, 2.0**127, width=32), st.sampled_from([TINY, 1.0, 65504.0])
 )
 BATCHES = st.lists(st.lists(FLOATS, max_size=20), min_size=1, max_size=8).filter(any)
-THOROUGH = settings(max_examples=100, deadline=None)
+THOROUGH = settings(max_examples=60, deadline=None)
 
 
 def summed(batches, dtype=torch.float32, count=5):
@@ -46,29 +46,6 @@ def test_the_median_is_numpys_within_its_bound_and_the_largest_exactly(batches, 
         assert value in torch.tensor(batches[layer]), "a value is attributed to the wrong layer"
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda rng: rng.normal(size=(31, 77)),
-        lambda rng: rng.standard_cauchy(size=(5, 7, 11)).clip(-6e4, 6e4),
-        lambda rng: np.exp(rng.normal(scale=4, size=2000)).clip(0, 6e4),
-        lambda rng: np.concatenate([np.zeros(501), rng.normal(size=500)]),
-        lambda rng: np.concatenate([rng.normal(size=1000), [6e4, 6e4, 5e4]]),
-        lambda rng: rng.integers(0, 4, size=1001),
-        lambda rng: np.full(64, 1 / 3),
-        lambda rng: np.array(2.0**-20),
-    ],
-    ids=["normal", "Cauchy", "lognormal", "zeros", "outliers", "duplicates", "constant", "one"],
-)
-def test_both_on_distributions(draw, dtype):
-    values = torch.as_tensor(np.abs(draw(np.random.default_rng(0)))).to(dtype)
-    magnitudes = summed([values], dtype=dtype, count=100)
-    exact = values.double().numpy().ravel()
-    assert_median(magnitudes, exact)
-    assert magnitudes.top.tolist() == np.sort(exact)[::-1][:100].tolist()
-
-
 @pytest.mark.parametrize(
     "values, median",
     [
@@ -82,7 +59,7 @@ def test_medians(values, median):
     assert pytest.approx(2**-9, rel=1e-4) == MEDIAN_ERROR
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(BATCHES, BATCHES)
 def test_parts_add_up_also_from_json(first, second):
     whole, part, other = summed(first + second), summed(first), summed(second)
@@ -109,3 +86,11 @@ def test_values_that_are_not_finite_are_rejected(value):
 def test_no_numbers_have_no_median():
     with pytest.raises(ValueError, match="no numbers"):
         Magnitudes().median()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_both_in_other_types(dtype):
+    values = torch.as_tensor(np.random.default_rng(0).standard_cauchy(size=(5, 7, 11)).clip(-6e4, 6e4)).to(dtype)
+    magnitudes, exact = summed([values], dtype=dtype, count=100), values.double().abs().numpy().ravel()
+    assert_median(magnitudes, exact)
+    assert magnitudes.top.tolist() == np.sort(exact)[::-1][:100].tolist()

@@ -17,7 +17,7 @@ from diff_transformer.evaluation.protocols import math as protocol
 from diff_transformer.evaluation.protocols.math.answers import is_correct
 from diff_transformer.evaluation.protocols.math.grading import RIGHT, WRONG
 from diff_transformer.evaluation.render import sections
-from diff_transformer.evaluation.results import Cell, Journal, Measure, Results, ResultSet, load_results
+from diff_transformer.evaluation.results import Journal, Results, load_results
 
 LENGTHS = (3, 150, 40, 8, 90)
 
@@ -241,18 +241,3 @@ def test_report_of_a_part_of_figure_9(diff, tmp_path, answering):
     assert length.rows[0][1:3] == [None, None] and length.rows[0][3].value == 50
     assert shares.rows[0][1].value == 50 and shares.rows[0][2] is None
     assert section.paper == "Figure 9"
-
-
-def test_report_of_several_seeds():
-    """Means over seeds: 0.5 and 0.7 for one benchmark, 0.1 and 0.3 for the other; averages 0.3 and 0.5."""
-    found = []
-    for seed, accuracies in enumerate(({"gsm8k": 0.5, "math": 0.1}, {"gsm8k": 0.7, "math": 0.3})):
-        r = Results(None, "math", {"label": "A"}, {"prompt": "boxed", "limit": 9, "max_new_tokens": None}, seed)
-        for name, accuracy in accuracies.items():
-            shares = {share: Measure(0.0, 9) for share in ("length", "cut_off", "timed_out", "crashed")}
-            data = {"dataset": name, "chat": True}
-            r.cells.append(Cell({"benchmark": name}, {"accuracy": Measure(accuracy, 9), **shares}, data))
-        found.append(r)
-    rows = protocol.section(ResultSet(found)).comparisons[0].table().rows
-    assert [row[3].value for row in rows] == pytest.approx([60, 20, 40])
-    assert [row[3].stderr for row in rows] == pytest.approx([10, 10, 10])

@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 
 from diff_transformer.evaluation.__main__ import main
 from diff_transformer.evaluation.models import check_length, fingerprint, load_model, split_spec
-from diff_transformer.evaluation.results import load_results
 
 
 @pytest.mark.parametrize(
@@ -80,18 +79,6 @@ def test_which_protocols_there_are(arguments, said, capsys):
     main(["evaluate", *arguments])
     output = capsys.readouterr()
     assert said in output.err + output.out and "attention_allocation" in output.err + output.out
-
-
-def test_a_grid_can_grow(twin_folders, tmp_path, capsys):
-    model = ["--model", str(twin_folders["DIFF"]), "--device", "cpu", "--out", str(tmp_path), "--rows", "1"]
-    command = ["evaluate", "recall", *model, "--length", "40", "--pairs"]
-    assert main([*command, "2"]) == 0
-    before = load_results(tmp_path)["recall"][0].cells
-    assert main([*command, "2", "8"]) == 0
-    after = load_results(tmp_path)["recall"][0].cells
-    assert after[:1] == before and [cell.key["pairs"] for cell in after] == [2, 8]
-    assert main([*command, "2", "--rows", "2"]) == 1
-    assert "another rows" in capsys.readouterr().err
 
 
 def test_two_models_need_two_labels(twin_folders, tmp_path, capsys):

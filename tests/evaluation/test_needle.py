@@ -11,7 +11,7 @@ from matplotlib.figure import Figure as Canvas
 from transformers import LlamaConfig
 
 from diff_transformer import cl100k_tokenizer
-from diff_transformer.evaluation.__main__ import Options, main
+from diff_transformer.evaluation.__main__ import Options
 from diff_transformer.evaluation.comparison import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
 from diff_transformer.evaluation.generate import Generated
 from diff_transformer.evaluation.models import LoadedModel
@@ -25,8 +25,6 @@ from diff_transformer.evaluation.protocols.needle import (
 )
 from diff_transformer.evaluation.protocols.needle.haystack import BOOKS
 from diff_transformer.evaluation.results import Measure, Results, ResultSet
-from diff_transformer.evaluation.text import load_documents
-from diff_transformer.text_data import STDLIB
 
 OPTIONS = Options(device="cpu")
 TOKENIZER = cl100k_tokenizer(vocab_size=300)
@@ -82,10 +80,6 @@ def test_accuracy_of_two_cities(answer, expected):
 def test_assigned_numbers():
     assert assigned_numbers("C: 3, A and B: 1, 2, 9", ["A", "B", "C"]) == {"C": "3", "A": "1", "B": "2"}
     assert assigned_numbers("1 2", ["A", "B", "C"]) == {"A": "1", "B": "2"}
-
-
-def test_parse_pair():
-    assert parse_pair("6:2") == (6, 2)
 
 
 @pytest.mark.parametrize("pair", ["6", "6:", "2:6", "0:0", "a:b", "6:-1", "6:2:1"])
@@ -157,16 +151,11 @@ def test_a_model_that_errs_is_always_wrong(read_with, tmp_path, answer):
     assert all(cell["accuracy"] == 0 for cell in read_with(answer, tmp_path).cells)
 
 
-def test_limit_takes_the_first_samples(read_with, tmp_path):
-    found = read_with(in_order, tmp_path / "found", limit=2)
-    for cell, other in zip(found.cells, read_with(in_order, tmp_path / "whole").cells, strict=True):
-        assert cell.data["answers"] == other.data["answers"][:2]
-
-
-def test_samples_do_not_depend_on_the_other_cells(read_with, tmp_path):
-    alone = read_with(in_order, tmp_path / "alone", replace(SMALL, pairs=["3:2"], depths=[100]))
+def test_samples_depend_on_no_other_cell_or_sample(read_with, tmp_path):
+    alone = read_with(in_order, tmp_path / "alone", replace(SMALL, pairs=["3:2"], depths=[100]), limit=2)
     whole = read_with(in_order, tmp_path / "whole")
-    assert alone.cells[0].data == whole.select(needles=3, depth=100)[0].data
+    (expected,) = whole.select(needles=3, depth=100)
+    assert alone.cells[0].data["answers"] == expected.data["answers"][:2]
 
 
 def test_a_prompt_and_its_answer_have_the_length(loaded, tmp_path, monkeypatch):
@@ -182,40 +171,21 @@ def test_a_prompt_and_its_answer_have_the_length(loaded, tmp_path, monkeypatch):
     assert seen == [900] * 12 + [2048] * 12
 
 
-@pytest.fixture
-def command(twin_folders, tmp_path):
-    models = [f"--model={label}={path}" for label, path in twin_folders.items()]
-    grid = "--lengths 700 1000 --pairs 1:1 2:2 --depths 0 50 --samples 2 --max_new_tokens 4 --chunk_size 256"
-
-    def run(out, *more):
-        return main(["evaluate", "needle", *models, *grid.split(), f"--dataset={TEXT}", f"--out={out}", *more])
-
-    return run
-
-
-@pytest.mark.slow
-def test_command_line_and_report(command, tmp_path):
-    assert command(tmp_path, "--lengths", "700") == 0
-    results = [Results.load(path) for path in sorted((tmp_path / "needle").glob("*.json"))]
-    assert [len(r.cells) for r in results] == [4, 4]
-    assert main(["report", str(tmp_path)]) == 0
-    assert "Multi-needle retrieval" in (tmp_path / "report.md").read_text()
-
-
 @pytest.mark.parametrize(
-    "more, message",
+    "changes, message",
     [
-        (["--lengths", "2049"], "max_position_embeddings=2,048"),
-        (["--lengths", "100"], "no room for a haystack"),
-        (["--depths", "120"], "from 0 to 100"),
-        (["--pairs", "1-1"], "must be N:R"),
-        (["--samples", "0"], "at least one"),
-        (["--max_new_tokens", "0"], "at least one"),
+        ({"lengths": [2049]}, "max_position_embeddings=2,048"),
+        ({"lengths": [100]}, "no room for a haystack"),
+        ({"depths": [120]}, "from 0 to 100"),
+        ({"pairs": ["1-1"]}, "must be N:R"),
+        ({"samples": 0}, "at least one"),
+        ({"max_new_tokens": 0}, "at least one"),
     ],
 )
-def test_what_cannot_be_measured(command, tmp_path, capsys, more, message):
-    assert command(tmp_path, *more) == 1
-    assert message in capsys.readouterr().err
+def test_run_rejects(loaded, tmp_path, changes, message):
+    results = Results.open(tmp_path, "needle", loaded.identity, {}, 0)
+    with pytest.raises(ValueError, match=message):
+        needle.run(loaded, replace(SMALL, **changes), OPTIONS, results)
 
 
 def results_of(label, values, folder, arguments=None):
@@ -251,20 +221,6 @@ def test_only_the_same_needles_stand_beside_the_papers(tmp_path):
     assert shown == dict.fromkeys(asked, [None, None]) | {(4096, 2, 2): [0.85, 0.92]}
 
 
-def test_the_report_names_the_haystack(tmp_path):
-    assert Arguments().dataset == BOOKS and Arguments().dataset_split == "test"
-    with pytest.raises(ValueError, match=f"'{BOOKS}'.* nor from the Hub .*--dataset PATH"):
-        load_documents(Arguments())  # the tests are offline
-    arguments = Arguments(dataset=STDLIB)
-    (row,) = (
-        section(ResultSet([results_of("x", {(4096, 1, 1): [1.0] * 5}, tmp_path, arguments)]))
-        .comparisons[0]
-        .table()
-        .rows
-    )
-    assert "dataset Python source code (stdlib)" in row[-1]
-
-
 def test_report_of_figure_5(tmp_path):
     arguments = Arguments(lengths=[8192, 65536], pairs=["8:1"], depths=[0, 25])
     ours = results_of("ours", {(8192, 8, 1): [0.25, 0.75], (65536, 8, 1): [0.11]}, tmp_path, arguments)
@@ -281,10 +237,3 @@ def test_report_of_figure_5(tmp_path):
     assert numbers[0] == ["0.25", "0.11", "0.75", "0.50", "0.11"]
     assert numbers[1][:2] == ["0.96", "0.04"] and numbers[2][-2:] == ["1.00", "0.86"]
     assert [label.get_text() for label in canvas.axes[0].get_xticklabels()] == ["8K", "64K"]
-
-
-def test_report_says_what_the_paper_has_not(read_with, tmp_path):
-    arguments = replace(SMALL, depths=[0, 25, 50, 75, 100])
-    found = section(ResultSet([read_with(in_order, tmp_path, arguments)]))
-    assert found.comparisons[0].table().rows[0][3:5] == [None, None]
-    assert "samples 3 (paper: 50)" in found.comparisons[0].table().rows[0][-1]

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig
 
-from diff_transformer.evaluation.__main__ import Options, main
+from diff_transformer.evaluation.__main__ import Options
 from diff_transformer.evaluation.comparison import DIFFERS
 from diff_transformer.evaluation.protocols import nll_by_position
 from diff_transformer.evaluation.protocols.nll_by_position import (
@@ -21,8 +21,6 @@ from diff_transformer.evaluation.protocols.nll_by_position import (
     token_nll,
 )
 from diff_transformer.evaluation.results import Measure, Results, ResultSet
-
-OPTIONS = Options(device="cpu")
 
 
 class Bigrams:
@@ -105,62 +103,25 @@ def test_cells_are_the_curves_of_documents(loaded, tmp_path):
     curve = [(cell.key["position"], cell.measures["nll"]) for cell in condense(results.cells)]
     assert [position for position, _ in curve] == results.cells[0].data["positions"]
     assert curve[2][1] == Measure.of([cell.data["nll"][2] for cell in results.cells])
-    assert len(run(loaded, arguments, tmp_path / "few", limit=2).cells) == 2
-    arguments.documents = 5
-    with pytest.raises(ValueError, match="Found 4 rows of 64 tokens in the text, but 5 were asked for"):
-        run(loaded, arguments, tmp_path / "more")
 
+    part = run(loaded, arguments, tmp_path / "resumed", limit=2)
+    resumed = run(loaded, arguments, tmp_path / "resumed")
+    assert len(part.cells) == 2 and resumed.cells[:2] == part.cells, "a document was measured again"
+    assert [(c.key, c.measures, c.data) for c in resumed.cells] == [(c.key, c.measures, c.data) for c in results.cells]
 
-def test_a_stopped_run_resumes_where_it_was(loaded, tmp_path, monkeypatch):
-    arguments = Arguments(corpus(tmp_path / "texts"), length=64, documents=4, points=5, chunk_size=20)
-    whole = run(loaded, arguments, tmp_path / "whole")
-    measured = []
-
-    def stopping(model, input_ids, chunk_size):
-        if len(measured) == 3:
-            raise KeyboardInterrupt
-        measured.append(input_ids)
-        return token_nll(model, input_ids, chunk_size)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(nll_by_position, "token_nll", stopping)
-        run(loaded, arguments, tmp_path / "parts")
-    measured = measured[:2]
-    monkeypatch.setattr(nll_by_position, "token_nll", stopping)
-    parts = run(loaded, arguments, tmp_path / "parts")
-    assert len(measured) == 3, "a document was measured again"
-    assert [(c.key, c.measures, c.data) for c in parts.cells] == [(c.key, c.measures, c.data) for c in whole.cells]
-
-
-@pytest.mark.slow
-def test_command_line_and_report(twin_folders, tmp_path):
-    texts, out = corpus(tmp_path / "texts"), str(tmp_path / "out")
-    models = [word for folder in twin_folders.values() for word in ("--model", str(folder))]
-    fixed = ["--dataset", texts, "--length", "65", "--points", "8", "--limit", "3", "--device", "cpu"]
-    assert main(["evaluate", "nll_by_position", *models, *fixed, "--out", out]) == 0
-    results = [Results.load(tmp_path / "out" / "nll_by_position" / f"{label}.json") for label in twin_folders]
-    found = section(ResultSet(results))
-    table = found.comparisons[0].table()
-    assert table.columns == ["tokens", "DIFF", "Transformer", DIFFERS]
-    assert [row[0] for row in table.rows] == [9, 17, 33, 65]
-    for i, r in enumerate(results):
-        assert table.rows[-1][1 + i] == Measure.of([cell["nll"] for cell in r.cells])
-        assert table.rows[0][1 + i] == Measure.of([cell.data["nll"][0] for cell in r.cells])
-    assert table.rows[0][-1].endswith(f"not stated in the paper: samples 3, dataset {texts}")
-    assert main(["report", out]) == 0
-    assert (tmp_path / "out" / "figures" / "nll_by_position.png").stat().st_size > 10_000
+    table = section(ResultSet([results])).comparisons[0].table()
+    assert table.columns == ["tokens", loaded.label, DIFFERS] and [row[0] for row in table.rows] == [8, 15, 29, 64]
+    assert table.rows[-1][1] == Measure.of([cell["nll"] for cell in results.cells])
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    "changes, message",
     [
-        (["--length", "4096"], "needs 4,096 tokens, but the model has max_position_embeddings=2,048"),
-        (["--length", "2000"], "No document has 2,000 tokens; the longest has"),
-        (["--dataset", "nowhere.jsonl"], "cannot be opened"),
+        ({"length": 4096}, "needs 4,096 tokens, but the model has max_position_embeddings=2,048"),
+        ({"documents": 5}, "Found 4 rows of 64 tokens in the text, but 5 were asked for"),
     ],
 )
-def test_bad_input(twin_folders, tmp_path, capsys, arguments, message):
-    fixed = ["--model", str(twin_folders["DIFF"]), "--device", "cpu", "--out", str(tmp_path / "out")]
-    texts = corpus(tmp_path / "texts")
-    assert main(["evaluate", "nll_by_position", *fixed, "--dataset", texts, "--length", "64", *arguments]) == 1
-    assert message in capsys.readouterr().err
+def test_run_rejects(loaded, tmp_path, changes, message):
+    arguments = Arguments(**{"dataset": corpus(tmp_path / "texts"), "length": 64, "documents": 4, **changes})
+    with pytest.raises(ValueError, match=message):
+        run(loaded, arguments, tmp_path / "out")

@@ -8,7 +8,7 @@ import torch
 from tolerances import assert_same_computation
 from transformers import MambaForCausalLM, OpenAIGPTLMHeadModel
 
-from diff_transformer.evaluation.generate import chunks, fork, in_batches, prefill, token_log_probs
+from diff_transformer.evaluation.generate import chunks, fork, in_batches, iterate_texts, prefill, token_log_probs
 
 pytestmark = pytest.mark.oldest
 
@@ -50,6 +50,9 @@ def test_models_that_do_not_continue_over_a_cache_are_rejected(architecture):
     )
     with pytest.raises(ValueError, match="cannot be evaluated in chunks"):
         prefill(architecture(config), torch.zeros(1, 4, dtype=torch.long))
+    if architecture is MambaForCausalLM:
+        with pytest.raises(ValueError, match="cannot be evaluated in chunks"):
+            next(iterate_texts(architecture(config), None, [[1]], 1, chunk_size=4))
 
 
 def test_nothing_cannot_be_prefilled(loaded):
@@ -113,13 +116,6 @@ def test_batches_halve_when_memory_runs_out(room, start, sizes):
     memory = Memory(room)
     assert list(in_batches(memory, range(20), start=start)) == SQUARES
     assert memory.sizes == sizes
-
-
-def test_batches_of_a_given_size():
-    memory = Memory(64)
-    assert list(in_batches(memory, range(20), batch_size=7)) == SQUARES
-    assert memory.sizes == [7, 7, 6]
-    assert list(in_batches(memory, [])) == []
 
 
 @pytest.mark.parametrize(

@@ -65,14 +65,17 @@ def test_a_step_trains_and_leaves_no_gradients(loaded):
     assert set(seen) == set(names) and all(p.grad is None for p in loaded.model.parameters())
 
 
-def test_bad_arguments(twin_folders, tmp_path, capsys):
-    for arguments, message in (
-        (["--lengths", "1"], "each must be 2 or more"),
-        (["--rounds", "0"], "Got --rounds 0; it must be 1 or more"),
-        (["--lengths", "4096"], "needs 4,096 tokens, but the model has max_position_embeddings=2,048"),
-    ):
-        assert main(command(twin_folders, tmp_path, *arguments)) == 1
-        assert message in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"lengths": [1]}, "each must be 2 or more"),
+        ({"rounds": 0}, "Got --rounds 0; it must be 1 or more"),
+        ({"lengths": [4096]}, "needs 4,096 tokens, but the model has max_position_embeddings=2,048"),
+    ],
+)
+def test_run_rejects(loaded, changes, message):
+    with pytest.raises(ValueError, match=message):
+        throughput.run(loaded, throughput.Arguments(**changes), None, None)
 
 
 def test_the_sizes_are_those_of_table_7():

@@ -159,7 +159,7 @@ def test_a_clean_process_runs_the_code_in_the_folder(folder):
     """Here the feed-forward of that code is skipped; this process runs the package's."""
     give_code(folder)
     code = folder / "modeling_diff_base.py"
-    code.write_text(code.read_text() + "\nDiffTransformerMLP.forward = lambda self, x: x\n")
+    code.write_text(code.read_text() + "\nLlamaMLP.forward = lambda self, x: x\n")
     with stage(folder) as staged:
         expected, (problem,) = check_model(staged, offline=True)
     assert expected.shape == (1, 32, 320) and "a clean process computes different logits" in problem.message

@@ -135,6 +135,7 @@ def test_tuning_runs_are_shorter_and_measure_less(changed):
     result = changed(run_of("diff", rate=1e-3, tuning=True), tuning_steps=4, learning_rates=[1e-3, 2e-3])
     assert [point[0] for point in result.curve] == [2 * TOKENS_PER_STEP, 4 * TOKENS_PER_STEP]
     assert result.tuning and result.conditions == {}
+    assert len(changed(run_of("diff"), tuning_steps=4).curve) == 3, "other runs have all steps"
 
 
 def test_a_run_ends_at_the_first_evaluation_that_reaches_the_accuracy(changed, results):

@@ -4,25 +4,18 @@
 import json
 import multiprocessing
 import os
-import re
-import resource
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-import diff_transformer
 from diff_transformer.training import pretrain
 from diff_transformer.training.whole_checkpoints import FILES, last_whole_checkpoint
 
 STEPS = 8
 ARGUMENTS = ["--smoke", "--eval_strategy", "no", "--save_steps", "2"]
-ENDLESS = ["--max_steps", "100000", "--save_steps", "100000"]
 RESUME = ["--resume_from_checkpoint", "last"]
 TIMEOUT = 180
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -73,11 +66,6 @@ def wait_for(what: Callable[[], bool], folder: Path, is_running: Callable[[], bo
         time.sleep(0.02)
 
 
-def reached(step: int, folder: Path) -> Callable[[], bool]:
-    """By the progress bar."""
-    return lambda: any(int(done) >= step for done in re.findall(r"(\d+)/100000 ", log_of(folder)))
-
-
 def run_here(folder: Path, *argv: str) -> None:
     pretrain.main([*ARGUMENTS, "--output_dir", str(folder), "--max_steps", str(STEPS), *argv])
 
@@ -108,49 +96,3 @@ def test_killed_run_with_a_truncated_checkpoint_resumes_bit_for_bit(start, tmp_p
     assert (folder / f"faulty-{last.name}" / "model.safetensors").is_file()
     assert weights(folder) == weights(uninterrupted)
     assert losses(folder) == losses(uninterrupted)
-
-
-def test_two_processes_stop_after_the_same_step(tmp_path):
-    """The launcher receives the signal, as from a cluster's scheduler, and passes it on."""
-    folder = tmp_path / "run"
-    root = Path(diff_transformer.__file__).parents[1]
-    command = ["accelerate.commands.launch", "--config_file", str(root / "recipes" / "accelerate" / "ddp.yaml")]
-    command += ["--num_processes", "2", "--mixed_precision", "no", "--main_process_port", "0"]
-    command += ["-m", "diff_transformer.training.pretrain", *ARGUMENTS, "--output_dir", str(folder), *ENDLESS]
-    environment = {"PYTHONPATH": str(root), "HF_DATASETS_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    with open(folder.with_suffix(".log"), "w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *command],
-            env={"ACCELERATE_TORCH_DEVICE": "cpu", **os.environ, **environment},
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-        try:
-            wait_for(reached(3, folder), folder, lambda: process.poll() is None)
-            process.terminate()
-            process.wait(TIMEOUT)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    output = log_of(folder)
-    checkpoint, faulty = last_whole_checkpoint(folder)
-    assert checkpoint is not None and not faulty, output[-4000:]
-    assert "--resume_from_checkpoint last" in output
-    assert {"rng_state_0.pth", "rng_state_1.pth"} <= {path.name for path in checkpoint.iterdir()}
-
-
-def test_full_disk_loses_no_checkpoint(start, tmp_path):
-    """Files may not grow beyond 100 KB after the second checkpoint; a checkpoint's weights are 480 KB."""
-    folder = tmp_path / "run"
-    process = start(
-        folder, "--max_steps", "100000", "--save_total_limit", "1", "--save_steps", "40", "--disable_tqdm", "true"
-    )
-    wait_for((folder / "checkpoint-40" / FILES).exists, folder, process.is_alive)
-    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (100_000, 100_000))
-    process.join(TIMEOUT)
-    assert process.exitcode not in (0, None)
-    whole, faulty = last_whole_checkpoint(folder)
-    errors = log_of(folder)
-    assert whole is not None and not faulty, f"{faulty}\n{errors[-3000:]}"
-    assert "could not be saved" in errors and "--resume_from_checkpoint last" in errors

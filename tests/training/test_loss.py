@@ -50,30 +50,29 @@ class MadeTensors(TorchDispatchMode):
         return max(self.elements)
 
 
-def problem(dtype=torch.float32, tokens=TOKENS, with_bias=True, ignored=3):
-    """hidden_states, weight, labels (every `ignored`-th ignored) and bias; their softmax is peaked."""
+def problem(dtype=torch.float32, tokens=TOKENS, ignored=3):
+    """hidden_states, weight, labels (every `ignored`-th ignored); their softmax is peaked."""
     hidden = torch.randn(tokens, HIDDEN, dtype=torch.float64).to(dtype).requires_grad_()
     weight = torch.randn(VOCAB, HIDDEN, dtype=torch.float64).to(dtype).requires_grad_()
-    bias = torch.randn(VOCAB, dtype=torch.float64).to(dtype).requires_grad_() if with_bias else None
     labels = torch.randint(VOCAB, (tokens,))
     if ignored:
         labels[::ignored] = -100
-    return hidden, weight, labels, bias
+    return hidden, weight, labels
 
 
-def formula(hidden, weight, labels, bias):
+def formula(hidden, weight, labels):
     """log(sum(exp(logits))) - logit of the label, for the labels that are kept."""
-    logits = hidden @ weight.T + (0 if bias is None else bias)
+    logits = hidden @ weight.T
     kept = labels != -100
     return (logits.exp().sum(-1).log()[kept] - logits[kept].gather(-1, labels[kept, None]).squeeze(-1)).sum()
 
 
-def plain(hidden, weight, labels, bias):
-    return F.cross_entropy(F.linear(hidden, weight, bias).float(), labels, reduction="sum")
+def plain(hidden, weight, labels):
+    return F.cross_entropy(F.linear(hidden, weight).float(), labels, reduction="sum")
 
 
 def gradients_of(loss, inputs) -> list[torch.Tensor]:
-    return list(torch.autograd.grad(loss, [x for x in inputs if x is not None and x.is_floating_point()]))
+    return list(torch.autograd.grad(loss, [x for x in inputs if x.is_floating_point()]))
 
 
 def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
@@ -92,7 +91,7 @@ def assert_same(actual: dict, expected: dict, tolerance: float, what: str) -> No
 
 @pytest.fixture
 def make_model(tiny_config):
-    def make(kind: str = "diff", head_bias: bool = False, **kwargs):
+    def make(kind: str = "diff", **kwargs):
         torch.manual_seed(1)
         config = tiny_config(**{"hidden_size": 32, "intermediate_size": 48, "vocab_size": VOCAB, **kwargs})
         if kind == "llama":
@@ -101,10 +100,7 @@ def make_model(tiny_config):
             config = LlamaConfig(bos_token_id=None, **{name: getattr(config, name) for name in names})
         elif kind == "diff_v2":
             config = diff_v2_twin(config)
-        model = AutoModelForCausalLM.from_config(config)
-        if head_bias:
-            model.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
-        return model
+        return AutoModelForCausalLM.from_config(config)
 
     return make
 
@@ -142,18 +138,17 @@ def loss_and_gradients(model, **inputs) -> tuple[CausalLMOutputWithPast, dict[st
 # ----------------------------------------------------------------------------------------------- linear_cross_entropy
 
 
-@pytest.mark.parametrize("with_bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("ignored", [0, 3], ids=["all kept", "some ignored"])
 @pytest.mark.parametrize("chunk_tokens", [1, 5, None])
-def test_linear_cross_entropy_is_the_formula(chunk_tokens, ignored, with_bias):
+def test_linear_cross_entropy_is_the_formula(chunk_tokens, ignored):
     for dtype, reference, tolerance in ((torch.float64, formula, 1e-12), (torch.float32, plain, 1e-6)):
-        inputs = problem(dtype, ignored=ignored, with_bias=with_bias)
+        inputs = problem(dtype, ignored=ignored)
         expected = reference(*inputs)
         actual = linear_cross_entropy(*inputs, chunk_tokens=chunk_tokens)
         assert error(actual.detach(), expected.detach()) < tolerance, f"loss in {dtype}"
         # not 1, so that a gradient that is not passed on shows
         results = zip(gradients_of(0.3 * actual, inputs), gradients_of(0.3 * expected, inputs), strict=True)
-        for name, (mine, theirs) in zip(("hidden_states", "weight", "bias"), results, strict=False):
+        for name, (mine, theirs) in zip(("hidden_states", "weight"), results, strict=True):
             assert error(mine, theirs) < tolerance, f"gradient of {name} in {dtype}"
         mean = linear_cross_entropy(*inputs, reduction="mean", chunk_tokens=chunk_tokens)
         assert mean.item() == pytest.approx(actual.item() / (inputs[2] != -100).sum().item(), rel=1e-6)
@@ -161,24 +156,24 @@ def test_linear_cross_entropy_is_the_formula(chunk_tokens, ignored, with_bias):
 
 def test_linear_cross_entropy_by_finite_differences():
     labels = torch.tensor([[3, -100, 0, 6, 6]])
-    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((1, 5, 3), (7, 3), (7,))]
+    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((1, 5, 3), (7, 3))]
     assert torch.autograd.gradcheck(
-        lambda hidden, weight, bias: linear_cross_entropy(hidden, weight, labels, bias, chunk_tokens=2), inputs
+        lambda hidden, weight: linear_cross_entropy(hidden, weight, labels, chunk_tokens=2), inputs
     )
 
 
 def test_large_logits_do_not_overflow():
-    hidden, weight, labels, bias = problem()
+    hidden, weight, labels = problem()
     scaled = (hidden.detach() * 1e3).requires_grad_()
-    actual, expected = linear_cross_entropy(scaled, weight, labels, bias), plain(scaled, weight, labels, bias)
+    actual, expected = linear_cross_entropy(scaled, weight, labels), plain(scaled, weight, labels)
     assert error(actual.detach(), expected.detach()) < 1e-6
     assert error(*gradients_of(actual, [scaled]), *gradients_of(expected, [scaled])) < 1e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_16_bits_against_the_same_numbers_in_float32(dtype):
-    inputs = problem(dtype, tokens=257, with_bias=False)
-    exact = [x.detach().float().requires_grad_() if x is not None and x.is_floating_point() else x for x in inputs]
+    inputs = problem(dtype, tokens=257)
+    exact = [x.detach().float().requires_grad_() if x.is_floating_point() else x for x in inputs]
     actual, expected = linear_cross_entropy(*inputs, chunk_tokens=1), plain(*exact)
     assert actual.dtype == torch.float32, "the softmax is in float32"
     # Logits, their gradients and the result are rounded once each; adding up rounds no more than that
@@ -198,9 +193,8 @@ def test_the_gradient_of_the_weight_is_added_up_in_float32():
     assert torch.autograd.grad(loss, weight)[0].flatten().tolist() == [-512.0, 512.0]
 
 
-@pytest.mark.parametrize("with_bias", [True, False], ids=["bias", "no bias"])
-def test_under_autocast(with_bias):
-    inputs = problem(with_bias=with_bias)
+def test_under_autocast():
+    inputs = problem()
     with torch.autocast("cpu", torch.bfloat16):
         actual, expected = linear_cross_entropy(*inputs, chunk_tokens=4), plain(*inputs)
         with torch.no_grad(), MadeTensors() as recorded:
@@ -214,17 +208,17 @@ def test_under_autocast(with_bias):
 
 
 def test_ignored_positions_are_not_computed():
-    hidden, weight, labels, bias = problem()
-    clean = gradients_of(linear_cross_entropy(hidden, weight, labels, bias), (hidden, weight, bias))
+    hidden, weight, labels = problem()
+    clean = gradients_of(linear_cross_entropy(hidden, weight, labels), (hidden, weight))
     poisoned = hidden.detach().masked_fill((labels == -100)[:, None], float("nan")).requires_grad_()
-    loss = linear_cross_entropy(poisoned, weight, labels, bias)
-    for mine, theirs in zip(gradients_of(loss, (poisoned, weight, bias)), clean, strict=True):
+    loss = linear_cross_entropy(poisoned, weight, labels)
+    for mine, theirs in zip(gradients_of(loss, (poisoned, weight)), clean, strict=True):
         assert torch.equal(mine, theirs), "the values at ignored positions must not matter"
 
 
-@pytest.mark.parametrize("frozen", ["hidden_states", "weight", "bias"])
+@pytest.mark.parametrize("frozen", ["hidden_states", "weight"])
 def test_no_gradient_for_what_is_frozen(frozen):
-    inputs = dict(zip(("hidden_states", "weight", "labels", "bias"), problem(), strict=True))
+    inputs = dict(zip(("hidden_states", "weight", "labels"), problem(), strict=True))
     expected = gradients_of(linear_cross_entropy(**inputs), inputs.values())
     inputs[frozen].requires_grad_(False)
     # the weight alone would be (VOCAB, HIDDEN); chunks of a token stay below it
@@ -233,15 +227,15 @@ def test_no_gradient_for_what_is_frozen(frozen):
     assert inputs[frozen].grad is None
     if frozen == "weight":
         assert recorded.largest < VOCAB * HIDDEN, "a gradient of the frozen weight was computed"
-    for name, gradient in zip(("hidden_states", "weight", "bias"), expected, strict=True):
+    for name, gradient in zip(("hidden_states", "weight"), expected, strict=True):
         if name != frozen:
             assert error(inputs[name].grad, gradient) < 1e-6, name
 
 
 def test_no_more_logits_than_a_chunk():
-    hidden, weight, labels, _ = problem(tokens=64, with_bias=False)
+    hidden, weight, labels = problem(tokens=64)
     with MadeTensors() as recorded:
-        plain(hidden, weight, labels, None).backward()
+        plain(hidden, weight, labels).backward()
     assert recorded.largest == 64 * VOCAB, "the recorder does not see the logits of the plain computation"
     with MadeTensors() as recorded:
         linear_cross_entropy(hidden, weight, labels, chunk_tokens=4).backward()
@@ -253,7 +247,7 @@ def test_no_more_logits_than_a_chunk():
 def test_chunks_have_a_size_in_bytes():
     for vocab_size, expected in ((100_288, 128 * 2**20 // (4 * 100_288)), (2**30, 1)):
         weight, labels = torch.zeros(1, 1).expand(vocab_size, 1), torch.zeros(2, dtype=torch.int32)
-        inputs = loss_module._Inputs(torch.zeros(2, 1), weight, labels, None, -100, None)
+        inputs = loss_module._Inputs(torch.zeros(2, 1), weight, labels, -100, None)
         assert inputs.chunk_tokens == expected
 
 
@@ -282,10 +276,9 @@ def test_linear_cross_entropy_rejects():
     [
         *((kind, {}) for kind in KINDS),
         ("diff", {"tie_word_embeddings": True}),
-        ("llama", {"head_bias": True}),
         ("diff", None),
     ],
-    ids=[*KINDS, "tied", "bias", "frozen head"],
+    ids=[*KINDS, "tied", "frozen head"],
 )
 def test_loss_and_gradients_of_a_model(make_model, kind, sizes):
     model = make_model(kind, **(sizes or {})).double().train()
@@ -402,13 +395,15 @@ def test_compiled(make_model):
 
 @peft_asks_by_the_old_name
 def test_use_linear_cross_entropy_rejects(make_model):
-    lossy, replaced = make_model("llama"), make_model("llama")
+    lossy, replaced, biased = make_model("llama"), make_model("llama"), make_model("llama")
+    biased.lm_head = nn.Linear(32, VOCAB)
     lossy.loss_function = lambda **kwargs: 0
     use_linear_cross_entropy(replaced)
     for model, message in (
         (nn.Linear(2, 2), "is Linear; diff_transformer, diff_transformer_v2, llama models"),
         (lossy, "ForCausalLMLoss"),
         (replaced, "already replaced"),
+        (biased, "without bias"),
         (make_model("llama").model, "LM head of this LlamaModel"),
         (lora(make_model()), "is PeftModelForCausalLM"),
     ):

@@ -10,6 +10,7 @@ import faulthandler
 import importlib.util
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ from accelerate.state import PartialState
 from accelerate.utils import DistributedType, ParallelismConfig
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, Trainer, default_data_collator
+from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, default_data_collator
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerV2Config, folders
 from diff_transformer.attention_diff import flash_diff_attention_forward
@@ -32,6 +33,7 @@ from diff_transformer.attention_diff_base import cu_seq_lens_from_position_ids
 from diff_transformer.training import extend_64k, pretrain
 from diff_transformer.training import ulysses as ulysses_module
 from diff_transformer.training.run_arguments import RunArguments
+from diff_transformer.training.runs import fit
 from diff_transformer.training.trainer import RunTrainer
 from diff_transformer.training.whole_checkpoints import fault
 
@@ -100,17 +102,30 @@ def write(folder: Path, output: str, logged: dict) -> None:
 def ddp(folder: Path) -> None:
     train_and_resume(folder, per_device_train_batch_size=BATCH_SIZE // WORLD_SIZE, use_cpu=True)
     exchange_heads_for_tokens()
+    stop_together(folder)
+
+
+class SignalToOne(TrainerCallback):
+    """Sends SIGTERM to the first process alone, in step 3."""
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if args.process_index == 0 and state.global_step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def stop_together(folder: Path) -> None:
+    args = RunArguments(str(folder / "stopped"), max_steps=20, save_strategy="no", report_to=[], use_cpu=True)
+    model = AutoModelForCausalLM.from_pretrained(folder / "v1")
+    rows = torch.load(folder / "rows.pt")
+    trainer = RunTrainer(model, args, default_data_collator, rows, callbacks=[SignalToOne()])
+    with pytest.raises(SystemExit) as end:
+        fit(trainer, None)
+    assert end.value.code == 128 + signal.SIGTERM and trainer.state.global_step == 3
 
 
 def fsdp2(folder: Path) -> None:
     train_and_resume(folder, per_device_train_batch_size=BATCH_SIZE // WORLD_SIZE, check=is_sharded_by_layer)
     pretrain.main([*STAGE, "--use_cpu", "false", "--output_dir", str(folder / "fsdp2_stage")])
-
-
-def fsdp2_alone(folder: Path) -> None:
-    checkpoint = str(folder / "fsdp2-v1-whole" / "checkpoint-2")
-    kwargs = {"per_device_train_batch_size": BATCH_SIZE, "resume_from_checkpoint": checkpoint}
-    write(folder, "fsdp2_alone-v1", train(folder, "v1", "fsdp2_alone-v1", **kwargs))
 
 
 def zero3(folder: Path) -> None:
@@ -223,11 +238,11 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def run_recipe(recipe: str, folder: Path, *options: str, scenario: str | None = None, processes: int = WORLD_SIZE):
-    """The recipe as it is, but in float32 and on this many processes of the CPU."""
-    command = ["--config_file", str(RECIPES / f"{recipe}.yaml"), "--num_processes", str(processes)]
+def run_recipe(recipe: str, folder: Path, *options: str):
+    """The recipe as it is, but in float32 and on two processes of the CPU."""
+    command = ["--config_file", str(RECIPES / f"{recipe}.yaml"), "--num_processes", str(WORLD_SIZE)]
     command += ["--mixed_precision", "no", "--main_process_port", "0", *options]
-    command += [__file__, scenario or recipe, str(folder)]
+    command += [__file__, recipe, str(folder)]
     environment = {"ACCELERATE_TORCH_DEVICE": "cpu", "DS_ACCELERATOR": "cpu"}
     environment["HF_DATASETS_CACHE"] = str(folder / "datasets_cache")
     launching.launch("accelerate.commands.launch", *command, **environment)
@@ -284,14 +299,12 @@ def test_recipe_has_only_settings_that_accelerate_knows(path):
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["ddp", "fsdp2", pytest.param("zero3", marks=needs_deepspeed)])
 def test_two_processes_train_like_one_and_resume(folder, recipe):
-    """DDP and FSDP2 on one process, too. The launch of FSDP2 ends with the stage of pretraining."""
+    """DDP on one process, too. The launch of FSDP2 ends with the stage of pretraining."""
     if recipe == "fsdp2":
         with pytest.MonkeyPatch.context() as patch:  # what a run that was killed at its end may leave
             patch.setattr(os, "getpid", lambda: 2**22 + 1)
             folders._sibling(folder / "fsdp2_stage" / "model", "part").mkdir(parents=True)
     run_recipe(recipe, folder)
-    if recipe == "fsdp2":
-        run_recipe("fsdp2", folder, scenario="fsdp2_alone", processes=1)
     for name in MODELS:
         kwargs = {"per_device_train_batch_size": BATCH_SIZE}
         single(folder, name, f"single-{name}", **kwargs)
@@ -299,12 +312,15 @@ def test_two_processes_train_like_one_and_resume(folder, recipe):
         if recipe == "ddp" and name == "v1":
             checkpoint = str(folder / "ddp-v1-whole" / "checkpoint-2")
             single(folder, name, "ddp_alone-v1", **kwargs, resume_from_checkpoint=checkpoint)
-        if recipe != "zero3" and name == "v1":
-            outputs.append(f"{recipe}_alone-v1")
+            outputs.append("ddp_alone-v1")
         for output in outputs:
             assert_same(folder, name, output, f"single-{name}")
     if recipe == "fsdp2":
         check_the_stage_of_pretraining(folder)
+    if recipe == "ddp":  # all processes stopped after the same step
+        checkpoint = folder / "stopped" / "checkpoint-3"
+        assert fault(checkpoint) is None
+        assert {"rng_state_0.pth", "rng_state_1.pth"} <= {path.name for path in checkpoint.iterdir()}
 
 
 def check_the_stage_of_pretraining(folder: Path) -> None:

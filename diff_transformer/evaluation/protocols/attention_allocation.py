@@ -35,8 +35,7 @@ from ..models import LoadedModel, check_length
 from ..probe import Probe, attention_probe, differential_maps
 from ..render import Figure, Section, color
 from ..results import Measure, Results, ResultSet
-from ..text import load_documents
-from .needle.haystack import WORDINGS, NeedleArguments, NeedlePrompt, haystack_tokens, needle_prompt
+from .needle.haystack import NeedleArguments, NeedlePrompt, prompt_maker
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -121,13 +120,12 @@ def attention_shares(
 
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
-    arguments.check()
     check_length(loaded.model, arguments.length, "A prompt")
     todo = results.todo([{"depth": depth} for depth in dict.fromkeys(arguments.depths)])
     if not todo:
         return
-    wording, samples = WORDINGS[arguments.wording], min(arguments.samples, options.limit or arguments.samples)
-    haystack = haystack_tokens(load_documents(arguments), loaded.tokenizer)
+    samples = min(arguments.samples, options.limit or arguments.samples)
+    new_prompt = prompt_maker(arguments, loaded.tokenizer)
 
     def shares(prompts: Sequence[NeedlePrompt]) -> list[list[list[float]]]:
         input_ids = torch.tensor([prompt.input_ids for prompt in prompts])
@@ -137,9 +135,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
 
     def make_prompt(depth: int, i: int) -> NeedlePrompt:
         rng = random.Random(f"{options.seed}|{depth}|{i}")
-        return needle_prompt(
-            loaded.tokenizer, wording, haystack, arguments.length, arguments.needles, queried=1, depth=depth, rng=rng
-        )
+        return new_prompt(arguments.length, arguments.needles, queried=1, depth=depth, rng=rng)
 
     start = max(1, BATCH_TOKENS // arguments.length)
     with tqdm(total=len(todo) * samples, desc=loaded.label, unit="prompt") as bar:

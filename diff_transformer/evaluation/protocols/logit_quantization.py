@@ -18,11 +18,11 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ...arguments import option
-from ..comparison import PAPER_DIFF, PAPER_TRANSFORMER, UNSTATED, Comparison, Row, percent
+from ..comparison import PAPER_DIFF, PAPER_TRANSFORMER, UNSTATED, Comparison, Row
 from ..generate import in_batches, token_log_probs
 from ..models import LoadedModel, check_length
 from ..probe import Probe, attention_probe
-from ..render import Figure, Section, color
+from ..render import Figure, Section, draw_models
 from ..results import Key, Measure, Results, ResultSet
 from ..text import DocumentArguments, load_documents, token_rows
 from .harness import accuracies, evaluate_task
@@ -177,11 +177,6 @@ def section(results: ResultSet) -> Section:
     )
 
 
-def _measure(results: ResultSet, label: str, **key) -> Measure | None:
-    measure = results.measure(label, _METRICS[key["task"]], **key)
-    return percent(measure) if key["task"] == "hellaswag" else measure
-
-
 def _comparison(results: ResultSet, task: str) -> Comparison:
     metric, rows = _METRICS[task], []
     for granularity, bits in sorted(results.keys("granularity", "bits"), reverse=True):
@@ -199,24 +194,20 @@ def _comparison(results: ResultSet, task: str) -> Comparison:
 
 
 def _figure(results: ResultSet, task: str) -> Figure:
+    is_share = task == "hellaswag"
+
     def draw(canvas: "Canvas") -> None:
         axes = canvas.subplots()
-        for label in results.labels:
-            for granularity, line in _LINES.items():
-                key = {"task": task, "granularity": granularity}
-                bits = sorted({cell.key["bits"] for cell in results.select(label, **key)}, reverse=True)
-                measures = [x for x in (_measure(results, label, **key, bits=x) for x in bits) if x]
-                if measures:
-                    y, error = [x.value for x in measures], [x.stderr or 0 for x in measures]
-                    name, ink = f"{label}, range of a {granularity}", color(results.labels, label)
-                    axes.errorbar(bits, y, error, label=name, color=ink, linestyle=line, marker="o", capsize=3)
-        for name, points in FIGURE_8.items() if task == "hellaswag" else ():
-            x, y = list(points), list(points.values())
-            axes.plot(x, y, label=f"{name}, read off", color=_GREYS[name], linestyle="--", marker="x", linewidth=1)
-        axes.set(xlabel="bits per attention logit", ylabel=_NAMES[task])
+        for granularity, line in _LINES.items():
+            key, name = {"task": task, "granularity": granularity}, f"range of a {granularity}"
+            draw_models(axes, results, _METRICS[task], "bits", key, name=name, linestyle=line, marker="o")
+        for name, points in FIGURE_8.items() if is_share else ():
+            y = [value / 100 for value in points.values()]
+            axes.plot(list(points), y, label=f"{name}, read off", color=_GREYS[name], linestyle="--", marker="x")
+        axes.set(xlabel="bits per attention logit", ylabel=_METRICS[task])
         axes.set_xticks(sorted({cell.key["bits"] for cell in results.cells if cell.matches(task=task)}))
         axes.invert_xaxis()
         canvas.legend(loc="outside lower center", ncols=2, frameon=False)
 
-    caption = f"{_NAMES[task]} by bits per logit, with standard errors."
-    return Figure(f"logit_quantization_{task}", caption[0].upper() + caption[1:], draw, size=(7.0, 4.8))
+    caption = f"{_METRICS[task]} by bits per logit, with standard errors."
+    return Figure(f"logit_quantization_{task}", caption, draw, size=(7.0, 4.8))

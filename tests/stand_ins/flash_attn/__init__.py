@@ -1,8 +1,8 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""A stand-in for flash-attn 2.8: its functions with their signatures, in plain torch on a CPU.
+"""A stand-in for flash-attn 2.8 in plain torch on a CPU: its functions, with the arguments that transformers passes.
 
 It demands what flash-attn demands of its inputs, with one exception: float64 is accepted, where only a mistake makes a
-difference. What flash-attn leaves undefined is NaN, and arguments that the stand-in does not know are an error.
+difference. What flash-attn leaves undefined is NaN.
 """
 
 import torch
@@ -22,11 +22,6 @@ def check(q, k, v, *offsets) -> None:
         raise RuntimeError("Input tensor must have contiguous last dimension")
     if any(x.dtype != torch.int32 for x in offsets):
         raise RuntimeError("cu_seqlens must have dtype int32")
-
-
-def reject(*arguments) -> None:
-    if any(arguments):
-        raise NotImplementedError(f"one of {arguments} is not part of the stand-in")
 
 
 @torch.autocast("cpu", enabled=False)  # which changes no kernel
@@ -94,19 +89,9 @@ def kvcache_attention(
 
 
 def flash_attn_func(
-    q,
-    k,
-    v,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
+    q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), deterministic=False
 ):
-    reject(dropout_p, softcap, alibi_slopes, return_attn_probs)
+    assert dropout_p == 0.0
     return attention(q, k, v, softmax_scale, causal, window_size)
 
 
@@ -122,13 +107,9 @@ def flash_attn_varlen_func(
     softmax_scale=None,
     causal=False,
     window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
     deterministic=False,
-    return_attn_probs=False,
-    block_table=None,
 ):
-    reject(dropout_p, softcap, alibi_slopes, return_attn_probs, block_table is not None)
+    assert dropout_p == 0.0
     return varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, softmax_scale, causal, window_size)
 
 
@@ -138,22 +119,12 @@ def flash_attn_with_kvcache(
     v_cache,
     k=None,
     v=None,
-    rotary_cos=None,
-    rotary_sin=None,
     cache_seqlens=None,
-    cache_batch_idx=None,
-    cache_leftpad=None,
     block_table=None,
     softmax_scale=None,
     causal=False,
     window_size=(-1, -1),
-    softcap=0.0,
-    rotary_interleaved=True,
-    alibi_slopes=None,
-    num_splits=0,
-    return_softmax_lse=False,
 ):
-    reject(rotary_cos, rotary_sin, cache_batch_idx, cache_leftpad, softcap, alibi_slopes, return_softmax_lse)
     if k_cache.shape[1] % 256 != 0:
         raise RuntimeError("Paged KV cache block size must be divisible by 256")
     return kvcache_attention(q, k_cache, v_cache, k, v, cache_seqlens, block_table, softmax_scale, causal, window_size)

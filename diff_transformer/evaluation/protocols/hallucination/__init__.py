@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from ...generate import iterate_texts
 from ...models import LoadedModel
 from ...render import Section, Table
 from ...results import Cell, Journal, Measure, Results, ResultSet
-from .judge import PROMPT, Judge, ask_all
+from .judge import PROMPT, Judge
 from .samples import TASKS, draw, load_rows
 
 ORDER = 6
@@ -128,12 +128,13 @@ def ask(
     prompts = {id: PROMPT.format(document=d, ground_truth=r, output=o) for id, (d, r, o) in questions.items()}
     ids = {f"{id}/{_digest(judge.model, judge.max_tokens, prompt)}": prompt for id, prompt in prompts.items()}
     missing = {id: prompt for id, prompt in ids.items() if id not in journal}
-    if missing:
-        tokens = sum(map(len, missing.values())) // 4
-        print(f"{what}: {len(missing)} requests with about {tokens:,} tokens in total")
-    with closing(ask_all(judge, missing, concurrency)) as replies:  # an interrupt must reach its pool of threads
-        for id, reply in tqdm(replies, what, len(missing), unit="verdict"):
-            journal.add(id, **reply._asdict())
+    with judge.connect() as client, ThreadPoolExecutor(concurrency) as pool:
+        futures = {pool.submit(judge.ask, client, prompt): id for id, prompt in missing.items()}
+        try:
+            for future in tqdm(as_completed(futures), what, len(missing), unit="verdict"):
+                journal.add(futures[future], **future.result()._asdict())
+        finally:
+            pool.shutdown(cancel_futures=True)  # after a failure or an interrupt no request begins
     return [journal.records[id] for id in ids]
 
 

@@ -9,8 +9,6 @@ judge on the same machine, and sends the Hub's saved token to it if no other key
 """
 
 import re
-from collections.abc import Generator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
@@ -81,8 +79,6 @@ class Judge:
                 "The judge's address must not contain a user, a password or parameters, because it is written into "
                 f"the results. {_SET_KEY}"
             )
-        if not self.model:
-            raise ValueError("Got no name of the judge's model; give the one that its server uses: --judge_model.")
         if self.api_key and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise ValueError(
                 "The judge's key contains characters other than printable ASCII, which no HTTP header can hold. "
@@ -127,29 +123,3 @@ class Judge:
     def _redacted(self, text: str) -> str:
         """A server may repeat the key; it must reach neither a file nor a screen."""
         return text.replace(self.api_key, "***") if self.api_key else text
-
-
-def ask_all(judge: Judge, prompts: Mapping[str, str], concurrency: int) -> Generator[tuple[str, Reply]]:
-    """Yields the reply to each prompt, with the prompt's id, as it arrives; at most `concurrency` run at once.
-
-    After a failure no request begins. The replies to those under way are still yielded, then JudgeError is raised.
-    """
-    failures: list[JudgeError] = []
-
-    def ask(prompt: str) -> Reply | None:
-        try:
-            return None if failures else judge.ask(client, prompt)
-        except JudgeError as error:
-            failures.append(error)
-            return None
-
-    with judge.connect() as client, ThreadPoolExecutor(concurrency) as pool:
-        futures = {pool.submit(ask, prompt): id for id, prompt in prompts.items()}
-        try:
-            for future in as_completed(futures):
-                if (reply := future.result()) is not None:
-                    yield futures[future], reply
-        finally:
-            pool.shutdown(cancel_futures=True)  # closed early, it waits only for the requests under way
-    if failures:
-        raise failures[0]

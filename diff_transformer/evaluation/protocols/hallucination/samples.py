@@ -4,13 +4,11 @@
 import json
 import random
 import zipfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from huggingface_hub import hf_hub_download
-from transformers import PreTrainedTokenizerBase
 
 from ....text_data import load_table
 from ...models import LoadedModel, check_length, max_positions
@@ -133,11 +131,18 @@ def draw(
         text = task.prompt.format(document=document, question=question)
         whole = prompt = prompt_ids(loaded.tokenizer, text)
         if limit is not None and len(whole) > limit - task.max_new_tokens:
-            around = len(prompt_ids(loaded.tokenizer, task.prompt.format(document="", question=question)))
-            prompt = cut_middle(whole, limit - task.max_new_tokens, around)
-            begin = len(task.prompt.partition("{document}")[0].format(question=question))
-            left, right = cut_characters(loaded.tokenizer, text, len(prompt))
-            document = text[begin:left] + text[right : begin + len(document)]
+            half = (limit - task.max_new_tokens) // 2
+            prompt = [*whole[:half], *whole[-half:]]  # as in LongBench
+            before, after = (part.format(question=question) for part in task.prompt.split("{document}"))
+            around = len(prompt_ids(loaded.tokenizer, before + after))
+            if around > half:
+                raise ValueError(
+                    f"A prompt has room for {2 * half:,} tokens, too few for a document and the {around:,} tokens "
+                    "around it. Choose a larger --max_length, or a model with more positions."
+                )
+            ids = prompt[len(start_ids(loaded.tokenizer)) :]
+            read = str(loaded.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+            document = read.removeprefix(before).removesuffix(after)
         if question:
             document = f"{document}\n\nQuestion: {question}"
         if not isinstance(reference, str):
@@ -152,24 +157,3 @@ def draw(
     what = f"rows of {name} with a document and a reference"
     check_enough(len(drawn), samples, what, f"name a larger source (--datasets {name}=SOURCE)")
     return drawn
-
-
-def cut_characters(tokenizer: PreTrainedTokenizerBase, text: str, length: int) -> tuple[int, int]:
-    """Where `cut_middle` begins and ends in the text of a prompt that it cuts to `length` tokens."""
-    offsets = tokenizer(
-        text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True, verbose=False
-    )["offset_mapping"]
-    half = length // 2
-    return offsets[half - len(start_ids(tokenizer)) - 1][1], offsets[-half][0]
-
-
-def cut_middle(prompt: Sequence[int], length: int, around: int) -> list[int]:
-    """The first and the last `length // 2` tokens, as in LongBench. Raises ValueError if one half cannot hold the
-    `around` tokens that do not belong to the document."""
-    half = length // 2
-    if around > half:
-        raise ValueError(
-            f"A prompt has room for {length:,} tokens, too few for a document and the {around:,} tokens around it. "
-            "Choose a larger --max_length, or a model with more positions."
-        )
-    return [*prompt[:half], *prompt[-half:]]

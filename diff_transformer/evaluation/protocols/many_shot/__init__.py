@@ -7,11 +7,13 @@ For robustness the same demonstrations are shown in other orders: at random, or 
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 
 import torch
 from tqdm.auto import tqdm
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from ....arguments import option
@@ -22,7 +24,7 @@ from ...render import Figure, Section, draw_models
 from ...results import Cell, Key, Measure, Results, ResultSet, mean
 from .classification import SOURCES, ClassificationTask, Example, find_source, load_task
 from .demonstrations import ORDERS, Prompts
-from .label_trie import SCORINGS, choose_labels
+from .labels import SCORINGS, choose_labels
 
 ORDER = 5
 
@@ -82,10 +84,6 @@ class Arguments:
         for name, values in {"shots": self.shots, "lengths": self.lengths, "queries": [self.queries]}.items():
             if min(values, default=0) < 1:
                 raise ValueError(f"Got --{name} {' '.join(map(str, values))}; it must be 1 or more.")
-        if self.scoring not in SCORINGS or not set(self.orders) <= set(ORDERS):
-            raise ValueError(
-                f"Got scoring {self.scoring!r} and orders {self.orders}; choose from {SCORINGS} and {tuple(ORDERS)}."
-            )
 
 
 def number_of_orders(arguments: Arguments, dataset: str, order: str) -> int:
@@ -98,26 +96,63 @@ def number_of_orders(arguments: Arguments, dataset: str, order: str) -> int:
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
     order_length = arguments.order_length or max(arguments.lengths)
     check_length(loaded.model, max(order_length, *arguments.lengths), "A prompt")
+    queries = min(arguments.queries, options.limit or arguments.queries)
     plans = []  # all of them are made before the model runs, so that errors in a dataset show early
     for task in load_tasks(arguments.datasets):
-        queries = min(arguments.queries, options.limit or arguments.queries)
         prompts = Prompts(task, loaded.tokenizer, queries, options.seed)
-        points: dict[int, list[Key]] = defaultdict(list)
+        curve: list[tuple[int, Key]] = []
         for shots in sorted(set(arguments.shots)):
-            points[prompts.of_each_class(shots)].append({"dataset": task.name, "shots": shots})
+            curve.append((prompts.of_each_class(shots), {"dataset": task.name, "shots": shots}))
         for length in sorted(set(arguments.lengths)):
-            points[prompts.fitting(length)].append({"dataset": task.name, "length": length})
-        longest = prompts.length(max(points))
-        check_length(loaded.model, longest, f"{task.name}: a prompt")
-        permutations = sum(number_of_orders(arguments, task.name, order) for order in arguments.orders)
-        permuted = prompts.fitting(order_length) if permutations else 0
-        plans.append((prompts, points, permuted))
-        print(
-            f"{loaded.label}, {task.name}: {len(prompts.queries)} queries after {len(points)} prompts (at most "
-            f"{longest:,} tokens) and {permutations} permutations"
-        )
-    for prompts, points, permuted in plans:
-        _measure(loaded, prompts, points, permuted, order_length, arguments, options.batch_size, results)
+            curve.append((prompts.fitting(length), {"dataset": task.name, "length": length}))
+        curve.sort(key=itemgetter(0))
+        check_length(loaded.model, prompts.length(curve[-1][0]), f"{task.name}: a prompt")
+        orders: list[Key] = [
+            {"dataset": task.name, "length": order_length, "order": order, "order_seed": seed}
+            for order in arguments.orders
+            for seed in range(number_of_orders(arguments, task.name, order))
+        ]
+        permuted = prompts.fitting(order_length) if orders else 0
+        plans.append((prompts, curve, orders, permuted))
+    for prompts, curve, orders, permuted in plans:
+        contexts = _contexts(loaded.model, prompts, curve, orders, permuted, results)
+        for key, shown, cache in tqdm(contexts, f"{loaded.label}: {prompts.task.name}", unit="prompt"):
+            labels, scoring = prompts.label_ids, arguments.scoring
+            chosen = choose_labels(loaded.model, cache, prompts.queries, labels, scoring, options.batch_size)
+            correct = Measure.of(a == b for a, b in zip(chosen, prompts.answers, strict=True))
+            sizes = {"demonstrations": shown, "tokens": cache.get_seq_length(), "classes": len(labels)}
+            results.add(key, {"accuracy": correct}, {**sizes, "source": prompts.task.source.dataset})
+
+
+def _contexts(
+    model: PreTrainedModel,
+    prompts: Prompts,
+    curve: Sequence[tuple[int, Key]],
+    orders: Sequence[Key],
+    permuted: int,
+    results: Results,
+) -> Iterator[tuple[Key, int, Cache]]:
+    """The cells that are missing, each with its number of demonstrations and their cache. The cache grows in the same
+    steps in a resumed run, so that it gives the same numbers."""
+    todo = results.todo([key for _, key in curve])
+    cache, before = None, 0
+    for shown, key in curve if todo else ():
+        if cache is None or shown > before:
+            cache = _extend(model, prompts, cache, prompts.demonstrations[before:shown])
+            before = shown
+        if key in todo:
+            yield key, shown, cache
+    for key in results.todo(orders):
+        permute, seed = ORDERS[str(key["order"])], f"{prompts.seed}|{key['order']}|{key['order_seed']}"
+        yield key, permuted, _extend(model, prompts, None, permute(prompts.demonstrations[:permuted], seed))
+
+
+def _extend(model: PreTrainedModel, prompts: Prompts, cache: Cache | None, examples: Sequence[Example]) -> Cache:
+    ids = (prompts.start if cache is None else []) + prompts.tokens(examples)
+    cache, logits = prefill(model, torch.tensor([ids]), cache)
+    if logits.isnan().any():
+        raise ValueError("The model's logits are NaN. Check its weights, or evaluate it in another --dtype.")
+    return cache
 
 
 def load_tasks(datasets: Sequence[str]) -> list[ClassificationTask]:
@@ -129,58 +164,6 @@ def load_tasks(datasets: Sequence[str]) -> list[ClassificationTask]:
             raise ValueError(f"Two datasets have the name {name!r}. Rename one of them: --datasets NAME=PATH.")
         tasks[name] = load_task(name, source)
     return list(tasks.values())
-
-
-def _measure(
-    loaded: LoadedModel,
-    prompts: Prompts,
-    points: dict[int, list[Key]],
-    permuted: int,
-    order_length: int,
-    arguments: Arguments,
-    batch_size: int | None,
-    results: Results,
-) -> None:
-    """Adds the cells of one dataset. A resumed run takes the same steps and gives the same numbers.
-
-    Args:
-        points: The keys of the curve's cells by number of demonstrations.
-        permuted: The number of demonstrations of which permutations are shown.
-    """
-    name, model = prompts.task.name, loaded.model
-
-    def extend(cache: Cache | None, examples: Sequence[Example]) -> Cache:
-        ids = (prompts.start if cache is None else []) + prompts.tokens(examples)
-        cache, logits = prefill(model, torch.tensor([ids]), cache)
-        if logits.isnan().any():
-            raise ValueError("The model's logits are NaN. Check its weights, or evaluate it in another --dtype.")
-        return cache
-
-    def add(key: Key, cache: Cache, shown: int) -> None:
-        chosen = choose_labels(model, cache, prompts.queries, prompts.trie, arguments.scoring, batch_size)
-        correct = Measure.of(a == b for a, b in zip(chosen, prompts.answers, strict=True))
-        sizes = {"demonstrations": shown, "tokens": cache.get_seq_length(), "classes": len(prompts.labels)}
-        results.add(key, {"accuracy": correct}, {**sizes, "source": prompts.task.source.dataset})
-
-    todo = results.todo([key for keys in points.values() for key in keys])
-    cache, before = None, 0
-    for shown in tqdm(sorted(points), desc=f"{loaded.label}: {name}", unit="prompt"):
-        if not todo:
-            break
-        cache = extend(cache, prompts.demonstrations[before:shown])
-        before = shown
-        for key in [key for key in points[shown] if key in todo]:
-            add(key, cache, shown)
-            todo.remove(key)
-    keys: list[Key] = [
-        {"dataset": name, "length": order_length, "order": order, "order_seed": seed}
-        for order in arguments.orders
-        for seed in range(number_of_orders(arguments, name, order))
-    ]
-    for key in tqdm(results.todo(keys), desc=f"{loaded.label}: {name}, orders", unit="prompt"):
-        order = str(key["order"])
-        examples = prompts.demonstrations[:permuted]
-        add(key, extend(None, ORDERS[order](examples, f"{prompts.seed}|{order}|{key['order_seed']}")), permuted)
 
 
 def condense(results: ResultSet) -> ResultSet:
@@ -216,22 +199,18 @@ def condense(results: ResultSet) -> ResultSet:
 
 def section(results: ResultSet) -> Section:
     condensed = condense(results)
-    names = dict.fromkeys(cell.key["dataset"] for cell in results.cells)
     figures = [_figure("many_shot", "by number of demonstrations (Figure 6)", results)]
     for order, (arranged, paper) in ORDER_NAMES.items():
         caption = f"with demonstrations arranged {arranged} ({paper})"
         figures.append(_figure(f"many_shot_{order}", caption, results, order))
-    averages = [
-        Row([_title(name)], "accuracy", {"dataset": name}, AVERAGES.get(name, (name,))[1:])
-        for name in names
-        if _has(condensed, "accuracy", dataset=name)
-    ]
-    margins = [
-        _margin(condensed, name, order)
-        for order in ORDER_NAMES
-        for name in names
-        if _has(condensed, "margin", dataset=name, order=order)
-    ]
+    averages, margins = [], []
+    for key in {tuple(cell.key.items()): cell.key for cell in condensed.cells}.values():
+        if "order" in key:
+            margins.append(_margin(condensed, key))
+        else:
+            _, *values = AVERAGES.get(key["dataset"], (None,))
+            averages.append(Row([_title(key["dataset"])], "accuracy", key, values))
+    margins.sort(key=lambda row: list(ORDER_NAMES).index(row.key["order"]))
     comparisons = [
         Comparison(
             "Average accuracy (%) once it is stable: here, with at least half of the most demonstrations",
@@ -264,19 +243,14 @@ def section(results: ResultSet) -> Section:
     )
 
 
-def _has(results: ResultSet, metric: str, **key: str) -> bool:
-    return any(metric in cell.measures for cell in results.cells if cell.matches(**key))
-
-
-def _margin(results: ResultSet, name: str, order: str) -> Row:
-    *paper, expected = MARGINS.get((name, order), (None,))
-    key = {"dataset": name, "order": order}
+def _margin(results: ResultSet, key: dict[str, str]) -> Row:
+    *paper, expected = MARGINS.get((key["dataset"], key["order"]), (None,))
     numbers = sorted({cell.measures["margin"].n for cell in results.cells if cell.matches(**key)})
     differs = [f"{' and '.join(map(str, numbers))} orders"]
     if expected is not None and numbers != [expected]:
         paper = []
         differs[0] += f"; the paper's margins, over {expected}, are left out: a margin grows with their number"
-    return Row([_title(name), ORDER_NAMES[order][0]], "margin", key, paper, differs)
+    return Row([_title(key["dataset"]), ORDER_NAMES[key["order"]][0]], "margin", key, paper, differs)
 
 
 def _title(dataset: str) -> str:
@@ -285,24 +259,23 @@ def _title(dataset: str) -> str:
 
 def _figure(name: str, caption: str, results: ResultSet, order: str | None = None) -> Figure | None:
     """The curves, or the accuracies of the permutations in one order: a panel for each dataset, two per row."""
-    places: dict[tuple, list[int]] = defaultdict(list)  # a seed may have other numbers of demonstrations
-    for cell in results.cells:
-        if cell.key.get("order") == order:
-            places[tuple(cell.key.items())].append(cell.data["demonstrations"])
-    datasets = list(dict.fromkeys(dict(key)["dataset"] for key in places))
+    cells = [cell for cell in results.cells if cell.key.get("order") == order]
+    datasets = list(dict.fromkeys(cell.key["dataset"] for cell in cells))
+    # A seed may have other numbers of demonstrations: all seeds are drawn at the last one's
+    shown = {tuple(cell.key.items()): cell.data["demonstrations"] for cell in cells}
     if not datasets:
         return None
     columns = min(2, len(datasets))
     rows = -(-len(datasets) // columns)
 
-    def placed(cells: list[Cell], dataset: str) -> list[Cell]:
-        found = [(cell, places[tuple(cell.key.items())]) for cell in cells if cell.matches(dataset=dataset)]
-        return [replace(cell, key={**cell.key, "demonstrations": mean(shown)}) for cell, shown in found if shown]
+    def placed(cells: list[Cell]) -> list[Cell]:
+        found = [(cell, shown.get(tuple(cell.key.items()))) for cell in cells]
+        return [replace(cell, key={**cell.key, "demonstrations": n}) for cell, n in found if n is not None]
 
     def draw(canvas):
         grid = canvas.subplots(rows, columns, squeeze=False).flat
         for axes, dataset in zip(grid, datasets, strict=False):
-            panel = results.condensed(lambda cells, dataset=dataset: placed(cells, dataset))
+            panel = results.condensed(lambda cells, x=dataset: placed([c for c in cells if c.matches(dataset=x)]))
             draw_models(axes, panel, "accuracy", "order_seed" if order else "demonstrations", marker=".")
             axes.set(
                 title=_title(dataset), xlabel="seed of the order" if order else "demonstrations", ylabel="accuracy"

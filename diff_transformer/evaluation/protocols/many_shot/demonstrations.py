@@ -5,15 +5,16 @@ Everything that is drawn depends on the seed alone, so two models with one token
 """
 
 import random
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, chain, zip_longest
+from itertools import chain, zip_longest
 
 from transformers import PreTrainedTokenizerBase
 
 from ...text import check_enough, start_ids
 from .classification import ClassificationTask, Example
-from .label_trie import LabelTrie, continuation_ids, label_ids
+from .labels import continuation_ids, label_ids
 
 SEPARATOR = "\n==\n"  # after each example
 
@@ -60,57 +61,49 @@ class Prompts:
     """
 
     def __init__(self, task: ClassificationTask, tokenizer: PreTrainedTokenizerBase, queries: int, seed: int):
-        self.task, self.seed, self.labels = task, f"{seed}|{task.name}", task.labels
+        self.task, self.seed = task, f"{seed}|{task.name}"
         prompt = task.source.prompt.removesuffix("{label}")
         head = prompt.rstrip(" ")
-        labels = label_ids(tokenizer, [prompt[len(head) :] + label for label in self.labels], SEPARATOR)
-        self.trie = LabelTrie(labels)
+        self.label_ids = label_ids(tokenizer, [prompt[len(head) :] + label for label in task.labels], SEPARATOR)
         self.start = start_ids(tokenizer)
 
         def query(text: str) -> list[int]:
             return continuation_ids(tokenizer, head.replace("{text}", text))
 
         rest = continuation_ids(tokenizer, SEPARATOR)[1:]  # a label already has the first token of what follows it
-        ending = {label: ids + rest for label, ids in zip(self.labels, labels, strict=True)}
+        ending = {label: ids + rest for label, ids in zip(task.labels, self.label_ids, strict=True)}
         self.demonstrations = balanced(task.train, f"{self.seed}|demonstrations")
         self._ids = {example: query(example.text) + ending[example.label] for example in self.demonstrations}
         check_enough(len(task.test), queries, f"texts in the test split of {task.name}", "provide a larger split")
         drawn = random.Random(f"{self.seed}|queries").sample(task.test, len(task.test))[:queries]
         self.queries = [query(example.text) for example in drawn]
-        self.answers = [self.labels.index(example.label) for example in drawn]
+        self.answers = [task.labels.index(example.label) for example in drawn]
 
     def tokens(self, examples: Iterable[Example]) -> list[int]:
         return list(chain.from_iterable(self._ids[example] for example in examples))
 
     def length(self, count: int) -> int:
         """Tokens of a prompt with the first `count` demonstrations, the longest query and the longest label."""
-        longest = max(map(len, self.queries)) + max(map(len, self.trie.sequences))
+        longest = max(map(len, self.queries)) + max(map(len, self.label_ids))
         return len(self.start) + len(self.tokens(self.demonstrations[:count])) + longest
 
     def fitting(self, length: int) -> int:
         """The number of demonstrations that fit into prompts of `length` tokens. Raises ValueError if not even one
-        fits, or if all of them do not fill the prompt."""
-        room = length - self.length(0)
-        count = sum(total <= room for total in accumulate(len(self._ids[example]) for example in self.demonstrations))
-        if count == 0:
+        fits, or if all of them fit."""
+        most = len(self.demonstrations)
+        count = bisect_right(range(most + 1), length, key=self.length) - 1
+        if not 0 < count < most:
             raise ValueError(
-                f"{self.task.name}: a prompt of {length:,} tokens holds no demonstration; with one it has "
-                f"{self.length(1):,}. Choose larger --lengths."
-            )
-        if count == len(self.demonstrations) and self.length(count) < length:
-            raise ValueError(
-                f"{self.task.name}: a prompt with all {count:,} demonstrations has {self.length(count):,} tokens, "
-                f"fewer than {length:,}. Choose smaller --lengths."
+                f"{self.task.name}: demonstrations cannot fill a prompt of {length:,} tokens. With one it has "
+                f"{self.length(1):,}, with all {most:,} it has {self.length(most):,}. Choose other --lengths."
             )
         return count
 
     def of_each_class(self, shots: int) -> int:
         """The number of demonstrations with `shots` per class. Raises ValueError if a class has fewer examples."""
-        counts = Counter(example.label for example in self.demonstrations)
-        label = min(counts, key=counts.__getitem__)
-        if counts[label] < shots:
+        label, fewest = Counter(example.label for example in self.demonstrations).most_common()[-1]
+        if fewest < shots:
             raise ValueError(
-                f"{self.task.name}: the label {label!r} has {counts[label]} examples, fewer than {shots}. Choose "
-                "fewer --shots."
+                f"{self.task.name}: the label {label!r} has {fewest} examples, fewer than {shots}. Lower --shots."
             )
-        return shots * len(self.labels)
+        return shots * len(self.label_ids)

@@ -29,8 +29,7 @@ from ...generate import iterate_texts
 from ...models import LoadedModel, check_length
 from ...render import Figure, Section
 from ...results import Key, Measure, Results, ResultSet, mean
-from ...text import load_documents
-from .haystack import WORDINGS, NeedleArguments, NeedlePrompt, haystack_tokens, needle_prompt
+from .haystack import NeedleArguments, NeedlePrompt, prompt_maker
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -68,8 +67,8 @@ class Arguments(NeedleArguments):
     )
     max_new_tokens: int = option(48, "Maximum tokens of an answer.")
 
-    def check(self) -> None:
-        super().check()
+    def __post_init__(self):
+        super().__post_init__()
         if self.max_new_tokens < 1:
             raise ValueError(f"Got --max_new_tokens {self.max_new_tokens}; an answer needs at least one token.")
 
@@ -104,7 +103,6 @@ def accuracy(answer: str, wanted: Mapping[str, str]) -> float:
 
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
-    arguments.check()
     check_length(loaded.model, max(arguments.lengths), "A prompt with its answer")
     pairs = [parse_pair(pair) for pair in arguments.pairs]
     grid = product(sorted(set(arguments.lengths)), dict.fromkeys(pairs), dict.fromkeys(arguments.depths))
@@ -112,14 +110,13 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     todo = results.todo([dict(zip((*KEY, "depth"), point, strict=True)) for point in points])
     if not todo:
         return
-    wording, samples = WORDINGS[arguments.wording], min(arguments.samples, options.limit or arguments.samples)
-    haystack = haystack_tokens(load_documents(arguments), loaded.tokenizer)
+    samples, room = min(arguments.samples, options.limit or arguments.samples), arguments.max_new_tokens
+    new_prompt = prompt_maker(arguments, loaded.tokenizer)
 
     def make_prompt(key: Key, sample: int) -> NeedlePrompt:
         length, needles, queried, depth = map(int, key.values())
         rng = random.Random(f"{options.seed}|{length}|{needles}|{queried}|{depth}|{sample}")
-        room = length - arguments.max_new_tokens
-        return needle_prompt(loaded.tokenizer, wording, haystack, room, needles, queried, depth, rng)
+        return new_prompt(length - room, needles, queried, depth, rng)
 
     for key in todo:
         make_prompt(key, 0)  # raises before the model runs if the needles do not fit

@@ -6,15 +6,15 @@ exactly the requested length. The same seed gives the same prompts to all models
 
 import random
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from transformers import PreTrainedTokenizerBase
 
 from ....arguments import option
 from ...generate import CHUNK
-from ...text import DATASET_HELP, DocumentArguments, start_ids, text_ids
+from ...text import DATASET_HELP, DocumentArguments, load_documents, start_ids, text_ids
 
 BOOKS = "emozilla/pg19-test"  # PG-19's test set: books of Project Gutenberg (arXiv:1911.05507)
 HAYSTACK_TOKENS = 2**20  # maximum tokens of the documents from which a prompt's haystack is cut
@@ -135,13 +135,10 @@ class NeedleArguments(DocumentArguments):
     )
     chunk_size: int = option(CHUNK, "Tokens per forward pass.")
 
-    def check(self) -> None:
-        """Raises ValueError for arguments that are out of range."""
+    def __post_init__(self):
         outside = [depth for depth in self.depths if not 0 <= depth <= 100]
         if outside:
             raise ValueError(f"Got the depths {outside}; they must be percentages of the haystack, from 0 to 100.")
-        if self.wording not in WORDINGS:
-            raise ValueError(f"Got the wording {self.wording!r}; choose one of {', '.join(WORDINGS)}.")
         if self.samples < 1:
             raise ValueError(f"Got --samples {self.samples}; at least one per cell is needed.")
 
@@ -157,6 +154,12 @@ class NeedlePrompt:
     context: tuple[int, int]
     numbers: dict[str, str]
     wanted: dict[str, str]
+
+
+def prompt_maker(arguments: NeedleArguments, tokenizer: PreTrainedTokenizerBase) -> Callable[..., NeedlePrompt]:
+    """`needle_prompt` with the tokenizer, the wording and the haystack of these arguments."""
+    haystack = haystack_tokens(load_documents(arguments), tokenizer)
+    return partial(needle_prompt, tokenizer, WORDINGS[arguments.wording], haystack)
 
 
 def haystack_tokens(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> list[int]:

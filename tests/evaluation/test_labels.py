@@ -11,11 +11,9 @@ from transformers import DynamicCache, PreTrainedTokenizerFast
 
 from diff_transformer import cl100k_tokenizer
 from diff_transformer.evaluation.generate import prefill
-from diff_transformer.evaluation.protocols.many_shot.label_trie import (
-    LabelTrie,
+from diff_transformer.evaluation.protocols.many_shot.labels import (
     choose_labels,
     continuation_ids,
-    greedy_labels,
     label_ids,
     label_log_probs,
 )
@@ -40,16 +38,7 @@ class Bigrams:
 
 
 def choose(model, prompts, sequences, **kwargs):
-    return choose_labels(model, DynamicCache(), prompts, LabelTrie(sequences), **kwargs)
-
-
-def test_trie_allows_the_tokens_of_its_labels():
-    trie = LabelTrie([(5, 9), (5, 6, 9), (7, 9)])
-    assert trie.allowed(()) == [5, 7] and trie.allowed([5]) == [6, 9] and trie.allowed([7]) == [9]
-    assert trie.allowed((5, 6, 9)) == []
-    assert trie.is_open(()) and trie.is_open((5,)) and not trie.is_open((7,)) and not trie.is_open((5, 6))
-    with pytest.raises(ValueError, match="begins with"):
-        LabelTrie([(5,), (5, 6)])
+    return choose_labels(model, DynamicCache(), prompts, sequences, **kwargs)
 
 
 def test_choose_labels_greedily_or_by_likelihood():
@@ -76,42 +65,43 @@ def prepared(twin_folders):
     text = "query: hi\nintent: cash\n==\nquery: no\nintent: refund\n==\n" * 3
     context = torch.tensor([tokenizer(text)["input_ids"]])
     prompts = [continuation_ids(tokenizer, text) for text in PROMPTS]
-    return context, prompts, LabelTrie(label_ids(tokenizer, LABELS, "\n==\n"))
+    return context, prompts, label_ids(tokenizer, LABELS, "\n==\n")
 
 
 @pytest.mark.slow
 def test_greedy_labels_equal_constrained_generate(loaded, prepared):
     """Equal to transformers' constrained decoding without a shared cache, one prompt at a time."""
-    _, prompts, trie = prepared
+    _, prompts, labels = prepared
+    end = loaded.tokenizer.eos_token_id
     found = set()
+
+    def following(path):
+        return [ids[len(path)] for ids in labels if ids[: len(path)] == path != ids] or [end]
+
     for seed in range(2):  # contexts after which the model chooses different labels
         context = torch.randint(0, 256, (1, 40), generator=torch.Generator().manual_seed(seed))
         cache, _ = prefill(loaded.model, context, size=7)
-        chosen = choose_labels(loaded.model, cache, prompts, trie)
+        chosen = choose_labels(loaded.model, cache, prompts, labels)
         for prompt, label in zip(prompts, chosen, strict=True):
             ids = torch.cat([context, torch.tensor([prompt])], dim=1)
             length = ids.shape[1]
             sequence = loaded.model.generate(
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
-                prefix_allowed_tokens_fn=lambda _, ids, n=length: (
-                    trie.allowed(ids[n:].tolist()) or [loaded.tokenizer.eos_token_id]
-                ),
+                prefix_allowed_tokens_fn=lambda _, ids, n=length: following(ids[n:].tolist()),
                 max_new_tokens=60,
                 do_sample=False,
             )[0, length:].tolist()
-            if loaded.tokenizer.eos_token_id in sequence:
-                sequence = sequence[: sequence.index(loaded.tokenizer.eos_token_id)]
-            assert tuple(sequence) == trie.sequences[label], "constrained generate finds another label"
+            assert [i for i in sequence if i != end] == labels[label], "constrained generate finds another label"
             found.add(label)
     assert len(found) > 1, "the test covers only one label"
 
 
 def test_label_log_probs_equal_a_whole_forward(loaded, prepared):
     """The log probability of every label, from one forward pass over context, prompt and label without a cache."""
-    context, prompts, trie = prepared
+    context, prompts, labels = prepared
     cache, _ = prefill(loaded.model, context, size=7)
-    pairs = [(prompt, label) for prompt in prompts for label in trie.sequences]
+    pairs = [(prompt, label) for prompt in prompts for label in labels]
     expected = []
     for prompt, label in pairs:
         ids = torch.cat([context, torch.tensor([[*prompt, *label]])], dim=1)
@@ -119,20 +109,20 @@ def test_label_log_probs_equal_a_whole_forward(loaded, prepared):
             log_probs = loaded.model(input_ids=ids).logits.double().log_softmax(-1)[0]
         at = context.shape[1] + len(prompt)
         expected.append(sum(float(log_probs[at + i - 1, token]) for i, token in enumerate(label)))
-    found = [x for prompt in prompts for x in label_log_probs(loaded.model, cache, prompt, trie.sequences)]
+    found = [x for prompt in prompts for x in label_log_probs(loaded.model, cache, prompt, labels)]
     assert torch.tensor(found) == pytest.approx(expected, rel=1e-5, abs=1e-5)
     best = [max(range(len(LABELS)), key=lambda j: expected[i * len(LABELS) + j]) for i in range(len(prompts))]
-    assert choose_labels(loaded.model, cache, prompts, trie, "likelihood") == best
+    assert choose_labels(loaded.model, cache, prompts, labels, "likelihood") == best
 
 
 @pytest.mark.parametrize("scoring", ["trie", "likelihood"])
 def test_choose_labels_in_batches_changes_nothing(loaded, prepared, scoring, monkeypatch):
-    context, prompts, trie = prepared
+    context, prompts, labels = prepared
     prompts = [*prompts[:3], prompts[0][:-1] + [40], *prompts[:2]]
     cache, _ = prefill(loaded.model, context)
     before = [layer.keys.clone() for layer in cache.layers]
-    alone = choose_labels(loaded.model, cache, prompts, trie, scoring, batch_size=1)
-    assert choose_labels(loaded.model, cache, prompts, trie, scoring, batch_size=64) == alone
+    alone = choose_labels(loaded.model, cache, prompts, labels, scoring, batch_size=1)
+    assert choose_labels(loaded.model, cache, prompts, labels, scoring, batch_size=64) == alone
     assert alone[-2:] == alone[:2], "the same prompt got another label"
 
     sizes, forward = [], loaded.model.forward
@@ -144,18 +134,10 @@ def test_choose_labels_in_batches_changes_nothing(loaded, prepared, scoring, mon
         return forward(*args, **kwargs)
 
     monkeypatch.setattr(loaded.model, "forward", small)
-    assert choose_labels(loaded.model, cache, prompts, trie, scoring) == alone, "smaller batches choose other labels"
+    assert choose_labels(loaded.model, cache, prompts, labels, scoring) == alone, "smaller batches choose other labels"
     assert max(sizes) > 1 and sizes[-1] == 1
     for layer, keys in zip(cache.layers, before, strict=True):
         assert torch.equal(layer.keys, keys), "the shared cache changed"
-
-
-def test_greedy_labels_of_a_batch_equal_those_alone(loaded, prepared):
-    context, prompts, trie = prepared
-    cache, _ = prefill(loaded.model, context)
-    rows = [prompts[0], prompts[0][:-1] + [40], prompts[0][:-1] + [50]]
-    alone = [greedy_labels(loaded.model, cache, [row], trie)[0] for row in rows]
-    assert greedy_labels(loaded.model, cache, rows, trie) == alone
 
 
 def test_continuation_ids_equal_those_of_the_whole_text():
@@ -185,6 +167,7 @@ def test_continuation_ids_without_the_space_of_sentencepiece(sentencepiece):
     assert tokens == ["q : ▁ a", "▁ a b", "\n = = \n"]
 
 
-def test_label_ids_rejects_labels_with_the_same_tokens(sentencepiece):
-    with pytest.raises(ValueError, match="same tokens for ' A' and ' B'. Rename one"):  # both are unknown
-        label_ids(sentencepiece, [" A", " B"], "\n")
+def test_label_ids_rejects_labels_that_cannot_be_told_apart(sentencepiece):
+    for labels, follows in (([" A", " B"], "\n"), ([" A", " AA"], "B")):  # capital letters are all unknown
+        with pytest.raises(ValueError, match=f"begins '{labels[1]}' with the tokens of '{labels[0]}'. Rename one"):
+            label_ids(sentencepiece, labels, follows)

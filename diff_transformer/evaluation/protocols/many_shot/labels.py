@@ -8,7 +8,7 @@ as likely as "transfer timing" for every model.
 """
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import count, groupby, permutations
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -36,66 +36,39 @@ def continuation_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]
 def label_ids(tokenizer: PreTrainedTokenizerBase, labels: Sequence[str], follows: str) -> list[list[int]]:
     """The tokens of each label, as the prompt shows it with its leading space, then the first token of `follows`.
 
-    Raises ValueError for two labels with the same tokens.
+    Raises ValueError if the tokens of one label begin with those of another: the two could not be distinguished.
     """
     end = continuation_ids(tokenizer, follows)[:1]
-    ids = [continuation_ids(tokenizer, label) for label in labels]
-    same = [label for label, tokens in zip(labels, ids, strict=True) if ids.count(tokens) > 1]
-    if same:
-        raise ValueError(f"The tokenizer has the same tokens for {same[0]!r} and {same[1]!r}. Rename one of them.")
-    return [tokens + end for tokens in ids]
-
-
-class LabelTrie:
-    """Sequences of tokens, one per label. `below` has the indices of the labels that begin with some tokens.
-
-    Raises ValueError if one is the beginning of another, because the two could not be distinguished.
-    """
-
-    def __init__(self, sequences: Sequence[Sequence[int]]):
-        self.sequences = [tuple(tokens) for tokens in sequences]
-        self.below: dict[tuple[int, ...], list[int]] = {}
-        for index, tokens in enumerate(self.sequences):
-            for length in range(len(tokens) + 1):
-                self.below.setdefault(tokens[:length], []).append(index)
-        for index, tokens in enumerate(self.sequences):
-            for other in self.below[tokens]:
-                if other != index:
-                    raise ValueError(
-                        f"The tokens of label {index}, {tokens}, are those that label {other} begins with. End each "
-                        "label with the same token."
-                    )
-
-    def allowed(self, path: Sequence[int]) -> list[int]:
-        """The tokens that can follow `path`, in ascending order; none at the end of a label."""
-        labels = (self.sequences[index] for index in self.below[tuple(path)])
-        return sorted({tokens[len(path)] for tokens in labels if len(tokens) > len(path)})
-
-    def is_open(self, path: tuple[int, ...]) -> bool:
-        """Whether more than one label is left."""
-        return len(self.below[path]) > 1
+    ids = [continuation_ids(tokenizer, label) + end for label in labels]
+    for (label, tokens), (other, longer) in permutations(zip(labels, ids, strict=True), 2):
+        if longer[: len(tokens)] == tokens:
+            raise ValueError(f"The tokenizer begins {other!r} with the tokens of {label!r}. Rename one of them.")
+    return ids
 
 
 @torch.inference_mode()
 def greedy_labels(
-    model: PreTrainedModel, cache: Cache, prompts: Sequence[Sequence[int]], trie: LabelTrie
+    model: PreTrainedModel, cache: Cache, prompts: Sequence[Sequence[int]], labels: Sequence[Sequence[int]]
 ) -> list[int]:
     """The index of the label that constrained greedy decoding finds for each prompt. All prompts have the same length.
 
     Equal to `generate(prefix_allowed_tokens_fn=...)`, without the steps after only one label is left.
     """
     cache, tokens = fork(cache, len(prompts)), torch.tensor(prompts)
-    paths: list[tuple[int, ...]] = [() for _ in prompts]
-    while any(map(trie.is_open, paths)):
+    left = [list(range(len(labels))) for _ in prompts]  # the labels that begin with what was chosen
+    for step in count():
+        if all(len(indices) == 1 for indices in left):
+            break
         cache, logits = prefill(model, tokens, cache)
         scores = logits.cpu()
-        tokens = torch.zeros(len(prompts), 1, dtype=torch.long)  # 0 after the end of a path: its logits are not used
-        for i, path in enumerate(paths):
-            if trie.is_open(path):
-                allowed = trie.allowed(path)
-                tokens[i] = allowed[int(scores[i, allowed].argmax())]
-                paths[i] = (*path, int(tokens[i]))
-    return [trie.below[path][0] for path in paths]
+        tokens = torch.zeros(len(prompts), 1, dtype=torch.long)  # 0 after a decision: its logits are not used
+        for i, indices in enumerate(left):
+            if len(indices) > 1:
+                allowed = sorted({labels[index][step] for index in indices})
+                chosen = allowed[int(scores[i, allowed].argmax())]
+                tokens[i] = chosen
+                left[i] = [index for index in indices if labels[index][step] == chosen]
+    return [indices[0] for indices in left]
 
 
 @torch.inference_mode()
@@ -120,7 +93,7 @@ def choose_labels(
     model: PreTrainedModel,
     cache: Cache,
     prompts: Sequence[Sequence[int]],
-    trie: LabelTrie,
+    labels: Sequence[Sequence[int]],
     scoring: str = "trie",
     batch_size: int | None = None,
 ) -> list[int]:
@@ -136,7 +109,7 @@ def choose_labels(
         def decode(batch: Sequence[int]) -> list[int]:
             # One batch per length of the prompts: the tokens after a cache need no padding
             groups = groupby((prompts[i] for i in batch), key=len)
-            return [label for _, group in groups for label in greedy_labels(model, cache, list(group), trie)]
+            return [label for _, group in groups for label in greedy_labels(model, cache, list(group), labels)]
 
         chosen = dict(in_batches(decode, order, batch_size, start))
         return [chosen[i] for i in range(len(prompts))]
@@ -144,10 +117,10 @@ def choose_labels(
     def score(batch: Sequence[tuple[int, int]]) -> list[float]:
         log_probs = []
         for i, group in groupby(batch, key=lambda item: item[0]):
-            log_probs += label_log_probs(model, cache, prompts[i], [trie.sequences[label] for _, label in group])
+            log_probs += label_log_probs(model, cache, prompts[i], [labels[label] for _, label in group])
         return log_probs
 
-    items = [(i, label) for i in range(len(prompts)) for label in range(len(trie.sequences))]
+    items = [(i, label) for i in range(len(prompts)) for label in range(len(labels))]
     scores: list[list[float]] = [[] for _ in prompts]
     for (i, _), log_prob in in_batches(score, items, batch_size, start):
         scores[i].append(log_prob)
