@@ -277,7 +277,7 @@ class DiffTransformerBaseForCausalLM(DiffTransformerBasePreTrainedModel, Generat
         self.post_init()
 
 
-class DiffTransformerBaseHead(DiffTransformerBasePreTrainedModel):
+class DiffTransformerBaseHead:
     """A generic head of transformers builds its base model with AutoModel, which does not know the configurations of
     remote code: each file that is loaded from a folder has a class of its own."""
 
