@@ -225,8 +225,9 @@ class DiffTransformerV2ForCausalLM(DiffTransformerV2PreTrainedModel, DiffTransfo
 
 
 class DiffTransformerV2ForSequenceClassification(
-    GenericForSequenceClassification, DiffTransformerV2PreTrainedModel
-): ...
+    DiffTransformerBaseHead, GenericForSequenceClassification, DiffTransformerV2PreTrainedModel
+):
+    model_class = DiffTransformerV2Model
 
 
 class DiffTransformerV2ForTokenClassification(
