@@ -52,13 +52,9 @@ def assert_no_operator_of_ours(program: torch.export.ExportedProgram) -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize(
-    ("tiny_config", "requested"), [("v1", None), ("v1", "flash_diff"), ("v2", None)], indirect=["tiny_config"]
-)
+@BOTH_VERSIONS
 @torch.no_grad()
-def test_torch_export(model, requested, strict, caplog):
-    if requested:
-        model.set_attn_implementation(requested)
+def test_torch_export(model, strict, caplog):
     logger = transformers_logging.get_logger("diff_transformer.attention_diff")
     logger.propagate = True
     logger.warning_once.__func__.cache_clear()
