@@ -490,9 +490,12 @@ def test_padding_spans():
         ([[0, 1, 0], [1, 1, 1]], False, [[1, 0], [2, 3]]),
         ([[1, 0, 1], [1, 1, 1]], True, None),
     ):
-        mask, got = padding_spans(torch.tensor(rows))
+        mask, got = padding_spans(torch.tensor(rows), q_length=3)
         assert (mask is not None) == has_mask
         assert (got and [x.tolist() for x in got]) == spans
+    cached, full = torch.tensor([[0, 1, 1, 1]]), torch.ones(1, 1, 3, 3, dtype=torch.bool)
+    for mask in (cached, full):
+        assert padding_spans(mask, q_length=3) == (mask, None), "not as many keys as queries, or no padding mask"
 
 
 def test_verified_architectures_name_committed_results():
