@@ -39,7 +39,7 @@ def run(code: str, cwd: Path, **environment: str) -> str:
 
 @pytest.mark.process
 def test_first_code_of_the_readme_generates(demo_model):
-    """In a process, which knows the model from nothing but this code."""
+    """In a process of its own, where only this code registers the model."""
     code = python_blocks("README.md")[0]
     assert len([line for line in code.splitlines() if line]) <= 10
     assert run(code, demo_model).strip(), "it prints what it generated"
