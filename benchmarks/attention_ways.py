@@ -104,7 +104,7 @@ class Problem:
         return replace(self, **copies, grad_out=self.grad_out.to(dtype))
 
     def with_lambda_per_head(self) -> "Problem":
-        """For `eager`: the same lambda for every token and head, (B, T, h, 1), each with a gradient of its own."""
+        """For `eager`: the same lambda for every token and head, (B, T, h, 1), each with its own gradient."""
         return replace(self, lambda_full=self.lambda_full.detach().repeat(*self.q.shape[:3], 1).requires_grad_())
 
     @cached_property

@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""What benchmarks.gpu_suite runs: the jobs of every stage, each in a process of its own.
+"""What benchmarks.gpu_suite runs: the jobs of every stage, each in its own process.
 
 A job is a function `job(emit, done, sizes, **arguments)`. It reports every result at once with
 `emit(name, status, reason, **figures)` and skips the names in `done`, which are those that the stage has already. The
@@ -111,7 +111,7 @@ def plan(stage: str, sizes: Sizes) -> list[list[Job]]:
     if stage == "tuning":
         jobs = [Job(f"compile {part}", "compile_candidates", {"part": part}) for part in parts]
         return [jobs, *([Job(f"time d={d}", "time_candidates", {"d": d})] for d in dims)]
-    return [[Job(f"whole {stage}", stage)]]  # a stage has a row of its own name
+    return [[Job(f"whole {stage}", stage)]]  # a row that has the stage's name
 
 
 # ------------------------------------------------------------------------------------------------------- correctness
@@ -185,7 +185,7 @@ def memcheck(emit: Emit, done: Done, sizes: Sizes) -> None:
     command = [sys.executable, "-c", "from benchmarks.gpu_jobs import small_shape; small_shape()"]
     subprocess.run(command, check=True)  # compiles the kernels, and shows an error that is not the tool's
     options = ["--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", str(FOUND_BY_MEMCHECK)]
-    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # every tensor has bounds of its own
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # every tensor has its own bounds
     ran = subprocess.run([tool, *options, *command], env=environment, stdout=subprocess.PIPE, text=True)
     status = {0: "ok", FOUND_BY_MEMCHECK: "RED"}.get(ran.returncode, "skipped")
     print(ran.stdout)

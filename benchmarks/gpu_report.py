@@ -62,7 +62,7 @@ def _correctness(rows: list[dict]) -> list[str]:
 
 
 def _attention(rows: list[dict]) -> list[str]:
-    """The ways that are measured beside flex_attention had other turns, so they have tables of their own."""
+    """The ways that are measured beside flex_attention had other turns, so they have their own tables."""
     chosen = sorted({f"{row['way']} d={row['d']}: {row['sdpa_backend']}" for row in rows if "sdpa_backend" in row})
     lines = [f"The backend that torch chose: {'; '.join(chosen)}.", ""] if chosen else []
     beside = [row for row in rows if row["name"].endswith(" beside flex")]

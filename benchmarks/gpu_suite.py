@@ -114,7 +114,7 @@ def run_job(stage: str, job: "Job", results: Results, log: Path) -> None:
 
 
 def run_step(stage: str, jobs: Sequence["Job"], results: Results, deadline: float, log: Path) -> None:
-    """Runs jobs at the same time, each in a process of its own, which ends at the deadline."""
+    """Runs jobs at the same time, each in its own process, which ends at the deadline."""
     # A process with a context of CUDA cannot be forked; without one that saves the imports
     context = multiprocessing.get_context("fork" if results.shared["dry_run"] else "spawn")
     processes = {}

@@ -62,7 +62,7 @@ ARCHITECTURES = {
     90: Architecture(2048, 1270, 128, 64),
     100: Architecture(4096, 1024, 128, 64),
 }
-# Of all architectures: the CUDA programming guide, and for shared memory and exponentials also FlashAttention-4's
+# For all architectures: the CUDA programming guide, and for shared memory and exponentials also FlashAttention-4's
 # analysis (https://www.together.ai/blog/flashattention-4)
 REGISTERS = 65536
 TENSOR_MEMORY = 512  # columns

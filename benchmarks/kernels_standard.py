@@ -2,7 +2,7 @@
 """Standard causal attention in Triton, FlashAttention-2's algorithm (arXiv:2307.08691): the measure of kernel_model.
 
 Three kernels, as ours and of the same parts (flash_diff_forward): the forward, dQ by blocks of rows, and dK with dV by
-blocks of keys. The main loops mask nothing; the blocks on the diagonal have a loop of their own.
+blocks of keys. The main loops mask nothing; the blocks on the diagonal have their own loop.
 
 Shapes, all contiguous, with a batch of heads Z: q, out and their gradients (Z, T, D); k, v and theirs (Z, S, D); lse
 (in base 2) and deltas, the row sums of grad_out * out, (Z, T) in float32. The last query sees all keys.

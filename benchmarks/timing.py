@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Time and peak memory, for all benchmarks: clocks, contestants that take turns, and processes of their own."""
+"""Time and peak memory, for all benchmarks: clocks, contestants that take turns, and separate processes."""
 
 import functools
 import gc
@@ -146,7 +146,7 @@ def peak_memory(run: Callable[[], Any], device: str) -> tuple[int, Any]:
 
 
 def measure_apart(module: str, *arguments) -> str:
-    """The last line that `python -m MODULE --measure ARGUMENTS` prints in a process of its own."""
+    """The last line that `python -m MODULE --measure ARGUMENTS` prints in a separate process."""
     command = [sys.executable, "-m", module, "--measure", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
