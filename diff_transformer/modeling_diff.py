@@ -147,11 +147,8 @@ class DiffTransformerAttention(nn.Module):
         return self.o_proj(attn_output), attn_weights
 
     def _has_plain_norm(self) -> bool:
-        """Whether the Triton kernels may compute the head norm.
-
-        A norm with hooks (tensor parallelism, probes), with another forward (offloaded weights, kernels of the Hub) or
-        of another class (PEFT) must be called as a module.
-        """
+        """Whether the Triton kernels may compute the head norm. One with hooks (tensor parallelism, probes), another
+        forward (offloaded weights, kernels of the Hub) or another class (PEFT) must be called as a module."""
         is_plain = getattr(self.subln.forward, "__func__", None) is _RMS_NORM_FORWARD
         return is_plain and not (self.subln._forward_hooks or self.subln._forward_pre_hooks)
 
@@ -198,8 +195,7 @@ class DiffTransformerPreTrainedModel(DiffTransformerBasePreTrainedModel):
         if requested_attention not in ("eager", *ALL_ATTENTION_FUNCTIONS):
             raise ValueError(
                 f'Specified `attn_implementation="{requested_attention}"` is not supported: {type(self).__name__} '
-                f"runs on eager, {', '.join(ALL_ATTENTION_FUNCTIONS)}. Omit it for flash_diff, or register your own "
-                "function with transformers.AttentionInterface."
+                f"runs on eager, {', '.join(ALL_ATTENTION_FUNCTIONS)}. Omit it for flash_diff."
             )
         return super().get_correct_attn_implementation(requested_attention, is_init_check)
 
