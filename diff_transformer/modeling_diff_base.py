@@ -124,6 +124,7 @@ class DiffTransformerBasePreTrainedModel(PreTrainedModel):
 
     # What `save_pretrained` writes for users without this package: Auto class -> file.class
     _auto_map: dict[str, str]
+    model_class: type[PreTrainedModel]
 
     def __init__(self, config: DiffTransformerBaseConfig, *args, **kwargs):
         config.validate_architecture()  # fields may have been set since the configuration was created
@@ -227,8 +228,6 @@ class DiffTransformerBaseModel(DiffTransformerBasePreTrainedModel):
 class DiffTransformerBaseForCausalLM(DiffTransformerBasePreTrainedModel, GenerationMixin):
     """identical to Llama's."""
 
-    model_class: type[DiffTransformerBaseModel]
-
     _tied_weights_keys = LlamaForCausalLM._tied_weights_keys
     _tp_plan = LlamaForCausalLM._tp_plan
     _pp_plan = LlamaForCausalLM._pp_plan
@@ -249,8 +248,6 @@ class DiffTransformerBaseForCausalLM(DiffTransformerBasePreTrainedModel, Generat
 class DiffTransformerBaseHead:
     """A generic head of transformers builds its base model with AutoModel, which does not know the configurations of
     remote code: each file that is loaded from a folder has a class of its own."""
-
-    model_class: type[DiffTransformerBaseModel]
 
     def __init__(self, config: DiffTransformerBaseConfig):
         AutoModel.register(type(config), self.model_class, exist_ok=True)
