@@ -346,17 +346,9 @@ def flash_diff_mask(
             is_visible = device.type == "cpu" and not is_tracing(attention_mask)
             return None if is_visible and attention_mask.all() else attention_mask
     kwargs["allow_is_causal_skip"] = False  # no mask would mean causal attention that ends at the last key
-    return sdpa_mask(
-        batch_size=batch_size,
-        q_length=q_length,
-        kv_length=kv_length,
-        q_offset=q_offset,  # type: ignore[arg-type]  # a tensor for static caches, contrary to the hint
-        kv_offset=kv_offset,
-        mask_function=mask_function,
-        attention_mask=attention_mask,
-        device=device,
-        **kwargs,
-    )
+    # q_offset is a tensor for static caches, contrary to the hint
+    where = (batch_size, q_length, kv_length, q_offset, kv_offset)
+    return sdpa_mask(*where, mask_function, attention_mask, device=device, **kwargs)  # type: ignore[arg-type]
 
 
 # transformers looks up mask functions in one global table, and without an entry "flash_diff" would get no mask at all.

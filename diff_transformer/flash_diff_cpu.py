@@ -294,11 +294,6 @@ def _attend(query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, 
     return _forward(query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal)
 
 
-def _attend_backward(*args):
-    with torch.autocast("cpu", enabled=False):
-        return _backward(*args)
-
-
 # Operators, which torch.compile does not look into. Their namespace is this module's own package: one process may hold
 # several copies of this file (the installed package and a model's remote code).
 _NAMESPACE = re.sub(r"\W", "_", __name__.rpartition(".")[0] or __name__)
@@ -306,15 +301,21 @@ _INPUTS = (
     "Tensor query, Tensor key, Tensor value, Tensor lambda_full, Tensor? attention_mask, Tensor? cu_seq_lens, "
     "float scale, bool is_causal"
 )
-_forward_op = torch.library.custom_op(
-    f"{_NAMESPACE}::flash_diff_cpu", _attend, mutates_args=(), schema=f"({_INPUTS}) -> Tensor"
-)
-_backward_op = torch.library.custom_op(
+
+
+@torch.library.custom_op(f"{_NAMESPACE}::flash_diff_cpu", mutates_args=(), schema=f"({_INPUTS}) -> Tensor")
+def _forward_op(*args):
+    return _attend(*args)
+
+
+@torch.library.custom_op(
     f"{_NAMESPACE}::flash_diff_cpu_backward",
-    _attend_backward,
     mutates_args=(),
     schema=f"(Tensor grad_out, {_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor)",
 )
+def _backward_op(*args):
+    with torch.autocast("cpu", enabled=False):
+        return _backward(*args)
 
 
 @_forward_op.register_fake
