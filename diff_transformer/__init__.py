@@ -32,8 +32,10 @@ from .tokenization_cl100k import cl100k_tokenizer
 __version__ = "0.1.0"
 
 _transformers = sys.modules["transformers"]  # which is replaced while it is imported
-for _base in (DiffTransformerPreTrainedModel, DiffTransformerV2PreTrainedModel):
-    _config_class = _base.config_class
+for _config_class, _base in (
+    (DiffTransformerConfig, DiffTransformerPreTrainedModel),
+    (DiffTransformerV2Config, DiffTransformerV2PreTrainedModel),
+):
     AutoConfig.register(_config_class.model_type, _config_class)
     AutoTokenizer.register(_config_class, fast_tokenizer_class=PreTrainedTokenizerFast)
     # `register_for_auto_class` makes `save_pretrained` put the Hub files beside the weights, for machines without us

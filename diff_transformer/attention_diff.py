@@ -277,9 +277,9 @@ def _fused_attention(
     # Views (B, tokens, heads, D) of one type: autocast leaves rotated queries and keys in float32
     q, k, v = (x.to(value.dtype).transpose(1, 2) for x in (query, key, value))
     if cu_seq_lens is not None:
-        lengths = (cu_seq_lens, cu_seq_lens, *[max_length or batch * q_len] * 2)
-        packed = (x.flatten(0, 1) for x in (q, k, v))
-        out = flash_diff_attention_varlen(*packed, lambda_full, *lengths, causal=causal, **options)
+        q, k, v, longest = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), max_length or batch * q_len
+        lengths = (cu_seq_lens, cu_seq_lens, longest, longest)
+        out = flash_diff_attention_varlen(q, k, v, lambda_full, *lengths, causal=causal, **options)
         return out.unflatten(0, (batch, q_len))
     if mask is not None and mask.ndim == 4:  # includes causality
         causal, mask = False, mask[:, 0].expand(batch, -1, -1)
