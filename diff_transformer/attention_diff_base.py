@@ -216,9 +216,8 @@ def reject_dropout(module: nn.Module, dropout: float) -> None:
     if dropout > 0.0:
         implementation = module.config._attn_implementation  # type: ignore[union-attr]
         raise ValueError(
-            f"attention_dropout={dropout} cannot be applied by attn_implementation={implementation!r}, which would "
-            'drop entries of the two maps of a head independently. Use attn_implementation="eager", which drops '
-            "entries of the differential map, or attention_dropout=0.0 as in the paper."
+            f"attention_dropout={dropout} on attn_implementation={implementation!r} would drop entries of both maps "
+            'independently. Use attn_implementation="eager", or attention_dropout=0.0 as in the paper.'
         )
 
 

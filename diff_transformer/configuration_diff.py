@@ -159,17 +159,15 @@ class DiffTransformerConfig(DiffTransformerBaseConfig):
                 f"num_key_value_heads={self.num_key_value_heads} was given, which does not divide "
                 f"num_attention_heads={self.num_attention_heads}. Both count differential heads."
             )
-        constant = isinstance(self.lambda_init, int | float) and not isinstance(self.lambda_init, bool)
-        if isinstance(self.lambda_init, list):
-            if len(self.lambda_init) != self.num_hidden_layers or not all(-1.0 < x < 1.0 for x in self.lambda_init):
-                raise ValueError(
-                    f"lambda_init={self.lambda_init} was given; a list must have a number between -1 and 1 for each "
-                    f"of the {self.num_hidden_layers} layers."
-                )
-        elif not (self.lambda_init == "exponential" or (constant and 0.0 < self.lambda_init < 1.0)):
+        values = self.lambda_init
+        if isinstance(values, list):
+            is_valid = len(values) == self.num_hidden_layers and all(-1.0 < x < 1.0 for x in values)
+        else:
+            is_valid = values == "exponential" if isinstance(values, str) else 0.0 < values < 1.0
+        if not is_valid:
             raise ValueError(
-                f"lambda_init={self.lambda_init!r} was given; it must be 'exponential' (Eq. 2) or a constant strictly "
-                "between 0 and 1."
+                f"lambda_init={values!r} was given; it must be 'exponential' (Eq. 2), a number strictly between 0 and 1, "
+                f"or a list with a number between -1 and 1 for each of the {self.num_hidden_layers} layers."
             )
         if self.lambda_std_dev < 0.0:
             raise ValueError(f"lambda_std_dev={self.lambda_std_dev} was given; it cannot be negative.")

@@ -11,6 +11,7 @@ G key/value heads computed together, N rows of a block, E keys of a block.
 Scores, maps and sums are float32 for every input type (float64 for float64).
 """
 
+import itertools
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -46,13 +47,9 @@ def _spans(query, key, attention_mask, cu_seq_lens, is_causal) -> list[_Span]:
     diagonal = kv_len - q_len if is_causal else None
     if cu_seq_lens is not None:
         ends = cu_seq_lens.tolist()
-        spans = []
-        for start, end in zip(ends[:-1], ends[1:], strict=True):
-            if end > start:
-                row, first = divmod(start, q_len)
-                last = first + end - start
-                spans.append(_Span(row, first, last, first, last, 0 if is_causal else None, None))
-        return spans
+        documents = [(*divmod(start, q_len), end - start) for start, end in itertools.pairwise(ends) if end > start]
+        diagonal = 0 if is_causal else None
+        return [_Span(b, first, first + n, first, first + n, diagonal, None) for b, first, n in documents]
     if attention_mask is None:
         return [_Span(b, 0, q_len, 0, kv_len, diagonal, None) for b in range(batch)]
     if attention_mask.ndim == 4:

@@ -116,10 +116,9 @@ class DiffTransformerAttention(nn.Module):
         )
         options = {}
         if attention_interface is flash_diff_attention_forward:
-            options["kernel"] = flash_diff_kernel(
-                query_states.device, query_states.dtype, self.head_dim, attention_mask
-            )
-            if options["kernel"] == "triton" and self._has_plain_norm():
+            kernel = flash_diff_kernel(query_states.device, query_states.dtype, self.head_dim, attention_mask)
+            options["kernel"] = kernel
+            if kernel == "triton" and self._has_plain_norm():
                 options["head_norm"] = {
                     "norm_weight": self.subln.weight,
                     "norm_eps": self.subln.variance_epsilon,

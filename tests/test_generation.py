@@ -285,13 +285,12 @@ def generation_config(**kwargs) -> GenerationConfig:
     return GenerationConfig(**{**defaults, **kwargs})
 
 
-def batch_tokens(model: PreTrainedModel, prompts: list[list[int]], config=None, **kwargs) -> list[list[int]]:
-    outputs = model.generate_batch(
-        prompts,
-        generation_config=config or generation_config(),
-        continuous_batching_config=batching_config(),
-        **kwargs,
-    )
+def batch_tokens(
+    model: PreTrainedModel, prompts: list[list[int]], config=None, batching=None, **kwargs
+) -> list[list[int]]:
+    configs = {"generation_config": config or generation_config()}
+    configs |= {"continuous_batching_config": batching or batching_config()}
+    outputs = model.generate_batch(prompts, **configs, **kwargs)
     assert [output.error for output in outputs.values()] == [None] * len(prompts)
     return [list(output.generated_tokens) for output in outputs.values()]
 

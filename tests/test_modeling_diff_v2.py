@@ -7,7 +7,6 @@ What V2 shares with V1 is tested for both, in the files on V1.
 import pytest
 import torch
 from golden import relative_error
-from test_attention_diff import make_mask, run_model
 from test_flash_attn import BATCHES, run
 from torch import nn
 from transformers import (
@@ -151,19 +150,6 @@ def test_is_the_formula(tiny_config, variant, implementation):
         assert len(maps) == config.num_hidden_layers
         for layer_maps, expected_map in zip(maps, expected_maps, strict=True):
             assert torch.allclose(layer_maps, expected_map, atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("padding", ["left", "right", "holes", "4d"])
-def test_sdpa_is_eager_with_every_mask(tiny_config, padding):
-    config = tiny_config()
-    model = DiffTransformerV2Model(config).double().train()
-    ids = torch.randint(0, config.vocab_size, (3, 40))
-    mask, rows = make_mask(padding, 3, 40)
-    direction = torch.randn(3, 40, config.hidden_size, dtype=torch.float64)
-    (expected, expected_grads), (got, grads) = (
-        run_model(model, ids, mask, rows, implementation, direction) for implementation in IMPLEMENTATIONS
-    )
-    assert_close({"output": got, **grads}, {"output": expected, **expected_grads})
 
 
 # ---------------------------------------------------------------------- Llama and its relatives
