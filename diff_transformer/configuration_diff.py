@@ -166,8 +166,8 @@ class DiffTransformerConfig(DiffTransformerBaseConfig):
             is_valid = values == "exponential" if isinstance(values, str) else 0.0 < values < 1.0
         if not is_valid:
             raise ValueError(
-                f"lambda_init={values!r} was given; it must be 'exponential' (Eq. 2), a number strictly between 0 and 1, "
-                f"or a list with a number between -1 and 1 for each of the {self.num_hidden_layers} layers."
+                f"lambda_init={values!r} was given; it must be 'exponential' (Eq. 2), strictly between 0 and 1, or a "
+                f"list with a number between -1 and 1 for each of the {self.num_hidden_layers} layers."
             )
         if self.lambda_std_dev < 0.0:
             raise ValueError(f"lambda_std_dev={self.lambda_std_dev} was given; it cannot be negative.")
