@@ -17,7 +17,7 @@ from diff_transformer import (
     flash_diff_attention_varlen,
     flash_diff_attention_with_kvcache,
 )
-from diff_transformer.flash_diff_blocks import HEAD_DIMS, blocks, candidates, key_kernels
+from diff_transformer.flash_diff_blocks import HEAD_DIMS, Blocks, blocks, candidates, key_kernels
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -240,6 +240,18 @@ def test_decode_reads_a_cache_in_its_own_layout_with_lengths_and_masks(q_len, gr
         full = mask if mask.ndim == 3 else mask[:, None].expand(-1, q_len, -1)
         expected = reference(q.double(), k.double(), v.double(), lambda_full.double(), full)
         assert relative_error(got.double(), expected) < 3e-6
+
+
+def test_standard_attention_of_the_benchmarks():
+    """The kernels with which `benchmarks.kernel_model` compares ours."""
+    from benchmarks.kernels_standard import attention
+
+    q, k, v = (torch.randn(3, n, 24, device=DEVICE, requires_grad=True) for n in (37, 50, 50))
+    grad_out = torch.randn(3, 37, 24, device=DEVICE)
+    expected = (q @ k.mT * 24**-0.5).masked_fill(~causal_mask(37, 50), -torch.inf).softmax(-1) @ v
+    grads = torch.autograd.grad(expected, (q, k, v), grad_out)
+    got = attention(q.detach(), k.detach(), v.detach(), grad_out, Blocks(16, 32, 4, 2))
+    torch.testing.assert_close(got, (expected.detach(), *grads))
 
 
 def test_equal_inputs_give_equal_bits():
