@@ -174,7 +174,7 @@ def flash_diff_kernel(
     if is_available(device):
         return _sdpa_because("nobody has run the kernels on a GPU as new as this one (`flash_diff_blocks.VERIFIED`)")
     return _sdpa_because(
-        "the kernels need an NVIDIA GPU of compute capability 8.0 or later, and triton 3.6 (`pip install triton`)"
+        "the kernels need an NVIDIA GPU of compute capability 8.0 or later, and triton>=3.6 (`pip install triton`)"
     )
 
 
