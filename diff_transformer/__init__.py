@@ -5,18 +5,8 @@ Importing the package registers the model with the Auto classes of transformers.
 """
 
 import sys
-from typing import Any
 
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
 from .configuration_diff import PAPER_SIZES, DiffTransformerConfig
 from .configuration_diff_v2 import DiffTransformerV2Config
@@ -41,31 +31,23 @@ from .tokenization_cl100k import cl100k_tokenizer
 
 __version__ = "0.1.0"
 
-for _config_class in (DiffTransformerConfig, DiffTransformerV2Config):
+_transformers = sys.modules["transformers"]  # which is replaced while it is imported
+for _config_class, _base in (
+    (DiffTransformerConfig, DiffTransformerPreTrainedModel),
+    (DiffTransformerV2Config, DiffTransformerV2PreTrainedModel),
+):
     AutoConfig.register(_config_class.model_type, _config_class)
     AutoTokenizer.register(_config_class, fast_tokenizer_class=PreTrainedTokenizerFast)
     # `register_for_auto_class` makes `save_pretrained` put the Hub files beside the weights, for machines without us
     _config_class.register_for_auto_class()
-_model_class: Any
-for _auto_class, *_model_classes in (
-    (AutoModel, DiffTransformerModel, DiffTransformerV2Model),
-    (AutoModelForCausalLM, DiffTransformerForCausalLM, DiffTransformerV2ForCausalLM),
-    (
-        AutoModelForSequenceClassification,
-        DiffTransformerForSequenceClassification,
-        DiffTransformerV2ForSequenceClassification,
-    ),
-    (AutoModelForTokenClassification, DiffTransformerForTokenClassification, DiffTransformerV2ForTokenClassification),
-    (AutoModelForQuestionAnswering, DiffTransformerForQuestionAnswering, DiffTransformerV2ForQuestionAnswering),
-):
-    for _model_class in _model_classes:
-        _auto_class.register(_model_class.config_class, _model_class)
-        _model_class.register_for_auto_class(_auto_class.__name__)
+    for _auto_name, _path in list(_base._auto_map.items())[1:]:  # behind AutoConfig
+        _auto_class, _model_class = getattr(_transformers, _auto_name), globals()[_path.partition(".")[2]]
+        _auto_class.register(_config_class, _model_class)
+        _model_class.register_for_auto_class(_auto_name)
         # By its name, `Trainer` knows a causal model, whose labels it must shift before it smooths them
-        _model_type = _model_class.config_class.model_type
-        _auto_class._model_mapping._model_mapping[_model_type] = _model_class.__name__
+        _auto_class._model_mapping._model_mapping[_config_class.model_type] = _model_class.__name__
         # `transformers serve` looks up model classes by name, and only in transformers itself
-        setattr(sys.modules["transformers"], _model_class.__name__, _model_class)
+        setattr(_transformers, _model_class.__name__, _model_class)
 
 try:
     from peft.utils import constants as _peft_constants

@@ -172,13 +172,9 @@ def flash_diff_kernel(
     if device.type == "cpu":
         return "cpu"
     if is_available(device):
-        return _sdpa_because(
-            "nobody has run the kernels on a GPU as new as this one (`flash_diff_blocks.VERIFIED` names the results "
-            "of those on which they have been run)"
-        )
+        return _sdpa_because("nobody has run the kernels on a GPU as new as this one (`flash_diff_blocks.VERIFIED`)")
     return _sdpa_because(
-        "the kernels need an NVIDIA GPU of compute capability 8.0 or later, and triton 3.6 or later (`pip install "
-        "triton`)"
+        "the kernels need an NVIDIA GPU of compute capability 8.0 or later, and triton>=3.6 (`pip install triton`)"
     )
 
 
@@ -231,14 +227,10 @@ def flash_diff_attention_forward(
             module, query, key, value, attention_mask, lambda_full, scaling, is_causal, cu_seq_lens_q
         )
     else:
-        options = {"softmax_scale": scaling, "causal": is_causal, **(head_norm or {})}
-        if cu_seq_lens_q is not None:
-            attn_output = _fused_varlen_attention(
-                query, key, value, lambda_full, cu_seq_lens_q, max_length_q, **options
-            )
-        else:
-            options |= {"mask": attention_mask, "spans": padding_spans}
-            attn_output = _fused_attention(query, key, value, lambda_full, **options)
+        layout = (attention_mask, padding_spans, cu_seq_lens_q, max_length_q, is_causal)
+        attn_output = _fused_attention(
+            query, key, value, lambda_full, *layout, softmax_scale=scaling, **(head_norm or {})
+        )
     return attn_output, None
 
 
@@ -278,21 +270,17 @@ def _is_exporting() -> bool:
     return torch.compiler._is_exporting_flag
 
 
-def _fused_layout(query, key, value) -> tuple[torch.Tensor, ...]:
-    """Views (B, tokens, heads, D) of one type: autocast leaves rotated queries and keys in float32."""
-    return tuple(x.to(value.dtype).transpose(1, 2) for x in (query, key, value))
-
-
-def _fused_varlen_attention(query, key, value, lambda_full, cu_seq_lens, max_length, **options) -> torch.Tensor:
-    batch, _, q_len, _ = query.shape
-    q, k, v = (x.flatten(0, 1) for x in _fused_layout(query, key, value))
-    lengths = (cu_seq_lens, cu_seq_lens, max_length or batch * q_len, max_length or batch * q_len)
-    return flash_diff_attention_varlen(q, k, v, lambda_full, *lengths, **options).unflatten(0, (batch, q_len))
-
-
-def _fused_attention(query, key, value, lambda_full, causal, mask, spans, **options) -> torch.Tensor:
+def _fused_attention(
+    query, key, value, lambda_full, mask, spans, cu_seq_lens, max_length, causal: bool, **options
+) -> torch.Tensor:
     batch, num_heads, q_len, _ = query.shape
-    q, k, v = _fused_layout(query, key, value)
+    # Views (B, tokens, heads, D) of one type: autocast leaves rotated queries and keys in float32
+    q, k, v = (x.to(value.dtype).transpose(1, 2) for x in (query, key, value))
+    if cu_seq_lens is not None:
+        q, k, v, longest = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), max_length or batch * q_len
+        lengths = (cu_seq_lens, cu_seq_lens, longest, longest)
+        out = flash_diff_attention_varlen(q, k, v, lambda_full, *lengths, causal=causal, **options)
+        return out.unflatten(0, (batch, q_len))
     if mask is not None and mask.ndim == 4:  # includes causality
         causal, mask = False, mask[:, 0].expand(batch, -1, -1)
     options |= {"causal": causal, "mask": mask}
@@ -310,16 +298,12 @@ def sequence_parallel_group() -> "torch.distributed.ProcessGroup | None":
 def _reject_split_sequences(module: nn.Module) -> None:
     # DeepSpeed replaces transformers' attention functions by its own, which know neither "flash_diff" nor pairs of
     # queries: every process would attend to its own part only, and the loss would still fall
-    if (
-        sequence_parallel_group() is not None
-        and module.training
-        and ALL_ATTENTION_FUNCTIONS[FLASH_DIFF] is flash_diff_attention_forward
-    ):
+    is_ours = ALL_ATTENTION_FUNCTIONS[FLASH_DIFF] is flash_diff_attention_forward
+    if sequence_parallel_group() is not None and module.training and is_ours:
         raise ValueError(
             "DeepSpeed splits the sequences among processes (sp_size > 1), but the attention of this model would not "
-            "gather them. Install the package diff_transformer, load the model with it instead of with "
-            "trust_remote_code=True, and call its diff_transformer.training.ulysses.enable_ulysses(model) before the "
-            "training starts."
+            "gather them. Load the model with the package diff_transformer, not with trust_remote_code=True, and call "
+            "diff_transformer.training.ulysses.enable_ulysses(model) before the training starts."
         )
 
 
@@ -327,22 +311,11 @@ def _reject_split_sequences(module: nn.Module) -> None:
 DIFFERENTIAL_ATTENTION_FUNCTIONS = {eager_attention_forward, flash_diff_attention_forward}
 
 
-class _AttentionFunctions(AttentionInterface):
-    """transformers' table, with whatever is set in it, under the functions of this file."""
-
-    def __getitem__(self, key):
-        return self._local_mapping[key] if key in self._local_mapping else TRANSFORMERS_ATTENTION_FUNCTIONS[key]
-
-    def __iter__(self):
-        return iter({**TRANSFORMERS_ATTENTION_FUNCTIONS, **self._local_mapping})
-
-    def __len__(self):
-        return len(TRANSFORMERS_ATTENTION_FUNCTIONS.keys() | self._local_mapping.keys())
-
-
-# Local to this copy of the file: no other model can request "flash_diff", and an installed package and a model's
-# remote code in one process each use their own function.
-ALL_ATTENTION_FUNCTIONS = _AttentionFunctions()
+# transformers' table, with whatever is set in it, under the functions of this file. Local to this copy of the file: no
+# other model can request "flash_diff", and an installed package and a model's remote code in one process each use
+# their own function.
+ALL_ATTENTION_FUNCTIONS = AttentionInterface()
+ALL_ATTENTION_FUNCTIONS._global_mapping = TRANSFORMERS_ATTENTION_FUNCTIONS  # type: ignore[assignment]
 ALL_ATTENTION_FUNCTIONS[FLASH_DIFF] = flash_diff_attention_forward
 
 
@@ -373,17 +346,9 @@ def flash_diff_mask(
             is_visible = device.type == "cpu" and not is_tracing(attention_mask)
             return None if is_visible and attention_mask.all() else attention_mask
     kwargs["allow_is_causal_skip"] = False  # no mask would mean causal attention that ends at the last key
-    return sdpa_mask(
-        batch_size=batch_size,
-        q_length=q_length,
-        kv_length=kv_length,
-        q_offset=q_offset,  # type: ignore[arg-type]  # a tensor for static caches, contrary to the hint
-        kv_offset=kv_offset,
-        mask_function=mask_function,
-        attention_mask=attention_mask,
-        device=device,
-        **kwargs,
-    )
+    # q_offset is a tensor for static caches, contrary to the hint
+    where = (batch_size, q_length, kv_length, q_offset, kv_offset)
+    return sdpa_mask(*where, mask_function, attention_mask, device=device, **kwargs)  # type: ignore[arg-type]
 
 
 # transformers looks up mask functions in one global table, and without an entry "flash_diff" would get no mask at all.

@@ -20,13 +20,12 @@ def position_ids_from_cu_seq_lens(cu_seq_lens: torch.Tensor, batch_size: int, q_
         ends = cu_seq_lens.tolist()
         if len(ends) < 2 or ends[0] != 0 or ends[-1] != num_tokens or sorted(ends) != ends:
             raise ValueError(
-                f"cu_seq_lens_q={ends} was given for {num_tokens} tokens; it must rise from 0 to {num_tokens}, with "
-                "the offset of the start of every document and the end of the last."
+                f"cu_seq_lens_q={ends} was given for {num_tokens} tokens; it must rise from 0 to {num_tokens}."
             )
         if not set(ends).issuperset(range(0, num_tokens, q_length)):
             raise ValueError(
-                f"A document of cu_seq_lens_q={ends} continues from one row of {q_length} tokens into the next, but "
-                "rows are separate. Pass all tokens as one row, or end a document with each row."
+                f"A document of cu_seq_lens_q={ends} continues from one row of {q_length} tokens into the next. Pass "
+                "all tokens as one row, or end a document with each row."
             )
     tokens = torch.arange(num_tokens, device=cu_seq_lens.device)
     starts = cu_seq_lens[torch.searchsorted(cu_seq_lens, tokens, right=True) - 1]
@@ -87,15 +86,11 @@ def check_attention_mask(inputs_embeds: torch.Tensor, attention_mask, past_key_v
         return
     shape, (batch_size, q_length) = tuple(attention_mask.shape), inputs_embeds.shape[:2]
     if len(shape) == 4:
-        if not (attention_mask.dtype == torch.bool or attention_mask.is_floating_point()):
+        is_mask = attention_mask.dtype == torch.bool or attention_mask.is_floating_point()
+        if not is_mask or shape[0] not in (1, batch_size) or shape[2] != q_length:
             raise ValueError(
-                f"attention_mask has four dimensions and the type {attention_mask.dtype}, but a 4-D mask is either "
-                "boolean, True for what is seen, or float, added to the scores. Use attention_mask.bool()."
-            )
-        if shape[0] not in (1, batch_size) or shape[2] != q_length:
-            raise ValueError(
-                f"attention_mask has the shape {shape}; for {batch_size} rows of {q_length} tokens a 4-D mask must be "
-                "(batch, heads or 1, queries, keys)."
+                f"attention_mask has the shape {shape} and the type {attention_mask.dtype}; for {batch_size} rows of "
+                f"{q_length} tokens a 4-D mask must be (batch, heads or 1, queries, keys), boolean or additive."
             )
     # The length of a static cache lives on the device, and `generate` cuts the mask of one with a sliding window
     elif past_key_values is None or not past_key_values.is_compileable:
@@ -103,8 +98,7 @@ def check_attention_mask(inputs_embeds: torch.Tensor, attention_mask, past_key_v
         if shape != (batch_size, num_cached + q_length):
             raise ValueError(
                 f"attention_mask has the shape {shape}, but there are {batch_size} rows of {num_cached + q_length} "
-                f"tokens{f' ({num_cached} of them cached)' if num_cached else ''}. Give it one entry for every token, "
-                "including the cached tokens, 1 for tokens to keep and 0 for padding, or omit it."
+                f"tokens, {num_cached} of them cached. Give it an entry for each, 0 for padding, or omit it."
             )
 
 
@@ -122,7 +116,7 @@ def check_flash_attention(config, q_length: int, attention_mask, past_key_values
             return  # all slots of the window are filled
         raise ValueError(
             f"attn_implementation={implementation!r} cannot tell the filled part of a static cache without an "
-            "attention_mask. Pass one with an entry for every token, including the cached tokens; 1 if none is padded."
+            "attention_mask. Pass one with an entry for every token, including the cached tokens."
         )
 
 
@@ -135,17 +129,13 @@ def _packed_position_ids(
     a mask and without cached tokens.
     """
     if cu_seq_lens_q is not None and attention_mask is not None:
-        raise ValueError(
-            "Got both attention_mask and cu_seq_lens_q, but padding and packing exclude each other. Omit the "
-            "attention_mask of a packed batch."
-        )
+        raise ValueError("Got both attention_mask and cu_seq_lens_q. Omit the attention_mask of a packed batch.")
     if attention_mask is not None or (cu_seq_lens_q is None and position_ids is None):
         return None
     if past_key_values is not None and (past_key_values.is_compileable or past_key_values.get_seq_length() > 0):
         if cu_seq_lens_q is not None:
             raise ValueError(
-                "Got cu_seq_lens_q with a static cache or with cached tokens, but packed documents start from "
-                "scratch. Omit past_key_values, or cu_seq_lens_q."
+                "Got cu_seq_lens_q with a static cache or with cached tokens. Omit past_key_values or cu_seq_lens_q."
             )
         return None
     batch_size, q_length = inputs_embeds.shape[:2]
@@ -226,10 +216,8 @@ def reject_dropout(module: nn.Module, dropout: float) -> None:
     if dropout > 0.0:
         implementation = module.config._attn_implementation  # type: ignore[union-attr]
         raise ValueError(
-            f"attention_dropout={dropout} cannot be applied by attn_implementation={implementation!r}: it "
-            "would drop entries of the two maps of a head independently, and what their difference cancels would "
-            'return as noise. Use attn_implementation="eager", which drops entries of the differential map, or '
-            "attention_dropout=0.0 as in the paper."
+            f"attention_dropout={dropout} on attn_implementation={implementation!r} would drop entries of both maps "
+            'independently. Use attn_implementation="eager", or attention_dropout=0.0 as in the paper.'
         )
 
 

@@ -28,13 +28,7 @@ PAPER_SIZES: dict[str, dict[str, int]] = {
     "830M": {"hidden_size": 1536, "num_hidden_layers": 24, "num_attention_heads": 8, "max_position_embeddings": 2048},
     "1.4B": {"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 8, "max_position_embeddings": 2048},
     "2.8B": {"hidden_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 10, "max_position_embeddings": 2048},
-    "3B": {
-        "hidden_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-        "intermediate_size": 8192,
-        "max_position_embeddings": 4096,
-    },
+    "3B": {"hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 12, "max_position_embeddings": 4096},
     "6.8B": {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 16, "max_position_embeddings": 2048},
     "13.1B": {
         "hidden_size": 5120,
@@ -96,15 +90,8 @@ class DiffTransformerConfig(DiffTransformerBaseConfig):
     # identical to Llama's, except: the lambda vectors and the head norm are replicated while the heads are split, so
     # every rank holds a part of their gradient and the parts must be summed
     base_model_tp_plan = {
-        "embed_tokens": "embedding_rowwise",
-        "layers.*.self_attn.q_proj": "colwise",
-        "layers.*.self_attn.k_proj": "colwise",
-        "layers.*.self_attn.v_proj": "colwise",
+        **DiffTransformerBaseConfig.base_model_tp_plan,
         "layers.*.self_attn.subln": "replicated_with_grad_allreduce",
-        "layers.*.self_attn.o_proj": "rowwise",
-        "layers.*.mlp.gate_proj": "colwise",
-        "layers.*.mlp.up_proj": "colwise",
-        "layers.*.mlp.down_proj": "rowwise",
         # last: vLLM takes the first entry that a name starts with
         "layers.*.self_attn": "replicated_with_grad_allreduce",
     }
@@ -121,9 +108,8 @@ class DiffTransformerConfig(DiffTransformerBaseConfig):
         if self.head_dim is None:
             if self.num_attention_heads < 1 or self.hidden_size % self.num_attention_heads != 0:
                 raise ValueError(
-                    f"hidden_size={self.hidden_size} and num_attention_heads={self.num_attention_heads} were given, "
-                    "but the hidden size must be a multiple of the number of differential heads. Choose other numbers "
-                    "or set head_dim (= 2d) explicitly."
+                    f"hidden_size={self.hidden_size} and num_attention_heads={self.num_attention_heads} were given; "
+                    "without head_dim (2d) the first must be a multiple of the second."
                 )
             self.head_dim = self.hidden_size // self.num_attention_heads
         if self.subln_eps is None:
@@ -162,37 +148,29 @@ class DiffTransformerConfig(DiffTransformerBaseConfig):
         return float(self.lambda_init[layer_idx] if isinstance(self.lambda_init, list) else self.lambda_init)
 
     def validate_architecture(self):
-        """Part of `@strict`-powered validation: every message gives the value, what is needed, and the remedy."""
         super().validate_architecture()
         if self.head_dim < 4 or self.head_dim % 4 != 0:
             raise ValueError(
-                f"head_dim={self.head_dim} was given or derived (hidden_size / num_attention_heads = "
-                f"{self.hidden_size} / {self.num_attention_heads}); it holds two queries of d = head_dim / 2, each "
-                "rotated in pairs, so it must be a multiple of 4. Change the number of heads or set head_dim."
+                f"head_dim={self.head_dim} was given, or derived as hidden_size / num_attention_heads; it holds two "
+                "queries, each rotated in pairs, so it must be a multiple of 4."
             )
         if self.num_key_value_heads < 1 or self.num_attention_heads % self.num_key_value_heads != 0:
             raise ValueError(
                 f"num_key_value_heads={self.num_key_value_heads} was given, which does not divide "
-                f"num_attention_heads={self.num_attention_heads}. Both count differential heads: use a divisor of "
-                f"{self.num_attention_heads}, or leave it out for one key/value head per head."
+                f"num_attention_heads={self.num_attention_heads}. Both count differential heads."
             )
-        constant = isinstance(self.lambda_init, int | float) and not isinstance(self.lambda_init, bool)
-        if isinstance(self.lambda_init, list):
-            if len(self.lambda_init) != self.num_hidden_layers or not all(-1.0 < x < 1.0 for x in self.lambda_init):
-                raise ValueError(
-                    f"lambda_init={self.lambda_init} was given; a list must have a number between -1 and 1 for each "
-                    f"of the {self.num_hidden_layers} layers, because the heads are scaled by (1 - lambda_init)."
-                )
-        elif not (self.lambda_init == "exponential" or (constant and 0.0 < self.lambda_init < 1.0)):
+        values = self.lambda_init
+        if isinstance(values, list):
+            is_valid = len(values) == self.num_hidden_layers and all(-1.0 < x < 1.0 for x in values)
+        else:
+            is_valid = values == "exponential" if isinstance(values, str) else 0.0 < values < 1.0
+        if not is_valid:
             raise ValueError(
-                f"lambda_init={self.lambda_init!r} was given; it must be 'exponential' (Eq. 2) or a constant strictly "
-                "between 0 and 1, because the heads are scaled by (1 - lambda_init)."
+                f"lambda_init={values!r} was given; it must be 'exponential' (Eq. 2), strictly between 0 and 1, or a "
+                f"list with a number between -1 and 1 for each of the {self.num_hidden_layers} layers."
             )
         if self.lambda_std_dev < 0.0:
-            raise ValueError(
-                f"lambda_std_dev={self.lambda_std_dev} was given; a standard deviation cannot be negative. The "
-                "authors' code uses 0.1."
-            )
+            raise ValueError(f"lambda_std_dev={self.lambda_std_dev} was given; it cannot be negative.")
 
 
 __all__ = ["PAPER_SIZES", "DiffTransformerConfig"]

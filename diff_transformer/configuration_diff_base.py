@@ -7,6 +7,7 @@ import math
 from huggingface_hub.dataclasses import strict
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, RopeParameters
+from transformers.models.llama.configuration_llama import LlamaConfig
 
 # "proportional" gives `partial_rotary_factor` another meaning: unrotated pairs inside a head
 _ROPE_TYPES = ("default", *sorted(set(ROPE_INIT_FUNCTIONS) - {"default", "proportional"}))
@@ -25,11 +26,17 @@ class DiffTransformerBaseConfig(PreTrainedConfig):
     coefficients."""
 
     keys_to_ignore_at_inference = ["past_key_values"]
-    base_model_pp_plan = {
-        "embed_tokens": (["input_ids"], ["inputs_embeds"]),
-        "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
-        "norm": (["hidden_states"], ["hidden_states"]),
+    base_model_tp_plan = {
+        "embed_tokens": "embedding_rowwise",
+        "layers.*.self_attn.q_proj": "colwise",
+        "layers.*.self_attn.k_proj": "colwise",
+        "layers.*.self_attn.v_proj": "colwise",
+        "layers.*.self_attn.o_proj": "rowwise",
+        "layers.*.mlp.gate_proj": "colwise",
+        "layers.*.mlp.up_proj": "colwise",
+        "layers.*.mlp.down_proj": "rowwise",
     }
+    base_model_pp_plan = LlamaConfig.base_model_pp_plan
 
     vocab_size: int = 100288
     hidden_size: int = 3072
@@ -76,10 +83,7 @@ class DiffTransformerBaseConfig(PreTrainedConfig):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} was given; it must be at least 1.")
         if not 0.0 <= self.attention_dropout < 1.0:
-            raise ValueError(
-                f"attention_dropout={self.attention_dropout} was given; it is a probability in [0, 1), and the paper "
-                "trains with 0.0."
-            )
+            raise ValueError(f"attention_dropout={self.attention_dropout} was given; it is a probability in [0, 1).")
 
     def validate_rope(self):
         """Part of `@strict`-powered validation: what transformers only warns about would fail later, or silently."""
@@ -93,20 +97,14 @@ class DiffTransformerBaseConfig(PreTrainedConfig):
         if rope.get("partial_rotary_factor", rotary_factor) != rotary_factor:
             raise ValueError(
                 f"rope_parameters['partial_rotary_factor']={rope['partial_rotary_factor']} was given; it is always "
-                f"{rotary_factor} here, because all of a query or key vector is rotated. Leave it out."
+                f"{rotary_factor} here. Leave it out."
             )
         theta = rope.get("rope_theta")
         if not (isinstance(theta, int | float) and theta > 0):
-            raise ValueError(
-                f"rope_parameters['rope_theta']={theta!r} was given; it must be a positive number, 10000 in the "
-                "authors' code and 640000 after the paper's extension to 64K."
-            )
+            raise ValueError(f"rope_parameters['rope_theta']={theta!r} was given; it must be a positive number.")
         factor = rope.get("factor", 1.0)
         if factor is not None and not (isinstance(factor, int | float) and factor >= 1.0):
-            raise ValueError(
-                f"rope_parameters['factor']={factor!r} was given; it is the ratio of the new to the trained length, a "
-                "number of at least 1."
-            )
+            raise ValueError(f"rope_parameters['factor']={factor!r} was given; it must be a number of at least 1.")
         try:
             super().validate_rope()
         except KeyError as error:

@@ -13,11 +13,6 @@ class DiffTransformerV2Config(DiffTransformerBaseConfig):
     twice the query heads over the same keys and values.
 
     Args:
-        vocab_size (`int`, defaults to 100288): cl100k_base, padded to a multiple of 64.
-        hidden_size (`int`, defaults to 3072): Width of the residual stream.
-        intermediate_size (`int`, *optional*): Width of the SwiGLU layer; by default 8/3 of `hidden_size`, rounded up
-            to a multiple of 128.
-        num_hidden_layers (`int`, defaults to 28): Decoder layers.
         num_attention_heads (`int`, defaults to 48): *Query* heads, 2h: what serving engines, caches and
             tensor-parallel plans count. Neighbours are a pair, whose outputs are subtracted: h heads remain.
         num_key_value_heads (`int`, *optional*): Key/value heads; by default one for each pair of query heads. Both
@@ -33,7 +28,7 @@ class DiffTransformerV2Config(DiffTransformerBaseConfig):
         attention_dropout (`float`, defaults to 0.0): Probability of dropping an entry of the *differential* map
             `softmax1 - sigmoid(lambda) softmax2` while training. Only `attn_implementation="eager"` supports it.
 
-    The other arguments are those of [`LlamaConfig`].
+    Sizes and the other arguments are those of [`DiffTransformerConfig`] and [`LlamaConfig`].
 
     ```python
     >>> from diff_transformer import DiffTransformerV2Config, DiffTransformerV2ForCausalLM
@@ -45,17 +40,10 @@ class DiffTransformerV2Config(DiffTransformerBaseConfig):
     model_type = "diff_transformer_v2"
     # Llama's with the norms of Qwen3's, and each rank computes lambda for its own heads
     base_model_tp_plan = {
-        "embed_tokens": "embedding_rowwise",
-        "layers.*.self_attn.q_proj": "colwise",
-        "layers.*.self_attn.k_proj": "colwise",
-        "layers.*.self_attn.v_proj": "colwise",
+        **DiffTransformerBaseConfig.base_model_tp_plan,
         "layers.*.self_attn.lambda_proj": "colwise",
         "layers.*.self_attn.q_norm": "replicated_with_grad_allreduce",
         "layers.*.self_attn.k_norm": "replicated_with_grad_allreduce",
-        "layers.*.self_attn.o_proj": "rowwise",
-        "layers.*.mlp.gate_proj": "colwise",
-        "layers.*.mlp.up_proj": "colwise",
-        "layers.*.mlp.down_proj": "rowwise",
     }
 
     num_attention_heads: int = 48
@@ -68,7 +56,7 @@ class DiffTransformerV2Config(DiffTransformerBaseConfig):
         if self.num_signal_heads_per_noise_head < 1:
             raise ValueError(
                 f"num_signal_heads_per_noise_head={self.num_signal_heads_per_noise_head} was given; it must be at "
-                "least 1, and is 1 in V2."
+                "least 1."
             )
         if self.num_key_value_heads is None:
             self.num_key_value_heads = max(1, self.num_attention_heads // self.num_heads_per_group)
@@ -76,9 +64,8 @@ class DiffTransformerV2Config(DiffTransformerBaseConfig):
             heads = self.num_differential_heads
             if heads < 1 or self.hidden_size % heads != 0:
                 raise ValueError(
-                    f"hidden_size={self.hidden_size} and num_attention_heads={self.num_attention_heads} (query heads, "
-                    f"which leave {heads} differential heads) were given, but the hidden size must be a multiple of "
-                    "the number of differential heads. Choose other numbers or set head_dim explicitly."
+                    f"hidden_size={self.hidden_size} and num_attention_heads={self.num_attention_heads} were given, "
+                    f"which leave {heads} differential heads; without head_dim these must divide the hidden size."
                 )
             self.head_dim = self.hidden_size // heads
         if self.attention_output_bias is None:
@@ -96,13 +83,11 @@ class DiffTransformerV2Config(DiffTransformerBaseConfig):
         return self.num_attention_heads // self.num_heads_per_group * self.num_signal_heads_per_noise_head
 
     def validate_architecture(self):
-        """Part of `@strict`-powered validation: every message gives the value, what is needed, and the remedy."""
         super().validate_architecture()
         if self.head_dim < 2 or self.head_dim % 2 != 0:
             raise ValueError(
-                f"head_dim={self.head_dim} was given or derived (hidden_size / differential heads = "
-                f"{self.hidden_size} / {self.num_differential_heads}); queries and keys are rotated in pairs, so it "
-                "must be a multiple of 2. Change the number of heads or set head_dim."
+                f"head_dim={self.head_dim} was given, or derived as hidden_size / differential heads; it is rotated "
+                "in pairs, so it must be a multiple of 2."
             )
         group, key_heads = self.num_heads_per_group, self.num_key_value_heads
         if key_heads < 1 or self.num_attention_heads % (key_heads * group) != 0:

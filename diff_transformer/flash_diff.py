@@ -27,6 +27,7 @@ _DECODE_ROWS = 32  # a split holds at most this many (query tokens x heads of a 
 _SPLIT_KEYS = 128  # of a split, at least
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _PREPARE_ROWS = 16
+_MASKS = {0: None, 2: "keys", 3: "full"}  # what the kernels call a mask of so many dimensions
 _INTERPRETED = triton is not None and not isinstance(forward_kernel, triton.JITFunction)  # TRITON_INTERPRET=1
 
 
@@ -70,6 +71,13 @@ def dot_precision(dtype: torch.dtype) -> str:
     return "tf32" if getattr(torch.backends.cuda.matmul, "fp32_precision", None) == "tf32" else "ieee"
 
 
+def _mask_strides(mask: torch.Tensor | None) -> tuple[int, int, int]:
+    """(sequence, row, key)"""
+    if mask is None:
+        return 0, 0, 0
+    return (mask.stride(0), 0 if mask.ndim == 2 else mask.stride(1), mask.stride(-1))
+
+
 class _Call(NamedTuple):
     """Everything but the tensors that have gradients.
 
@@ -89,9 +97,6 @@ class _Call(NamedTuple):
     eps: float
     out_scale: float
 
-    def spans(self) -> tuple[torch.Tensor | None, ...]:
-        return self.q_starts, self.q_ends, self.k_starts, self.k_ends
-
     def is_packed(self, x: torch.Tensor) -> bool:
         return self.q_starts is not None and x.shape[0] == 1
 
@@ -101,52 +106,41 @@ class _Call(NamedTuple):
     def length(self, x: torch.Tensor) -> int:
         return 0 if self.is_packed(x) else x.shape[1]
 
-    def strides(self, x: torch.Tensor) -> tuple[int, int, int]:
-        """(sequence, token, head); packed sequences are separated by their starts instead."""
-        return (0 if self.is_packed(x) else x.stride(0), x.stride(1), x.stride(2))
+    def strides(self, *tensors: torch.Tensor) -> list[int]:
+        """(sequence, token, head) of each; packed sequences are separated by their starts instead."""
+        return [n for x in tensors for n in (0 if self.is_packed(x) else x.stride(0), x.stride(1), x.stride(2))]
 
     def new_like(self, x: torch.Tensor) -> torch.Tensor:
         """For a kernel to write to: zeros if it may skip rows."""
         return _empty_like(x) if self.q_starts is None else _empty_like(x).zero_()
 
-    def mask_strides(self) -> tuple[int, int, int]:
-        """(sequence, row, key)"""
-        if self.mask is None:
-            return 0, 0, 0
-        return (self.mask.stride(0), 0 if self.mask.ndim == 2 else self.mask.stride(1), self.mask.stride(-1))
-
     def constants(self, q: torch.Tensor, k: torch.Tensor) -> dict:
-        d = q.shape[-1] // 2
         return {
             "GROUPS": q.shape[2] // k.shape[2],
-            "D": d,
+            "D": q.shape[-1] // 2,
             "CAUSAL": self.causal,
-            "MASK": None if self.mask is None else "keys" if self.mask.ndim == 2 else "full",
+            "MASK": _MASKS[0 if self.mask is None else self.mask.ndim],
             "PRECISION": dot_precision(q.dtype),
         }
-
-
-def _options(kernel: str, q: torch.Tensor) -> dict[str, int]:
-    return blocks(kernel, _capability(q.device), q.dtype, q.shape[-1] // 2)._asdict()
 
 
 @cache
 def _autotuned(name: str, kernel, capability: tuple[int, int], dtype: torch.dtype, d: int):
     """The kernel in triton's autotuner, which keeps its choice in memory and in triton's cache on disk."""
-    configs = []
-    for one in candidates(name, capability, dtype, d):
-        sizes = {"BLOCK_M": one.BLOCK_M, "BLOCK_N": one.BLOCK_N}
-        configs.append(triton.Config(sizes, num_warps=one.num_warps, num_stages=one.num_stages))
+    configs = [
+        triton.Config({"BLOCK_M": m, "BLOCK_N": n}, num_warps=warps, num_stages=stages)
+        for m, n, warps, stages in candidates(name, capability, dtype, d)
+    ]
     return triton.autotune(configs, ["GROUPS", "D", "CAUSAL", "MASK"], cache_results=True)(kernel)
 
 
 def _launch(name: str, kernel, q: torch.Tensor, grid: Callable[[dict], tuple[int, ...]], *args, **constants) -> None:
     """With the blocks of the table, or with the fastest of all candidates under DIFF_TRANSFORMER_AUTOTUNE=1."""
+    which = _capability(q.device), q.dtype, constants["D"]
     if os.environ.get("DIFF_TRANSFORMER_AUTOTUNE") == "1":
-        tuned = _autotuned(name, kernel, _capability(q.device), q.dtype, constants["D"])
-        tuned[grid](*args, **constants)
+        _autotuned(name, kernel, *which)[grid](*args, **constants)
     else:
-        options = _options(name, q)
+        options = blocks(name, *which)._asdict()
         kernel[grid(options)](*args, **constants, **options)
 
 
@@ -154,70 +148,75 @@ def _empty_like(x: torch.Tensor) -> torch.Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)  # contiguous, unlike torch.empty_like
 
 
-def _forward(q, k, v, lambda_full, norm_weight, save: bool, call: _Call):
-    """out, and what the backward needs (empty tensors if not `save`): the heads before their norm, the output of the
-    second map, both (2, H, tokens) base-2 log-sums of exponentials."""
-    batch, num_stats = call.batch(q), q.shape[0] * q.shape[1]
-    out, out2 = call.new_like(q), _empty_like(q)
+def _new_outputs(q, k, v, lambda_full, norm_weight, save: bool, *call):
+    """out, and what the backward needs: the heads before their norm, and both (2, H, tokens) base-2 log-sums of
+    exponentials, empty tensors if not `save`; the output of the second map."""
     diff = _empty_like(q) if save and norm_weight is not None else q.new_empty(0)
-    lse = torch.empty(2 if save else 0, q.shape[2], num_stats, dtype=torch.float32, device=q.device)
+    lse = torch.empty(2 if save else 0, q.shape[2], q.shape[0] * q.shape[1], dtype=torch.float32, device=q.device)
+    return _empty_like(q), diff, _empty_like(q), lse
+
+
+def _forward(q, k, v, lambda_full, norm_weight, save: bool, *options):
+    call = _Call(*options)
+    out, diff, out2, lse = _new_outputs(q, k, v, lambda_full, norm_weight, save)
+    if call.q_starts is not None:  # the kernel skips rows
+        out.zero_()
     for one_map in (2, 1):  # the first map subtracts what the second left
         _launch(
-            "forward", forward_kernel, q, lambda size: (triton.cdiv(call.max_q, size["BLOCK_M"]), q.shape[2], batch),
-            q, k, v, lambda_full, norm_weight, out, diff, out2, lse, *call.spans(), call.mask,
-            *call.strides(q), *call.strides(k), *call.strides(v), *call.strides(out), *call.mask_strides(),
-            call.length(q), call.length(k), num_stats, call.scale, call.eps, call.out_scale,
+            "forward", forward_kernel, q,
+            lambda size: (triton.cdiv(call.max_q, size["BLOCK_M"]), q.shape[2], call.batch(q)),
+            q, k, v, lambda_full, norm_weight, out, diff, out2, lse, *call[:5],
+            *call.strides(q, k, v, out), *_mask_strides(call.mask),
+            call.length(q), call.length(k), lse.shape[2], call.scale, call.eps, call.out_scale,
             **call.constants(q, k), MAP=one_map, SAVE=save,
         )  # fmt: skip
-    return out, diff, out2 if save else q.new_empty(0), lse
+    return out, diff, out2, lse
 
 
-def _backward(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, call: _Call):
+def _backward(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, *options):
     """Gradients of q, k, v, lambda and the norm's weight (an empty tensor without one)."""
-    batch, num_stats, (num_heads, width) = call.batch(q), lse.shape[2], q.shape[2:]
-    constants = call.constants(q, k)
-    grad_out = grad_out if grad_out.stride(-1) == 1 else grad_out.contiguous()
-    numbers = (call.length(q), call.length(k), num_stats, call.scale)
-    rows, deltas = _PREPARE_ROWS, torch.zeros_like(lse)
-    grid = (triton.cdiv(call.max_q, rows), num_heads, batch)
-    grad_diff, grad_weight = grad_out, None
+    call = _Call(*options)
+    batch, (num_heads, width) = call.batch(q), q.shape[2:]
+    constants, masks = call.constants(q, k), _mask_strides(call.mask)
+    grad_out = _unit_stride(grad_out)
+    numbers = (call.length(q), call.length(k), lse.shape[2], call.scale)
+    deltas = torch.zeros_like(lse)
+    grid = (triton.cdiv(call.max_q, _PREPARE_ROWS), num_heads, batch)
+    grad_diff, grad_weight = grad_out, q.new_empty(0)
     if norm_weight is not None:
         grad_diff = _empty_like(q)
         grad_weight = torch.empty(grid[0] * num_heads * batch, width, dtype=torch.float32, device=q.device)
     prepare_kernel[grid](
-        grad_out, diff, out2, norm_weight, lambda_full, grad_diff, deltas, grad_weight, *call.spans(),
-        *call.strides(grad_out), *call.strides(diff), *numbers[:3], call.eps, call.out_scale,
-        D=constants["D"], BLOCK_M=rows, num_warps=4,
+        grad_out, diff, out2, norm_weight, lambda_full, grad_diff, deltas, grad_weight, *call[:4],
+        *call.strides(grad_out, diff), *numbers[:3], call.eps, call.out_scale,
+        D=constants["D"], BLOCK_M=_PREPARE_ROWS, num_warps=4,
     )  # fmt: skip
-    tensors = (q, k, v, lambda_full, grad_diff, lse, deltas)
-    strides = (*call.strides(q), *call.strides(k), *call.strides(v), *call.strides(grad_diff))
+    tensors, strides = (q, k, v, lambda_full, grad_diff, lse, deltas), call.strides(q, k, v, grad_diff)
 
-    grad_q = call.new_like(q)
+    grad_q, grad_k, grad_v = call.new_like(q), call.new_like(k), call.new_like(v)
     _launch(
         "dq", dq_kernel, q, lambda size: (triton.cdiv(call.max_q, size["BLOCK_M"]), num_heads, batch),
-        *tensors, grad_q, *call.spans(), call.mask, *strides, *call.strides(grad_q), *call.mask_strides(),
-        *numbers, **constants,
+        *tensors, grad_q, *call[:5], *strides, *call.strides(grad_q), *masks, *numbers, **constants,
     )  # fmt: skip
-    grad_k, grad_v = call.new_like(k), call.new_like(v)
     for name in key_kernels(_capability(q.device), q.dtype, constants["D"]):
         _launch(
             name, dkdv_kernel, q, lambda size: (triton.cdiv(call.max_k, size["BLOCK_N"]), k.shape[2], batch),
-            *tensors, grad_k, grad_v, *call.spans(), call.mask, *strides, *call.strides(grad_k), *call.mask_strides(),
-            *numbers, **constants, DK="dk" in name, DV="dv" in name,
+            *tensors, grad_k, grad_v, *call[:5], *strides, *call.strides(grad_k), *masks, *numbers, **constants,
+            DK="dk" in name, DV="dv" in name,
         )  # fmt: skip
-    grad_weight = q.new_empty(0) if grad_weight is None else grad_weight.sum(0).to(norm_weight.dtype)
+    if norm_weight is not None:
+        grad_weight = grad_weight.sum(0).to(norm_weight.dtype)
     return grad_q, grad_k, grad_v, -deltas[1].sum().reshape(lambda_full.shape), grad_weight
 
 
 @cache
 def _decode_plan(device, dtype, width, groups, q_len, causal, mask_ndim, precision) -> tuple[dict, dict, int]:
     """Constants of both kernels, those of split_kernel alone, and the number of multiprocessors."""
-    d, kernel = width // 2, "split16" if groups * q_len <= 16 else "split32"
-    shape = {"GROUPS": groups, "D": d}
-    mask = {0: None, 2: "keys", 3: "full"}[mask_ndim]
-    options = blocks(kernel, _capability(device), dtype, d)._asdict()
+    shape = {"GROUPS": groups, "D": width // 2}
+    kernel = "split16" if groups * q_len <= 16 else "split32"
+    options = blocks(kernel, _capability(device), dtype, width // 2)._asdict()
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
-    return shape, {"CAUSAL": causal, "MASK": mask, "PRECISION": precision, **options}, multiprocessors
+    return shape, {"CAUSAL": causal, "MASK": _MASKS[mask_ndim], "PRECISION": precision, **options}, multiprocessors
 
 
 def _num_splits(heads: int, kv_len: int, multiprocessors: int) -> int:
@@ -232,23 +231,19 @@ def _num_splits(heads: int, kv_len: int, multiprocessors: int) -> int:
 
 
 def _decode(q, k, v, lambda_full, norm_weight, key_length, mask, scale, causal, eps, out_scale) -> torch.Tensor:
-    (batch, q_len, num_heads, width), (_, kv_len, num_kv_heads, _), device = q.shape, k.shape, q.device
-    groups = num_heads // num_kv_heads
-    mask_ndim = 0 if mask is None else mask.ndim
+    (batch, q_len, num_heads, width), (_, kv_len, num_kv_heads, _) = q.shape, k.shape
+    groups, mask_ndim = num_heads // num_kv_heads, 0 if mask is None else mask.ndim
     shape, constants, multiprocessors = _decode_plan(
-        device, q.dtype, width, groups, q_len, causal, mask_ndim, dot_precision(q.dtype)
+        q.device, q.dtype, width, groups, q_len, causal, mask_ndim, dot_precision(q.dtype)
     )
     num_rows = groups * q_len
     splits = _num_splits(batch * num_kv_heads, kv_len, multiprocessors)
-    parts = torch.empty(batch, num_kv_heads, splits, 2, num_rows, width, dtype=torch.float32, device=device)
-    stats = torch.empty(batch, num_kv_heads, splits, 2, 2, num_rows, dtype=torch.float32, device=device)
+    parts = torch.empty(batch, num_kv_heads, splits, 2, num_rows, width, dtype=torch.float32, device=q.device)
+    stats = torch.empty(batch, num_kv_heads, splits, 2, 2, num_rows, dtype=torch.float32, device=q.device)
     out = _empty_like(q)
-    mask_strides = (
-        (0, 0, 0) if mask is None else (mask.stride(0), mask.stride(1) if mask_ndim == 3 else 0, mask.stride(-1))
-    )
     split_kernel[(splits, num_kv_heads, batch)](
         q, k, v, parts, stats, key_length, mask,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *mask_strides, q_len, kv_len, scale,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *_mask_strides(mask), q_len, kv_len, scale,
         **shape, **constants,
     )  # fmt: skip
     combine_kernel[(num_rows, num_kv_heads, batch)](
@@ -284,12 +279,6 @@ def _operator(name: str, schema: str, function: Callable, fake: Callable):
     return getattr(getattr(torch.ops, _NAMESPACE), name).default
 
 
-def _fake_forward(q, k, v, lambda_full, norm_weight, save, *call):
-    lse = q.new_empty(2 if save else 0, q.shape[2], q.shape[0] * q.shape[1], dtype=torch.float32)
-    diff = _empty_like(q) if save and norm_weight is not None else q.new_empty(0)
-    return _empty_like(q), diff, _empty_like(q) if save else q.new_empty(0), lse
-
-
 def _fake_backward(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, *call):
     grad_weight = q.new_empty(0) if norm_weight is None else torch.empty_like(norm_weight)
     return _empty_like(q), _empty_like(k), _empty_like(v), torch.empty_like(lambda_full), grad_weight
@@ -298,18 +287,14 @@ def _fake_backward(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse,
 _forward_op = _operator(
     "flash_diff",
     f"({_INPUTS}, bool save, {_CALL}) -> (Tensor, Tensor, Tensor, Tensor)",
-    lambda q, k, v, lambda_full, norm_weight, save, *call: _forward(
-        q, k, v, lambda_full, norm_weight, save, _Call(*call)
-    ),
-    _fake_forward,
+    _forward,
+    _new_outputs,
 )
 _backward_op = _operator(
     "flash_diff_backward",
     f"(Tensor grad_out, {_INPUTS}, Tensor diff, Tensor out2, Tensor lse, {_CALL}) -> "
     "(Tensor, Tensor, Tensor, Tensor, Tensor)",
-    lambda grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, *call: _backward(
-        grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, _Call(*call)
-    ),
+    _backward,
     _fake_backward,
 )
 _decode_op = _operator(
@@ -340,9 +325,9 @@ def _op_backward(ctx, grad_out, *_):
 torch.library.register_autograd(f"{_NAMESPACE}::flash_diff", _op_backward, setup_context=_setup_context, lib=_LIBRARY)
 
 
-def _check(q, k, v, lambda_full, norm_weight, ndim: int) -> None:
-    # Called with every token: messages are made only when needed
-    device, dtype, q_shape, k_shape, v_shape = q.device, q.dtype, q.shape, k.shape, v.shape
+def _check(q, k, v, lambda_full, norm_weight, softmax_scale: float | None, ndim: int) -> float:
+    """Returns the scale. Called with every token: messages are made only when needed."""
+    device, dtype, q_shape, k_shape = q.device, q.dtype, q.shape, k.shape
     if triton is None:
         raise ImportError(
             "Flash differential attention needs triton 3.6 or later, which is not installed: `pip install triton` (it "
@@ -350,9 +335,8 @@ def _check(q, k, v, lambda_full, norm_weight, ndim: int) -> None:
         )
     if not is_available(device):
         raise ValueError(
-            "Flash differential attention runs on NVIDIA GPUs of compute capability 8.0 or later, but the tensors are "
-            f"on {device}. Move them there, or set TRITON_INTERPRET=1 before Python starts to run the kernels slowly "
-            "in Triton's interpreter."
+            f"The tensors are on {device}; flash differential attention needs an NVIDIA GPU of compute capability 8.0 "
+            "or later. With TRITON_INTERPRET=1, set before Python starts, it runs slowly on any device."
         )
     if any(x is not None and x.device != device for x in (k, v, lambda_full, norm_weight)):
         devices = {x.device for x in (q, k, v, lambda_full, norm_weight) if x is not None}
@@ -362,33 +346,27 @@ def _check(q, k, v, lambda_full, norm_weight, ndim: int) -> None:
             f"q, k and v have the types {dtype}, {k.dtype} and {v.dtype}; they must be of one type: bfloat16, "
             "float16 or float32."
         )
-    if not len(q_shape) == len(k_shape) == ndim or k_shape != v_shape or q_shape[-1] != k_shape[-1]:
-        wanted = "(B, T, H, 2d), (B, S, K, 2d), (B, S, K, 2d)" if ndim == 4 else "(tokens, heads, 2d)"
-        raise ValueError(f"The shapes are {_shapes(q, k, v)}; they must be {wanted}, with k and v of one shape.")
-    if q_shape[-2] % k_shape[-2] != 0 or (ndim == 4 and q_shape[0] != k_shape[0]):
+    if (
+        not len(q_shape) == len(k_shape) == ndim
+        or k_shape != v.shape
+        or q_shape[: ndim - 3] != k_shape[: ndim - 3]
+        or q_shape[-2] % k_shape[-2] != 0
+        or q_shape[-1] != k_shape[-1]
+        or not is_head_dim(q_shape[-1])
+    ):
+        batch = "" if ndim == 3 else "B, "
         raise ValueError(
-            f"The shapes are {_shapes(q, k, v)}: the batches must be equal, and key heads must divide query heads."
-        )
-    if not is_head_dim(q_shape[-1]):
-        raise ValueError(
-            f"The last dimension of q is {q_shape[-1]}; it holds [q1 | q2], so it must be even and at most 256."
+            f"q, k and v have the shapes {tuple(q_shape)}, {tuple(k_shape)} and {tuple(v.shape)}; they must be "
+            f"({batch}T, H, 2d), ({batch}S, K, 2d) and ({batch}S, K, 2d), where K divides H, and 2d is from 4 to 256."
         )
     if lambda_full.numel() != 1 or lambda_full.dtype != torch.float32:
         raise ValueError(
-            f"lambda_full is {lambda_full.dtype} of shape {tuple(lambda_full.shape)}; it must be one number in "
-            "float32."
+            f"lambda_full is {lambda_full.dtype} of shape {tuple(lambda_full.shape)}; it must be one float32 number."
         )
     if norm_weight is not None and norm_weight.shape != q_shape[-1:]:
         raise ValueError(f"norm_weight has the shape {tuple(norm_weight.shape)}; it must be ({q_shape[-1]},).")
-
-
-def _shapes(q, k, v) -> str:
-    return f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-
-
-def _scale(q: torch.Tensor, softmax_scale: float | None) -> float:
     if softmax_scale is None:
-        return (q.shape[-1] // 2) ** -0.5
+        return (q_shape[-1] // 2) ** -0.5
     if softmax_scale <= 0:  # the maximum of the scores is scaled in place of the scores
         raise ValueError(f"softmax_scale is {softmax_scale}; it must be positive. Negate q to change the sign.")
     return softmax_scale
@@ -405,9 +383,12 @@ def _check_mask(q, k, mask: torch.Tensor | None) -> None:
         )
 
 
-def _check_offsets(name: str, offsets: torch.Tensor, q: torch.Tensor) -> None:
-    if offsets.is_floating_point() or offsets.device != q.device:
-        raise ValueError(f"{name} are {offsets.dtype} on {offsets.device}; they must be integers on {q.device}.")
+def _check_integers(name: str, x: torch.Tensor, shape: tuple[int, ...], q: torch.Tensor) -> None:
+    if x.is_floating_point() or x.shape != shape or x.device != q.device:
+        raise ValueError(
+            f"{name} is {x.dtype} of shape {tuple(x.shape)} on {x.device}; it must be integers of shape "
+            f"{tuple(shape)} on {q.device}."
+        )
 
 
 def _unit_stride(x: torch.Tensor) -> torch.Tensor:
@@ -459,7 +440,7 @@ def flash_diff_attention(
     Returns:
         (B, T, H, 2d), in the type of q. Rows that may see no key are zero.
     """
-    _check(q, k, v, lambda_full, norm_weight, 4)
+    scale = _check(q, k, v, lambda_full, norm_weight, softmax_scale, 4)
     if causal and k.shape[1] < q.shape[1]:
         raise ValueError(
             f"Got {q.shape[1]} queries and {k.shape[1]} keys; causal attention aligns the last query with the last "
@@ -472,13 +453,8 @@ def flash_diff_attention(
             "mask; they describe as many queries as keys, in place of a mask."
         )
     for rows in spans or ():
-        _check_offsets("spans", rows, q)
-        if rows.shape != q.shape[:1]:
-            raise ValueError(
-                f"spans have the shape {tuple(rows.shape)}; starts and ends must be ({q.shape[0]},) each."
-            )
-    scale = _scale(q, softmax_scale)
-    lengths = (*(spans or (None, None)), *(spans or (None, None)), mask, q.shape[1], k.shape[1])
+        _check_integers("A tensor of spans", rows, q.shape[:1], q)
+    lengths = (*(spans or (None, None)) * 2, mask, q.shape[1], k.shape[1])
     return _attend(q, k, v, lambda_full, norm_weight, *lengths, scale, causal, norm_eps, out_scale)
 
 
@@ -515,15 +491,10 @@ def flash_diff_attention_varlen(
     Returns:
         (query tokens, H, 2d), in the type of q. Tokens outside every sequence are zero.
     """
-    _check(q, k, v, lambda_full, norm_weight, 3)
-    if cu_seqlens_q.ndim != 1 or cu_seqlens_q.shape != cu_seqlens_k.shape or len(cu_seqlens_q) < 2:
-        raise ValueError(
-            f"cu_seqlens_q has the shape {tuple(cu_seqlens_q.shape)} and cu_seqlens_k {tuple(cu_seqlens_k.shape)}; "
-            "both must be (sequences + 1,)."
-        )
-    for offsets in (cu_seqlens_q, cu_seqlens_k):
-        _check_offsets("cu_seqlens", offsets, q)
-    scale = _scale(q, softmax_scale)
+    scale = _check(q, k, v, lambda_full, norm_weight, softmax_scale, 3)
+    sequences = max(1, cu_seqlens_q.numel() - 1)
+    _check_integers("cu_seqlens_q", cu_seqlens_q, (sequences + 1,), q)
+    _check_integers("cu_seqlens_k", cu_seqlens_k, (sequences + 1,), q)
     spans = (cu_seqlens_q[:-1], cu_seqlens_q[1:], cu_seqlens_k[:-1], cu_seqlens_k[1:])
     lengths = (*spans, None, max_seqlen_q, max_seqlen_k)
     out = _attend(q[None], k[None], v[None], lambda_full, norm_weight, *lengths, scale, causal, norm_eps, out_scale)
@@ -563,30 +534,19 @@ def flash_diff_attention_with_kvcache(
     Returns:
         (B, T, H, 2d), in the type of q.
     """
-    _check(q, k_cache, v_cache, lambda_full, norm_weight, 4)
-    _, q_len, num_heads, width = q.shape
-    rows = q_len * num_heads // k_cache.shape[2]
+    scale = _check(q, k_cache, v_cache, lambda_full, norm_weight, softmax_scale, 4)
+    rows = q.shape[1] * q.shape[2] // k_cache.shape[2]
     if rows > _DECODE_ROWS:
-        raise ValueError(
-            f"{q_len} tokens of {num_heads // k_cache.shape[2]} heads that share a key head make {rows} rows; at most "
-            f"{_DECODE_ROWS} fit. Use flash_diff_attention for more."
-        )
-    if torch.is_grad_enabled() and any(
-        x is not None and x.requires_grad for x in (q, k_cache, v_cache, lambda_full, norm_weight)
-    ):
+        raise ValueError(f"T H / K is {rows}; at most {_DECODE_ROWS} rows fit. Use flash_diff_attention for more.")
+    inputs = (q, k_cache, v_cache, lambda_full, norm_weight)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
         raise ValueError(
             "flash_diff_attention_with_kvcache has no gradients, but an input requires them. Call it under "
             "torch.no_grad(), or use flash_diff_attention."
         )
     _check_mask(q, k_cache, mask)
-    if cache_seqlens is not None and (
-        cache_seqlens.shape != q.shape[:1] or cache_seqlens.is_floating_point() or cache_seqlens.device != q.device
-    ):
-        raise ValueError(
-            f"cache_seqlens is {cache_seqlens.dtype} of shape {tuple(cache_seqlens.shape)} on {cache_seqlens.device}; "
-            f"it must be integers of shape ({q.shape[0]},) on {q.device}."
-        )
-    scale = _scale(q, softmax_scale)
+    if cache_seqlens is not None:
+        _check_integers("cache_seqlens", cache_seqlens, q.shape[:1], q)
     tensors = (_unit_stride(q), _unit_stride(k_cache), _unit_stride(v_cache))
     return _decode_op(*tensors, lambda_full, norm_weight, cache_seqlens, mask, scale, causal, norm_eps, out_scale)
 

@@ -129,17 +129,13 @@ def _cell(kernel: str, capability: tuple[int, int], dtype: torch.dtype, d: int) 
     return tuned.get(str(HEAD_DIMS[column])) or _TABLE[number][kernel].split()[column]
 
 
-def _parse(cell: str) -> Blocks:
-    return Blocks(*map(int, cell.split("/")))
-
-
 def blocks(kernel: str, capability: tuple[int, int], dtype: torch.dtype, d: int) -> Blocks:
     """For "forward", "dq", "dkdv", "dk", "dv", "split16" or "split32" (decoding, by the rows of a block).
 
     The file that DIFF_TRANSFORMER_BLOCKS names takes precedence for types of 2 bytes: JSON, {architecture: {kernel:
     {d: "rows/keys/warps/stages"}}} with `HEAD_DIMS` for d, as `benchmarks.gpu_suite` writes it.
     """
-    return _parse(_cell(kernel, capability, dtype, d))
+    return Blocks(*map(int, _cell(kernel, capability, dtype, d).split("/")))
 
 
 def key_kernels(capability: tuple[int, int], dtype: torch.dtype, d: int) -> tuple[str, ...]:
@@ -150,7 +146,7 @@ def key_kernels(capability: tuple[int, int], dtype: torch.dtype, d: int) -> tupl
 def candidates(kernel: str, capability: tuple[int, int], dtype: torch.dtype, d: int) -> list[Blocks]:
     """What autotuning tries, the blocks of the table first."""
     cells = [_cell(kernel, capability, dtype, d), *_CANDIDATES[kernel].split()]
-    return [_parse(cell) for cell in dict.fromkeys(cells)]
+    return [Blocks(*map(int, cell.split("/"))) for cell in dict.fromkeys(cells)]
 
 
 __all__ = ["HEAD_DIMS", "SHARED_MEMORY", "VERIFIED", "Blocks", "architecture", "blocks", "candidates", "key_kernels"]

@@ -11,6 +11,7 @@ G key/value heads computed together, N rows of a block, E keys of a block.
 Scores, maps and sums are float32 for every input type (float64 for float64).
 """
 
+import itertools
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -46,13 +47,9 @@ def _spans(query, key, attention_mask, cu_seq_lens, is_causal) -> list[_Span]:
     diagonal = kv_len - q_len if is_causal else None
     if cu_seq_lens is not None:
         ends = cu_seq_lens.tolist()
-        spans = []
-        for start, end in zip(ends[:-1], ends[1:], strict=True):
-            if end > start:
-                row, first = divmod(start, q_len)
-                last = first + end - start
-                spans.append(_Span(row, first, last, first, last, 0 if is_causal else None, None))
-        return spans
+        documents = [(*divmod(start, q_len), end - start) for start, end in itertools.pairwise(ends) if end > start]
+        diagonal = 0 if is_causal else None
+        return [_Span(b, first, first + n, first, first + n, diagonal, None) for b, first, n in documents]
     if attention_mask is None:
         return [_Span(b, 0, q_len, 0, kv_len, diagonal, None) for b in range(batch)]
     if attention_mask.ndim == 4:
@@ -129,6 +126,10 @@ class _Group(NamedTuple):
     key2: torch.Tensor
     value: torch.Tensor  # (G, S', D)
 
+    def query_heads(self) -> slice:
+        repeats = self.query1.shape[1]
+        return slice(self.heads.start * repeats, self.heads.stop * repeats)
+
     def maps(self, block: _Block, buffers) -> tuple[torch.Tensor, torch.Tensor]:
         """Both softmax maps of a block, each (G, R N, E), in the given buffers."""
         maps = []
@@ -177,8 +178,7 @@ def _forward(query, key, value, lambda_full, attention_mask, cu_seq_lens, scale,
     buffers = _buffers(2, query, key)
     for span in _spans(query, key, attention_mask, cu_seq_lens, is_causal):
         for group in _groups(span, query, key, value, scale, rows_per_block):
-            repeats = group.query1.shape[1]
-            heads = slice(group.heads.start * repeats, group.heads.stop * repeats)
+            repeats, heads = group.query1.shape[1], group.query_heads()
             out_span = out[span.batch, span.q_start : span.q_end, heads]
             for block in _blocks(span, rows_per_block):
                 map1, map2 = group.maps(block, buffers)
@@ -198,8 +198,7 @@ def _backward(grad_out, query, key, value, lambda_full, attention_mask, cu_seq_l
     for span in _spans(query, key, attention_mask, cu_seq_lens, is_causal):
         q_rows, k_rows = slice(span.q_start, span.q_end), slice(span.k_start, span.k_end)
         for group in _groups(span, query, key, value, scale, rows_per_block):
-            repeats = group.query1.shape[1]
-            heads = slice(group.heads.start * repeats, group.heads.stop * repeats)
+            repeats, heads = group.query1.shape[1], group.query_heads()
             grad_out_group = grad_out[span.batch, q_rows, heads].transpose(0, 1).to(map_dtype)
             grad_out_group = grad_out_group.unflatten(0, (-1, repeats))  # (G, R, T', D)
             grad_query_span = grad_query[span.batch, heads, q_rows].unflatten(0, (-1, repeats))
@@ -292,70 +291,39 @@ def _attend(query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, 
     return _forward(query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal)
 
 
-class _FlashDiffCPU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal):
-        ctx.save_for_backward(query, key, value, lambda_full, attention_mask, cu_seq_lens)
-        ctx.scale, ctx.is_causal = scale, is_causal
-        return _attend(query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad_out):
-        with torch.autocast("cpu", enabled=False):
-            grads = _backward(grad_out, *ctx.saved_tensors, ctx.scale, ctx.is_causal)
-        return *grads, None, None, None, None
-
-
-# Under torch.compile the same two functions are opaque operators. Their namespace is this module's own package: one
-# process may hold several copies of this file (the installed package and a model's remote code).
+# Operators, which torch.compile does not look into. Their namespace is this module's own package: one process may hold
+# several copies of this file (the installed package and a model's remote code).
 _NAMESPACE = re.sub(r"\W", "_", __name__.rpartition(".")[0] or __name__)
+_INPUTS = (
+    "Tensor query, Tensor key, Tensor value, Tensor lambda_full, Tensor? attention_mask, Tensor? cu_seq_lens, "
+    "float scale, bool is_causal"
+)
 
 
-@torch.library.custom_op(f"{_NAMESPACE}::flash_diff_cpu", mutates_args=())
-def _flash_diff_cpu_op(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    lambda_full: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    cu_seq_lens: torch.Tensor | None,
-    scale: float,
-    is_causal: bool,
-) -> torch.Tensor:
-    return _attend(query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal)
+@torch.library.custom_op(f"{_NAMESPACE}::flash_diff_cpu", mutates_args=(), schema=f"({_INPUTS}) -> Tensor")
+def _forward_op(*args):
+    return _attend(*args)
 
 
-@_flash_diff_cpu_op.register_fake
-def _(query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal):
+@torch.library.custom_op(
+    f"{_NAMESPACE}::flash_diff_cpu_backward",
+    mutates_args=(),
+    schema=f"(Tensor grad_out, {_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def _backward_op(*args):
+    with torch.autocast("cpu", enabled=False):
+        return _backward(*args)
+
+
+@_forward_op.register_fake
+def _(query, key, value, *args):
     batch, num_heads, q_len, head_dim = query.shape
     return value.new_empty(batch, q_len, num_heads, head_dim)
 
 
-@torch.library.custom_op(f"{_NAMESPACE}::flash_diff_cpu_backward", mutates_args=())
-def _flash_diff_cpu_backward_op(
-    grad_out: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    lambda_full: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    cu_seq_lens: torch.Tensor | None,
-    scale: float,
-    is_causal: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    with torch.autocast("cpu", enabled=False):
-        return _backward(grad_out, query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal)
-
-
-@_flash_diff_cpu_backward_op.register_fake
-def _(grad_out, query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal):
-    return (
-        torch.empty_like(query),
-        torch.empty_like(key),
-        torch.empty_like(value),
-        torch.empty_like(lambda_full),
-    )
+@_backward_op.register_fake
+def _(grad_out, *inputs):
+    return tuple(torch.empty_like(x) for x in inputs[:4])
 
 
 def _setup_context(ctx, inputs, output):
@@ -364,10 +332,10 @@ def _setup_context(ctx, inputs, output):
 
 
 def _op_backward(ctx, grad_out):
-    return *_flash_diff_cpu_backward_op(grad_out, *ctx.saved_tensors, ctx.scale, ctx.is_causal), None, None, None, None
+    return *_backward_op(grad_out, *ctx.saved_tensors, ctx.scale, ctx.is_causal), None, None, None, None
 
 
-_flash_diff_cpu_op.register_autograd(_op_backward, setup_context=_setup_context)
+_forward_op.register_autograd(_op_backward, setup_context=_setup_context)
 
 
 def flash_diff_attention_cpu(
@@ -399,11 +367,10 @@ def flash_diff_attention_cpu(
         (B, T, H, 2d) in the type of `value`. Rows that may see no key hold no meaning, but no NaN either.
     """
     args = (query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal)
-    if torch.compiler.is_compiling():
-        return _flash_diff_cpu_op(*args)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value, lambda_full)):
-        return _FlashDiffCPU.apply(*args)
-    return _attend(*args)  # without autograd's bookkeeping, a tenth of the attention of a decoded token
+    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in args[:4])
+    if needs_grad or torch.compiler.is_compiling():
+        return _forward_op(*args)
+    return _attend(*args)  # without the operator's bookkeeping, a tenth of the attention of a decoded token
 
 
 __all__ = ["flash_diff_attention_cpu"]

@@ -116,10 +116,9 @@ class DiffTransformerAttention(nn.Module):
         )
         options = {}
         if attention_interface is flash_diff_attention_forward:
-            options["kernel"] = flash_diff_kernel(
-                query_states.device, query_states.dtype, self.head_dim, attention_mask
-            )
-            if options["kernel"] == "triton" and self._has_plain_norm():
+            kernel = flash_diff_kernel(query_states.device, query_states.dtype, self.head_dim, attention_mask)
+            options["kernel"] = kernel
+            if kernel == "triton" and self._has_plain_norm():
                 options["head_norm"] = {
                     "norm_weight": self.subln.weight,
                     "norm_eps": self.subln.variance_epsilon,
@@ -147,11 +146,8 @@ class DiffTransformerAttention(nn.Module):
         return self.o_proj(attn_output), attn_weights
 
     def _has_plain_norm(self) -> bool:
-        """Whether the Triton kernels may compute the head norm.
-
-        A norm with hooks (tensor parallelism, probes), with another forward (offloaded weights, kernels of the Hub) or
-        of another class (PEFT) must be called as a module.
-        """
+        """Whether the Triton kernels may compute the head norm. One with hooks (tensor parallelism, probes), another
+        forward (offloaded weights, kernels of the Hub) or another class (PEFT) must be called as a module."""
         is_plain = getattr(self.subln.forward, "__func__", None) is _RMS_NORM_FORWARD
         return is_plain and not (self.subln._forward_hooks or self.subln._forward_pre_hooks)
 
@@ -198,8 +194,7 @@ class DiffTransformerPreTrainedModel(DiffTransformerBasePreTrainedModel):
         if requested_attention not in ("eager", *ALL_ATTENTION_FUNCTIONS):
             raise ValueError(
                 f'Specified `attn_implementation="{requested_attention}"` is not supported: {type(self).__name__} '
-                f"runs on eager, {', '.join(ALL_ATTENTION_FUNCTIONS)}. Omit it for flash_diff, or register your own "
-                "function with transformers.AttentionInterface."
+                f"runs on eager, {', '.join(ALL_ATTENTION_FUNCTIONS)}. Omit it for flash_diff."
             )
         return super().get_correct_attn_implementation(requested_attention, is_init_check)
 
@@ -218,6 +213,9 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel, DiffTransformerBaseMo
         return prepare_attention(self.config, inputs_embeds, *inputs, **options, **kwargs)
 
 
+DiffTransformerPreTrainedModel.model_class = DiffTransformerModel  # of the classes below
+
+
 @auto_docstring
 class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, DiffTransformerBaseForCausalLM, GenerationMixin):
     r"""
@@ -233,8 +231,6 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, DiffTransformer
     >>> inputs = tokenizer("def mean(values):", return_tensors="pt")
     >>> tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0])
     ```"""
-
-    model_class = DiffTransformerModel
 
     def init_continuous_batching(self, *args, **kwargs):
         """As in transformers, but a model on flash_diff runs on sdpa (or on flash-attn if transformers finds it) until
@@ -264,20 +260,17 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, DiffTransformer
 
 class DiffTransformerForSequenceClassification(
     DiffTransformerBaseHead, GenericForSequenceClassification, DiffTransformerPreTrainedModel
-):
-    model_class = DiffTransformerModel
+): ...
 
 
 class DiffTransformerForTokenClassification(
     DiffTransformerBaseHead, GenericForTokenClassification, DiffTransformerPreTrainedModel
-):
-    model_class = DiffTransformerModel
+): ...
 
 
 class DiffTransformerForQuestionAnswering(
     DiffTransformerBaseHead, GenericForQuestionAnswering, DiffTransformerPreTrainedModel
-):
-    model_class = DiffTransformerModel
+): ...
 
 
 __all__ = [

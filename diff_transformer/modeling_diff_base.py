@@ -44,9 +44,7 @@ class DiffTransformerRotaryEmbedding(LlamaRotaryEmbedding):
         super().__init__(config)
 
     @staticmethod
-    def compute_default_rope_parameters(
-        config: DiffTransformerBaseConfig, *args, **kwargs
-    ) -> tuple[torch.Tensor, float]:
+    def compute_default_rope_parameters(config, *args, **kwargs) -> tuple[torch.Tensor, float]:
         """The inverse frequencies (d / 2,) and a scaling of cos and sin that the default type does not use."""
         dim = int(config.head_dim * config.rope_parameters.get("partial_rotary_factor", 1.0))
         inv_freq = 1.0 / (config.rope_parameters["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.float) / dim))
@@ -105,33 +103,10 @@ class DiffTransformerBaseDecoderLayer(GradientCheckpointingLayer):
         self.input_layernorm = DiffTransformerRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = DiffTransformerRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        past_key_values: Cache | None = None,
-        use_cache: bool | None = False,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> torch.Tensor:
-        residual = hidden_states
-        hidden_states = self.input_layernorm(hidden_states)
-        hidden_states, _ = self.self_attn(
-            hidden_states,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            position_embeddings=position_embeddings,
-            **kwargs,
-        )
-        hidden_states = residual + hidden_states
-
-        residual = hidden_states
-        hidden_states = self.post_attention_layernorm(hidden_states)
-        hidden_states = self.mlp(hidden_states)
-        return residual + hidden_states
+    def forward(self, hidden_states: torch.Tensor, **kwargs: Unpack[TransformersKwargs]) -> torch.Tensor:
+        attn_output, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
+        hidden_states = hidden_states + attn_output
+        return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
 
 @auto_docstring
@@ -149,6 +124,7 @@ class DiffTransformerBasePreTrainedModel(PreTrainedModel):
 
     # What `save_pretrained` writes for users without this package: Auto class -> file.class
     _auto_map: dict[str, str]
+    model_class: type[PreTrainedModel]
 
     def __init__(self, config: DiffTransformerBaseConfig, *args, **kwargs):
         config.validate_architecture()  # fields may have been set since the configuration was created
@@ -185,9 +161,7 @@ class DiffTransformerBaseModel(DiffTransformerBasePreTrainedModel):
         self.vocab_size = config.vocab_size
 
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
-        self.layers = nn.ModuleList(
-            [self.layer_class(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]
-        )
+        self.layers = nn.ModuleList([self.layer_class(config, i) for i in range(config.num_hidden_layers)])
         self.norm = DiffTransformerRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = DiffTransformerRotaryEmbedding(config=config)
         self.gradient_checkpointing = False
@@ -221,9 +195,8 @@ class DiffTransformerBaseModel(DiffTransformerBasePreTrainedModel):
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
 
-        position_ids, causal_mask, attention_kwargs = self._prepare_attention(
-            inputs_embeds, attention_mask, position_ids, past_key_values, **kwargs
-        )
+        inputs = (inputs_embeds, attention_mask, position_ids, past_key_values)
+        position_ids, causal_mask, attention_kwargs = self._prepare_attention(*inputs, **kwargs)
         kwargs.update(attention_kwargs)
 
         hidden_states = inputs_embeds
@@ -241,10 +214,7 @@ class DiffTransformerBaseModel(DiffTransformerBasePreTrainedModel):
             )
 
         hidden_states = self.norm(hidden_states)
-        return BaseModelOutputWithPast(
-            last_hidden_state=hidden_states,
-            past_key_values=past_key_values,
-        )
+        return BaseModelOutputWithPast(last_hidden_state=hidden_states, past_key_values=past_key_values)
 
     def _prepare_attention(self, inputs_embeds, attention_mask, position_ids, past_key_values, **kwargs):
         """Positions, mask and keyword arguments for the attention of all layers (`prepare_attention`)."""
@@ -257,8 +227,6 @@ class DiffTransformerBaseModel(DiffTransformerBasePreTrainedModel):
 
 class DiffTransformerBaseForCausalLM(DiffTransformerBasePreTrainedModel, GenerationMixin):
     """identical to Llama's."""
-
-    model_class: type[DiffTransformerBaseModel]
 
     _tied_weights_keys = LlamaForCausalLM._tied_weights_keys
     _tp_plan = LlamaForCausalLM._tp_plan
@@ -280,8 +248,6 @@ class DiffTransformerBaseForCausalLM(DiffTransformerBasePreTrainedModel, Generat
 class DiffTransformerBaseHead:
     """A generic head of transformers builds its base model with AutoModel, which does not know the configurations of
     remote code: each file that is loaded from a folder has a class of its own."""
-
-    model_class: type[DiffTransformerBaseModel]
 
     def __init__(self, config: DiffTransformerBaseConfig):
         AutoModel.register(type(config), self.model_class, exist_ok=True)

@@ -16,6 +16,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 RANKS_FILE = Path(__file__).with_name("cl100k_base.tiktoken")
 RANKS_SHA256 = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"  # the hash that tiktoken pins
@@ -76,30 +77,18 @@ CHAT_TEMPLATE = """\
 def _load_ranks(path: Path) -> tuple[bytes, ...]:
     """The bytes of every token, in the order of the ranks; the hash is verified first."""
     if not path.is_file():
-        raise FileNotFoundError(
-            f"The tokenizer needs its vocabulary file {path}, which is missing: reinstall diff_transformer."
-        )
+        raise FileNotFoundError(f"The vocabulary file {path} is missing: reinstall diff_transformer.")
     data = path.read_bytes()
     digest = hashlib.sha256(data).hexdigest()
     if digest != RANKS_SHA256:
-        raise ValueError(
-            f"Hash mismatch of the vocabulary file {path}: got SHA-256 {digest}, need {RANKS_SHA256}. The file is "
-            "damaged or was changed: reinstall diff_transformer."
-        )
+        raise ValueError(f"{path} has the SHA-256 {digest}, not {RANKS_SHA256}: reinstall diff_transformer.")
     return tuple(base64.b64decode(line.split()[0]) for line in data.splitlines())
-
-
-def _byte_alphabet() -> dict[int, str]:
-    """GPT-2's printable character for every byte (what `ByteLevel` uses), keyed for `str.translate` of latin-1."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(rest)}
 
 
 @lru_cache(maxsize=2)
 def _backend(path: Path, num_ranks: int) -> Tokenizer:
     """The `tokenizers.Tokenizer` of the first `num_ranks` ranks. Shared: callers copy it."""
-    alphabet = _byte_alphabet()
+    alphabet = bytes_to_unicode()  # what `ByteLevel` uses
     tokens = [token.decode("latin-1").translate(alphabet) for token in _load_ranks(path)[:num_ranks]]
     vocab = {token: rank for rank, token in enumerate(tokens)}
 
@@ -156,7 +145,6 @@ def cl100k_tokenizer(
 
     Raises:
         ValueError: `vocab_size` is out of range, or the vocabulary file's SHA-256 is not `RANKS_SHA256`.
-        FileNotFoundError: the vocabulary file is missing from the installation.
 
     Source: `cl100k_base` in tiktoken (https://github.com/openai/tiktoken, `tiktoken_ext/openai_public.py`).
     """
@@ -164,7 +152,7 @@ def cl100k_tokenizer(
     if not 256 <= num_ranks <= NUM_RANKS:
         raise ValueError(
             f"Got vocab_size={vocab_size}; it counts merge ranks and needs to be from 256 (the single bytes) to "
-            f"{NUM_RANKS} (all of cl100k_base). For a larger vocabulary use tokenizer.add_tokens afterwards."
+            f"{NUM_RANKS} (all of cl100k_base)."
         )
     if model_max_length is not None:
         kwargs["model_max_length"] = model_max_length

@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""The attention module against the authors' code, against finite differences, and every backend against the oracle."""
+"""The attention module against the authors' code and the formula, and every backend against the oracle."""
 
 import itertools
 import json
@@ -71,23 +71,16 @@ def test_matches_the_authors_code(make_golden, name, implementation):
         assert relative_error(value, exact[key]) <= allowed, key
 
 
-@pytest.mark.parametrize("name", GOLDEN_NAMES)
-def test_golden_weights_need_the_rotary_permutation_and_the_order_of_heads(name):
-    """Neither is a formality: without it the output of V2 is off by more than any rounding."""
-    golden = GoldenV2(name)
-    heads_in_blocks = golden.weights["q_proj.weight"].unflatten(0, (-1, 2, golden.d)).transpose(0, 1).flatten(0, 2)
-    for wrong in (golden.theirs("weights.")["q_proj.weight"], heads_in_blocks):
-        output = run_attention(golden.config, 0, golden.weights | {"q_proj.weight": wrong}, golden.input, "eager")[0]
-        assert relative_error(output, golden.output) > 1e-2
+# ---------------------------------------------------------------------- formula
 
 
-# ---------------------------------------------------------------------- formula and differences
-
-
-@pytest.mark.parametrize(("use_head_scale", "scale"), [(True, 0.3), (False, 1.0)])
-def test_eager_is_the_formula_in_float64(tiny_config, use_head_scale, scale):
-    """Eq. 1-3 written out for one head at a time, in float64, with none of the module's code."""
-    config = tiny_config(lambda_init=0.7, use_head_scale=use_head_scale)
+@pytest.mark.parametrize(
+    ("use_subln", "use_head_scale", "scale"), [(True, True, 0.3), (True, False, 1.0), (False, True, 0.3)]
+)
+def test_eager_is_the_formula_in_float64(tiny_config, use_subln, use_head_scale, scale):
+    """Eq. 1-3 written out for one head at a time, in float64, with none of the module's code. Without the norm: Table
+    6, "- GroupNorm"."""
+    config = tiny_config(lambda_init=0.7, use_subln=use_subln, use_head_scale=use_head_scale)
     config._attn_implementation = "eager"
     attention = DiffTransformerAttention(config, 0).double()
     with torch.no_grad():
@@ -113,38 +106,11 @@ def test_eager_is_the_formula_in_float64(tiny_config, use_head_scale, scale):
         difference = softmax[0] - lam * softmax[1]
         assert torch.allclose(maps[0, i], difference, atol=1e-12, rtol=0)
         o = difference @ v
-        heads.append(scale * attention.subln.weight * o / (o.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt())
+        if use_subln:
+            o = attention.subln.weight * o / (o.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
+        heads.append(scale * o)
     expected = torch.cat(heads, dim=-1) @ attention.o_proj.weight.T
     assert torch.allclose(output[0], expected, atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("implementation", ["eager", "flash_diff"])
-def test_finite_differences(tiny_config, implementation):
-    """float64 gradients of lambda's vectors, the head norm and a projection against finite differences."""
-    config = tiny_config(hidden_size=16, num_attention_heads=2, num_key_value_heads=1)
-    model = DiffTransformerModel._from_config(config, attn_implementation=implementation).double().train()
-    # longer than the few tokens that the kernel treats as decoding, to reach its blocks too
-    embeddings = torch.randn(1, 20, 16, dtype=torch.float64)
-    attention = model.layers[1].self_attn
-    direction = torch.randn(1, 20, 16, dtype=torch.float64)
-    parameters = [attention.lambda_q1, attention.lambda_k2, attention.subln.weight, attention.k_proj.weight]
-
-    def loss() -> torch.Tensor:
-        return (model(inputs_embeds=embeddings, use_cache=False).last_hidden_state * direction).sum()
-
-    gradients = torch.autograd.grad(loss(), parameters)
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        for index in range(0, parameter.numel(), max(1, parameter.numel() // 5)):
-            flat, epsilon = parameter.data.view(-1), 1e-6
-            original = flat[index].item()
-            with torch.no_grad():
-                flat[index] = original + epsilon
-                up = loss()
-                flat[index] = original - epsilon
-                down = loss()
-                flat[index] = original
-            numeric = ((up - down) / (2 * epsilon)).item()
-            assert gradient.view(-1)[index].item() == pytest.approx(numeric, rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -156,25 +122,6 @@ def test_lambda_is_float32_in_every_dtype(dtype):
     assert got.item() == pytest.approx(((q1 @ k1).exp() - (q2 @ k2).exp() + 0.8).item(), abs=1e-6)
 
 
-@pytest.mark.parametrize("use_head_scale, scale", [(True, 0.75), (False, 1.0)])
-def test_without_subln(tiny_config, use_head_scale, scale):
-    """Table 6, "- GroupNorm": the norm goes; whether the factor (1 - lambda_init) does is a choice of its own."""
-    config = tiny_config(use_subln=False, use_head_scale=use_head_scale, lambda_init=0.25)
-    config._attn_implementation = "eager"
-    attention = DiffTransformerAttention(config, 0)
-    assert isinstance(attention.subln, nn.Identity)
-    assert not any("subln" in key for key in attention.state_dict())
-    attention.o_proj.weight.data.copy_(torch.eye(64))
-    x = torch.randn(1, 1, 64)
-    identity = torch.ones(1, 1, 8), torch.zeros(1, 1, 8)
-    with torch.no_grad():
-        output, maps = attention(x, identity)
-        value = attention.v_proj(x).view(2, 1, 16).repeat_interleave(2, 0)
-        # one key: both maps are 1, their difference 1 - lambda
-        expected = scale * (1 - attention.get_lambda()) * value
-    assert torch.allclose(output.view(4, 1, 16), expected, atol=1e-6)
-
-
 # ---------------------------------------------------------------------- every backend, every shape
 
 
@@ -182,22 +129,17 @@ SHAPES = [
     # batch, tokens, heads, kv heads, head_dim, padding: the corners, not the full product
     (1, 1, 2, 2, 8, "none"),
     (2, 5, 2, 1, 16, "left"),
-    (1, 16, 4, 2, 4, "none"),
     (2, 16, 4, 2, 8, "4d of each head"),
-    (2, 16, 4, 2, 8, "additive"),
     (2, 17, 4, 4, 32, "right"),
     (3, 40, 6, 2, 12, "none"),
     (3, 40, 6, 2, 12, "left"),
-    (3, 40, 6, 2, 12, "right"),
     (3, 40, 6, 2, 12, "holes"),
     (3, 40, 6, 2, 12, "4d"),
     (3, 40, 6, 2, 12, "4d of each head"),
     (3, 40, 6, 2, 12, "additive"),
-    (1, 129, 2, 2, 16, "none"),
     (2, 137, 4, 1, 8, "none"),
     (2, 137, 4, 1, 8, "left"),
     (2, 137, 4, 1, 8, "holes"),
-    (2, 137, 4, 1, 8, "4d"),
 ]
 
 
@@ -361,20 +303,6 @@ def gpu(monkeypatch):
     flash_diff._capability.cache_clear()
 
 
-def test_kernels_need_an_nvidia_gpu_from_sm_80(gpu):
-    for capability, options, expected in (
-        ((8, 0), {}, True),
-        ((12, 0), {}, True),
-        ((7, 5), {}, False),
-        ((9, 4), {"hip": "6.4"}, False),
-        ((9, 0), {"triton": None}, False),
-    ):
-        gpu(*capability, **options)
-        assert [flash_diff.is_available(GPU) for _ in range(3)] == [expected] * 3, (capability, options)
-        assert gpu.calls <= 1, "asked again"
-        assert not flash_diff.is_available(torch.device("cpu"))
-
-
 @pytest.mark.parametrize(
     ("capability", "options", "expected", "reason"),
     [
@@ -401,7 +329,9 @@ def test_flash_diff_kernel_on_a_gpu(gpu, monkeypatch, capability, options, expec
     gpu(*capability, **options)
     said, ran = [], []
     monkeypatch.setattr(attention_diff.logger, "warning_once", said.append)
-    assert flash_diff_kernel(GPU, dtype, head_dim, mask) == expected
+    assert flash_diff_kernel(GPU, dtype, head_dim, mask) == flash_diff_kernel(GPU, dtype, head_dim, mask) == expected
+    assert gpu.calls <= 1, "asked again"
+    said = list(dict.fromkeys(said))
     assert (not said) if reason is None else (len(said) == 1 and reason in said[0] and "same result" in said[0])
     monkeypatch.setattr(attention_diff, "packed_sdpa_attention", lambda *args: ran.append("sdpa"))
     monkeypatch.setattr(attention_diff, "_fused_attention", lambda *args, **kwargs: ran.append("triton"))
@@ -413,9 +343,8 @@ def test_flash_diff_kernel_on_a_gpu(gpu, monkeypatch, capability, options, expec
     assert ran == [expected]
 
 
-def test_flash_diff_kernel_without_a_gpu(monkeypatch):
-    monkeypatch.setattr(flash_diff, "_INTERPRETED", False)
-    flash_diff._capability.cache_clear()
+def test_flash_diff_kernel_without_a_gpu(gpu):
+    gpu(9, 0)
     assert flash_diff_kernel(torch.device("cpu"), torch.float64, 272, torch.zeros(2, 4, 9, 9)) == "cpu"
     for device in ("meta", "mps", "xpu"):
         assert flash_diff_kernel(torch.device(device), torch.float32, 32) == "sdpa"

@@ -4,9 +4,7 @@
 import csv
 import importlib
 import math
-import os
-import subprocess
-import sys
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -68,16 +66,11 @@ def test_attention_gives_a_wrong_way_no_speed(attention, ways, monkeypatch, reas
     assert right["status"] == "ok" and right["tflops"] == pytest.approx(flops / right["ms"] / 1e9, rel=2e-3)
     assert red["status"] == "RED" and reason in red["reason"] and red["ms"] is red["tflops"] is None
     assert absent["status"] == "cannot run" and "flash_attn_interface" in absent["reason"] and absent["ms"] is None
-    page = "\n".join(attention.tables(list(found.values())))
+    twice = {**right, "way": "flash_diff", "ms": right["ms"] / 2, "tflops": 30.0}
+    page = "\n".join(attention.tables([twice, *found.values()]))
+    assert "| flash_diff | 30.0 (1.00) |" in page and re.search(r"\| eager \| \S+ \(2.00\)", page)
     assert "### both, d = 16" in page and "| four_calls/sdpa_flash | RED |" in page
     assert f"- RED: four_calls/sdpa_flash: {red['reason']}" in page and "two_calls/flash_attn_3 |" not in page
-
-
-def test_attention_tables_compare_every_way_with_ours(attention):
-    cell = {"task": "both", "d": 64, "length": 8, "status": "ok"}
-    rows = [{**cell, "way": "flash_diff", "ms": 2.0, "tflops": 30.0}, {**cell, "way": "x", "ms": 5.0, "tflops": 12.0}]
-    page = "\n".join(attention.tables(rows))
-    assert "| flash_diff | 30.0 (1.00) |" in page and "| x | 12.0 (2.50) |" in page
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -271,188 +264,28 @@ def kernel_model(load):
     return load("kernel_model")
 
 
-# In a loop over heads, 0x10 to 0x120, a small loop at 0x20 and a larger one at 0x70, which waits in another at 0x150
-HOPPER = """
-    /*0000*/                   S2R R0, SR_TID.X ;                                /* 0x0000000000007919 */
-    /*0010*/                   BRA.U UP0, 0x70 ;                                 /* 0x0000000100187547 */
-    /*0020*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR8], RZ, !UPT ;
-    /*0030*/                   FADD R24, R24, R25 ;
-    /*0040*/                   HGMMA.64x128x16.F32.BF16 R56, R152, gdesc[UR12], R56 ;
-    /*0050*/                   MUFU.EX2 R8, R9 ;
-    /*0060*/              @!P2 BRA 0x20 ;
-    /*0070*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR4], R2 ;
-    /*0080*/              @!P1 BRA 0x150 ;
-    /*0090*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR8], RZ, !UPT ;
-    /*00a0*/                   MUFU.EX2 R8, R9 ;
-    /*00b0*/                   MUFU.EX2 R10, R11 ;
-    /*00c0*/                   HGMMA.64x128x16.F32.BF16 R56, R152, gdesc[UR12], R56 ;
-    /*00d0*/                   LDSM.16.MT88.4 R12, [R3] ;
-    /*00e0*/                   STS.64 [R3], R12 ;
-    /*00f0*/              @!P4 LDGSTS.E.BYPASS.LTC128B.128 [R3], desc[UR6][R4.64] ;
-    /*0100*/                   LDL R12, [R1+0x10] ;
-    /*0110*/                   BRA.U !UP0, 0x70 ;
-    /*0120*/               @P5 BRA 0x10 ;
-    /*0130*/                   EXIT ;
-    /*0140*/                   BRA 0x140;
-    /*0150*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR4], R2 ;
-    /*0160*/              @!P1 BRA 0x150 ;
-    /*0170*/                   BRA 0x90 ;
-"""
-# The 64 rows of the second product are laid out over 8 warps of 16 rows: every row is computed twice
-TTGIR = """
-#mma = #ttg.nvidia_mma<{versionMajor = 3, versionMinor = 0, warpsPerCTA = [4, 2], instrShape = [16, 64, 16]}>
-#mma1 = #ttg.nvidia_mma<{versionMajor = 3, versionMinor = 0, warpsPerCTA = [8, 1], instrShape = [16, 32, 16]}>
-    %0 = tt.dot %a, %b : tensor<64x64xbf16, #dot> * tensor<64x64xbf16, #dot1> -> tensor<64x64xf32, #mma> loc(#loc1)
-    scf.for %i = %c0 to %n step %c1 : i32 {
-      %1 = tt.dot %a, %b : tensor<64x64xbf16, #dot> * tensor<64x64xbf16, #dot1> -> tensor<64x64xf32, #mma> loc(#loc1)
-      scf.for %j = %c0 to %n step %c64 iter_args(%acc = %cst) -> (tensor<64x128xf32, #mma>) : i32 {
-        scf.if %p {
-        } loc(#loc2)
-        %s = ttng.warp_group_dot %q, %k, %z : !ttg.memdesc<64x48xbf16, #A> * !ttg.memdesc<48x32xbf16, #B> -> SCORES
-        %d = ttng.warp_group_dot %p, %v, %acc {isAsync = true, inputPrecision = 0 : i32} : OPERANDS
-      } loc(#loc5)
-      %2 = tt.dot %a, %b : tensor<64x64xbf16, #dot> * tensor<64x64xbf16, #dot1> -> tensor<64x64xf32, #mma> loc(#loc1)
-      %3 = tt.dot %a, %b : tensor<64x64xbf16, #dot> * tensor<64x64xbf16, #dot1> -> tensor<64x64xf32, #mma> loc(#loc1)
-      %4 = tt.dot %a, %b : tensor<64x64xbf16, #dot> * tensor<64x64xbf16, #dot1> -> tensor<64x64xf32, #mma> loc(#loc1)
-    } loc(#loc6)
-"""
-TTGIR = TTGIR.replace("SCORES", "tensor<64x32xf32, #mma1> loc(#loc3)").replace(
-    "OPERANDS", "tensor<64x32xbf16, #C> * !ttg.memdesc<32x128xbf16, #D> -> tensor<64x128xf32, #mma> loc(#loc4)"
-)
-
-
-def sass(code: list[str]) -> str:
-    return "".join(f"/*{16 * i:04x}*/ {one} ;\n" for i, one in enumerate(code))
-
-
-def test_kernel_model_reads_the_products_of_the_innermost_loop(kernel_model):
-    scores, output = kernel_model.dots(TTGIR)
-    assert scores[:4] == (64, 32, 48, 2 * 64 * 32 * 48), "the rows that two warps share are executed twice"
-    assert output[:4] == (64, 128, 32, 64 * 128 * 32)
-    with pytest.raises(ValueError, match="not computed on tensor cores"):
-        kernel_model.dots(TTGIR.replace("tensor<64x32xf32, #mma1>", "tensor<64x32xf32, #blocked>"))
-    with pytest.raises(ValueError, match="no loop"):
-        kernel_model.dots(TTGIR.split("scf.for")[0])
-
-
-def test_kernel_model_counts_the_cycles_of_a_loop(kernel_model):
-    small, large = sorted(kernel_model.tensor_loops(HOPPER), key=lambda loop: loop[0][0].address)
-    assert [one.address for block in small for one in block] == list(range(0x20, 0x70, 0x10))
-    assert [one.address for block in large for one in block] == [*range(0x70, 0x120, 0x10), 0x170]
-    products = [kernel_model.Dot(64, 64, 16, 64 * 64 * 16, True), kernel_model.Dot(64, 128, 16, 64 * 128 * 16, False)]
-    cost = kernel_model.cost(large, products, 90, warps=4)
-    # 64 x 64 x 16 / 2048 = 32, as long as reading (64 + 64) rows of 32 bytes takes; 64 x 128 x 16 / 2048 = 64
-    assert (cost.tensor, cost.operands) == (32 + 64, 32 + 32)
-    assert cost.vector == 2 * 4 * 32 / 16, (
-        "two exponentials of 4 warps, 16 per cycle; 12 instructions are issued in 12"
-    )
-    assert cost.shared == 4 * (4 + 2 + 4 + 1), (
-        "4 warps x (4 matrices, 8 bytes, 16 bytes and a spilled register a lane)"
-    )
-    assert cost.instructions == "wgmma m64n128 + wgmma m64n64" and cost.executed == 64 * 192 * 16
-    assert cost.overlapped == 44 + 64 and cost.serial(latency=250) == 96 + 16 + 44 + 250
-    assert kernel_model.fractions(cost, 54, 250) == {"serial": 0.133, "overlapped": 0.5, "middle": 0.21}
-
-    compiled = kernel_model.Compiled("kernel", {}, 200, 8, 100 << 10, 0, "", HOPPER)
-    assert kernel_model.occupancy(compiled, 90, 4) == 2 and kernel_model.occupancy(compiled, 90, 16) == 0
-    unrolled = kernel_model.cost([*large, *large], products, 90, warps=4)
-    assert unrolled == cost, "an iteration with two pairs of blocks counts as two"
-    with pytest.raises(ValueError, match="multiply-adds"):
-        kernel_model.cost(large, products[:1] * 4, 90, warps=4)
-
-
-@pytest.mark.parametrize(
-    ("architecture", "rate", "vector"), [(80, 1024, 3 * 8 * 32 / 64), (86, 512, 5 * 8 * 32 / 128)]
-)
-def test_kernel_model_counts_mma_sync(kernel_model, architecture, rate, vector):
-    """The three FP32 instructions count on sm_80, which does 64 per cycle. On sm_86 the issue of all five counts."""
-    code = ["HMMA.16816.F32.BF16 R4, R8, R12, R4", *["FFMA R4, R5, R6, R7"] * 3, "BRA 0x00"]
-    (loop,) = kernel_model.tensor_loops(sass(code))
-    cost = kernel_model.cost(loop, [kernel_model.Dot(64, 16, 16, 8 * 16 * 8 * 16, False)], architecture, warps=8)
-    assert cost.tensor == 8 * 16 * 8 * 16 / rate and cost.instructions == "mma.sync"
-    assert cost.vector == vector
-
-
-def test_kernel_model_takes_the_shapes_of_sm_100_from_the_ttgir(kernel_model):
-    ttgir = """
-    scf.for %n = %c0 to %stop step %c64 : i32 {
-      ttng.tc_gen5_mma %q, %k, %s : !ttg.memdesc<128x64xbf16, #shared, #smem>, !ttg.memdesc<64x64xbf16, #shared>
-      ttng.tc_gen5_mma %p, %v, %o : !ttg.memdesc<128x64xbf16, #tmem1>, !ttg.memdesc<64x64xbf16, #shared, #smem>
-    }
-"""
-    products = kernel_model.dots(ttgir)
-    assert [one.a_in_shared for one in products] == [True, False]
-    # The tensor instructions are in a block of their own, which one warp enters
-    code = ["LDTM.x4 R4, tmem[UR4]", "@P0 BRA 0xb0", *["UTCHMMA gdesc[UR6], gdesc[UR8], tmem[UR15], UPT"] * 8]
-    code += ["UTCBAR [UR4], URZ", "FADD R4, R4, R5", "@P1 BRA 0x00", "EXIT"]
-    (loop,) = kernel_model.tensor_loops(sass(code))
-    cost = kernel_model.cost(loop, products, 100, warps=8)
-    # Per product 4 instructions of 128 x 64 x 16; the first reads 128 + 64 rows of 32 bytes, the second 64
-    assert cost.tensor == 4 * max(128 * 64 * 16 / 4096, 48) + 4 * max(32, 16) and cost.operands == 4 * 48 + 4 * 16
-    assert cost.vector == 4 * 2 + 9 / 4, "4 instructions of 2 warps on each scheduler, and 9 of one warp"
-    code[0] = "LDTM.x32 R4, tmem[UR4]"
-    (loop,) = kernel_model.tensor_loops(sass(code))
-    assert kernel_model.cost(loop, products, 100, warps=8).vector == 32 * 2, "32 registers of 2 warps"
-    assert cost.executed == 2 * 128 * 64 * 64 and cost.instructions == "tcgen05 m128n64"
-
-
-def test_kernel_model_totals(kernel_model, monkeypatch):
-    kernel = kernel_model.Kernel
-    ours = {"map": kernel(None, 3, programs=2), "gradients": kernel(None, 8), "apart": kernel(None, 10)}
-    monkeypatch.setattr(kernel_model, "STANDARD", {"standard": kernel(None, 2, programs=2)})
-    monkeypatch.setattr(kernel_model, "KERNELS", ours | kernel_model.STANDARD)
-    monkeypatch.setattr(kernel_model, "WAYS", (("map", "gradients"), ("map", "apart")))
-
-    def row(name, fraction, **different):
-        fractions = {"serial": fraction / 2, "middle": fraction, "overlapped": fraction}
-        return {"architecture": 90, "d": 64, "kernel": name, "status": "ok", **fractions, **different}
-
-    rows = [row("map", 0.5), row("gradients", 0.8), row("gradients", 0.4), row("standard", 0.25, serial=0.2)]
-    # (6 / 0.5 + 8 / 0.8) / (4 / 0.25) = 22 / 16, with the better blocks of the second; serial 44 / 20
-    assert kernel_model.totals(rows) == {(90, 64): {"serial": 2.2, "middle": 1.38, "overlapped": 1.38}}
-    assert kernel_model.totals([*rows, row("apart", 0.5)]) == kernel_model.totals(rows), "(6 / 0.5 + 10 / 0.5) is more"
-    assert kernel_model.totals([*rows, row("apart", 2.5)])[90, 64]["middle"] == 1.0, "(6 / 0.5 + 10 / 2.5) is less"
-    assert kernel_model.totals([*rows[:3], row("standard", 0.25, status="does not compile")]) == {}
+RESULT = ROOT / "benchmarks/results/kernel_model_2026-11-22"
 
 
 @pytest.mark.compile
-def test_kernel_model_rows_of_compiled_kernels(kernel_model, tmp_path, capsys):
-    """One kernel compiles, and the other needs more shared memory than there is."""
-    arguments = ["--kernels", "standard_forward", "--architectures", "86", "--head-dims", "64"]
-    arguments += ["--out", str(tmp_path / "model"), "--blocks", "64/32/4/1", "128/128/4/4"]
-    assert kernel_model.main(arguments) == 0, "a trial of blocks looks for what compiles"
-    right, failed = read(tmp_path / "model.csv")
-    assert failed["status"].startswith("does not ") and failed["serial"] == ""
-    assert right["status"] == "ok" and right["executed_over_useful"] == "1.0" and right["instructions"] == "mma.sync"
-    # 2 * 64 * 32 * 64 multiply-adds, 512 per cycle
-    assert right["tensor"] == "512" and float(right["serial"]) < float(right["overlapped"]) <= 1
-    assert "| 64 | standard_forward | 64/32/4/1 | 1.0 | mma.sync |" in (tmp_path / "model.md").read_text()
+@pytest.mark.parametrize("architecture", ["86", "90", "100"])  # each with tensor instructions of its own
+def test_kernel_model_repeats_the_committed_row_of_a_kernel(kernel_model, tmp_path, architecture):
+    which = [architecture, "64", "dkdv"]
+    [committed] = [row for row in read(RESULT.with_suffix(".csv")) if list(row.values())[:3] == which]
+    arguments = ["--kernels", "dkdv", "--architectures", architecture, "--head-dims", "64"]
+    kernel_model.main([*arguments, "--blocks", committed["blocks"], "--out", str(tmp_path / "model")])
+    assert read(tmp_path / "model.csv") == [committed]
+    assert f"| 64 | dkdv | {committed['blocks']} | 1.0 |" in (tmp_path / "model.md").read_text()
 
 
-STANDARD_KERNELS = """
-import tests.triton_interpreter
-import torch
-from torch.testing import assert_close
-from benchmarks.kernels_standard import attention
-from diff_transformer.flash_diff_blocks import Blocks
-
-T, S, d = 37, 50, 24
-torch.manual_seed(0)
-q, k, v = (torch.randn(3, length, d, requires_grad=True) for length in (T, S, S))
-grad_out = torch.randn(3, T, d)
-scores = (q @ k.mT * d**-0.5).masked_fill(~torch.ones(T, S, dtype=torch.bool).tril(S - T), -torch.inf)
-expected = scores.softmax(-1) @ v
-expected_grads = torch.autograd.grad(expected, (q, k, v), grad_out)
-got = attention(q.detach(), k.detach(), v.detach(), grad_out, Blocks(16, 32, 4, 2))
-assert_close(got, (expected.detach(), *expected_grads))
-"""
-
-
-@pytest.mark.process
-def test_kernel_model_compares_with_kernels_that_are_right():
-    """Standard attention in Triton's interpreter, in a process: triton reads TRITON_INTERPRET when it is imported."""
-    pytest.importorskip("triton", reason="the kernels are written in Triton")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-c", STANDARD_KERNELS]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8", timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
+def test_kernel_model_totals_of_the_committed_rows(kernel_model):
+    numbers = {"architecture": int, "d": int} | dict.fromkeys(kernel_model.FRACTIONS, float)
+    rows = [{name: numbers.get(name, str)(x) for name, x in row.items()} for row in read(RESULT.with_suffix(".csv"))]
+    committed = {}
+    for line in RESULT.with_suffix(".md").read_text().splitlines():
+        if line.startswith("| sm_"):
+            architecture, d, *ratios = line.removeprefix("| sm_").removesuffix(" |").split(" | ")
+            names = ("serial", "middle", "overlapped")
+            committed[int(architecture), int(d)] = dict(zip(names, map(float, ratios), strict=True))
+    assert kernel_model.totals(rows) == committed
+    assert len(committed) == 12

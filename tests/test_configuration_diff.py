@@ -23,20 +23,13 @@ PARAMETERS = {
 }
 
 
-def count_by_hand(config: DiffTransformerConfig) -> int:
-    width, d = config.hidden_size, config.diff_head_dim
-    attention = 4 * width * width + 4 * d + 2 * d
-    layer = attention + 3 * width * config.intermediate_size + 2 * width
-    return config.vocab_size * width + config.num_hidden_layers * layer + width
-
-
 @pytest.mark.parametrize("size", PAPER_SIZES)
 def test_paper_sizes(size):
     config = DiffTransformerConfig.from_paper_size(size)
     with torch.device("meta"):
         model = DiffTransformerForCausalLM(config)
     exact, billions = PARAMETERS[size]
-    assert model.num_parameters() == exact == count_by_hand(config)
+    assert model.num_parameters() == exact
     assert exact / 1e9 == pytest.approx(billions, rel=0.01)
     assert config.max_position_embeddings == (4096 if size == "3B" else 2048)
     assert config.diff_head_dim == (96 if size == "830M" else 128)
@@ -67,6 +60,9 @@ def test_derived_values():
     assert (config.head_dim, config.diff_head_dim, config.num_key_value_heads) == (32, 16, 3)
     assert config.intermediate_size == 256, "8/3 of the width, rounded up to a multiple of 128"
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    legacy = DiffTransformerConfig(rope_theta=640000.0, rope_scaling={"type": "linear", "factor": 2.0})
+    expected = {"rope_type": "linear", "rope_theta": 640000.0, "partial_rotary_factor": 0.5}
+    assert expected.items() <= legacy.rope_parameters.items()
 
 
 def test_lambda_init():
@@ -91,13 +87,6 @@ def test_save_and_load(tmp_path):
     assert "diff_head_dim" not in json.loads((tmp_path / "config.json").read_text()), "derived values are not stored"
 
 
-def test_legacy_rope_arguments():
-    config = DiffTransformerConfig(rope_theta=640000.0, rope_scaling={"type": "linear", "factor": 2.0})
-    assert config.rope_parameters["rope_theta"] == 640000.0
-    assert config.rope_parameters["rope_type"] == "linear"
-    assert config.rope_parameters["partial_rotary_factor"] == 0.5
-
-
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
@@ -116,17 +105,14 @@ def test_legacy_rope_arguments():
         ({"lambda_init": 1.0}, "lambda_init=1.0 .* strictly between 0 and 1"),
         ({"lambda_init": 0.0}, "lambda_init=0.0"),
         ({"lambda_init": "linear"}, "lambda_init='linear' .* 'exponential'"),
-        ({"lambda_std_dev": -0.1}, "lambda_std_dev=-0.1 .* authors' code uses 0.1"),
+        ({"lambda_std_dev": -0.1}, "lambda_std_dev=-0.1 .* cannot be negative"),
         ({"rope_parameters": {"rope_type": "spiral"}}, "rope_type='spiral'; supported are default, dynamic"),
         ({"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}, "rope_type='proportional'"),
         ({"rope_parameters": {"rope_type": "linear"}}, "Missing required keys .*factor"),
         ({"rope_parameters": {"rope_type": "linear", "factor": "4"}}, r"\['factor'\]='4' .* at least 1"),
         ({"rope_parameters": {"rope_theta": 0}}, r"\['rope_theta'\]=0 .* positive"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, r"\['factor'\]=0.5 .* at least 1"),
-        (
-            {"rope_parameters": {"rope_theta": -1.0}},
-            r"\['rope_theta'\]=-1.0 .* positive .* 10000 in the authors' code",
-        ),
+        ({"rope_parameters": {"rope_theta": "1e4"}}, r"\['rope_theta'\]='1e4' .* positive"),
         ({"rope_parameters": {"partial_rotary_factor": 1.0}}, r"\['partial_rotary_factor'\]=1.0 .* always 0.5"),
     ],
 )
@@ -151,12 +137,10 @@ def test_bounds_are_valid(kwargs):
     assert config.rope_parameters["rope_theta"] == 10000.0
 
 
-def test_update_from_string_as_in_the_scripts_of_transformers(tmp_path):
+def test_update_from_string_as_in_the_scripts_of_transformers():
     config = DiffTransformerConfig()
     config.update_from_string("lambda_init=0.5,num_attention_heads=24,num_key_value_heads=8,head_dim=128")
     assert (config.lambda_init, config.num_attention_heads, config.head_dim) == (0.5, 24, 128)
-    config.save_pretrained(tmp_path)
-    assert AutoConfig.from_pretrained(tmp_path).lambda_init == 0.5
     config = DiffTransformerConfig()
     config.update_from_string("lambda_init=exponential")
     assert config.lambda_init == "exponential"

@@ -2,11 +2,10 @@
 import json
 
 import pytest
-import torch
 from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
-from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig
 
-from diff_transformer import DiffTransformerConfig, DiffTransformerV2Config, DiffTransformerV2ForCausalLM
+from diff_transformer import DiffTransformerConfig, DiffTransformerV2Config
 
 pytestmark = pytest.mark.oldest
 
@@ -19,16 +18,6 @@ def test_defaults_are_the_3b_model_of_v1_with_twice_the_query_heads():
         assert getattr(v2, name) == getattr(v1, name), name
     assert (v2.use_qk_norm, v2.sliding_window, v2.num_signal_heads_per_noise_head) == (False, None, 1)
     assert v2.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
-
-
-def test_parameters_against_a_transformer():
-    """Beside a Transformer with its keys and values, V2 has twice the queries and lambda; all else is equal."""
-    sizes = {"vocab_size": 199, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-    config = DiffTransformerV2Config(**sizes, num_attention_heads=8, num_key_value_heads=2)
-    with torch.device("meta"):
-        model = DiffTransformerV2ForCausalLM(config)
-        peer = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2))
-    assert model.num_parameters() == peer.num_parameters() + 2 * (64 * 64 + 64 * 4)
 
 
 @pytest.mark.parametrize(
@@ -46,27 +35,16 @@ def test_derived_values(kwargs, expected):
     assert (config.num_key_value_heads, config.head_dim, config.num_differential_heads) == expected
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "output_bias"),
-    [({}, False), ({"attention_bias": True}, True), ({"attention_bias": True, "attention_output_bias": False}, False)],
-)
-def test_output_bias_follows_attention_bias(kwargs, output_bias):
-    assert DiffTransformerV2Config(**kwargs).attention_output_bias is output_bias
+def test_output_bias_follows_attention_bias():
+    biases = {"attention_bias": True}
+    for kwargs, expected in (({}, False), (biases, True), (biases | {"attention_output_bias": False}, False)):
+        assert DiffTransformerV2Config(**kwargs).attention_output_bias is expected
 
 
 def test_save_and_load(tmp_path):
-    rope = {"rope_type": "yarn", "factor": 16.0, "rope_theta": 640000.0, "original_max_position_embeddings": 4096}
-    config = DiffTransformerV2Config(
-        num_attention_heads=40,
-        num_key_value_heads=4,
-        hidden_size=4096,
-        num_signal_heads_per_noise_head=4,
-        attention_bias=True,
-        attention_output_bias=False,
-        use_qk_norm=True,
-        sliding_window=1024,
-        rope_parameters=rope,
-    )
+    changed = {"num_attention_heads": 40, "num_key_value_heads": 4, "num_signal_heads_per_noise_head": 4}
+    changed |= {"attention_bias": True, "attention_output_bias": False, "use_qk_norm": True, "sliding_window": 1024}
+    config = DiffTransformerV2Config(hidden_size=4096, **changed)
     config.save_pretrained(tmp_path)
     loaded = AutoConfig.from_pretrained(tmp_path)
     assert isinstance(loaded, DiffTransformerV2Config)
@@ -79,15 +57,9 @@ def test_save_and_load(tmp_path):
     [
         ({"num_attention_heads": 46}, r"hidden_size=3072 and num_attention_heads=46 .* leave 23 differential heads"),
         ({"num_attention_heads": 1}, "num_attention_heads=1 .* leave 0 differential heads"),
-        (
-            {"num_attention_heads": 1, "head_dim": 8},
-            "num_key_value_heads=1 were given.* multiple of 2 x",
-        ),
+        ({"num_attention_heads": 1, "head_dim": 8}, "num_key_value_heads=1 were given.* multiple of 2 x"),
         ({"num_attention_heads": 0, "head_dim": 8}, "num_attention_heads=0 .* at least 1"),
-        (
-            {"num_attention_heads": 7, "head_dim": 8},
-            "num_key_value_heads=3 were given.* multiple of 2 x",
-        ),
+        ({"num_attention_heads": 7, "head_dim": 8}, "num_key_value_heads=3 were given.* multiple of 2 x"),
         # What a Transformer's configuration would give: as many key/value heads as query heads
         ({"num_key_value_heads": 48}, "=48 and num_key_value_heads=48 .* give 2 times its number of query heads"),
         ({"num_key_value_heads": 0}, "num_key_value_heads=0"),
@@ -96,8 +68,8 @@ def test_save_and_load(tmp_path):
             {"num_signal_heads_per_noise_head": 4, "num_attention_heads": 40, "num_key_value_heads": 16},
             "num_key_value_heads=16 were given.* 5 neighbours .* multiple of 5 x",
         ),
-        ({"num_signal_heads_per_noise_head": 0}, "num_signal_heads_per_noise_head=0 .* at least 1, and is 1 in V2"),
-        ({"hidden_size": 360}, r"head_dim=15 .* 360 / 24.* multiple of 2"),
+        ({"num_signal_heads_per_noise_head": 0}, "num_signal_heads_per_noise_head=0 .* at least 1"),
+        ({"hidden_size": 360}, "head_dim=15 .* multiple of 2"),
         ({"head_dim": 0}, "head_dim=0"),
         ({"head_dim": 9}, "head_dim=9 .* multiple of 2"),
         ({"sliding_window": 1}, "sliding_window=1 .* at least 2"),

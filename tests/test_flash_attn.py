@@ -89,30 +89,21 @@ GAP = [[0, 1, 2, 3, 40, 41, 42, 43, 44, 45, 90, 91], [*range(12)]]  # PoSE: one 
 ODD = [[7, 8, 9, 2, 3, 4, 4, 5, 1, 6, 0, 0], [3, 4, 5, 3, 4, 5, 3, 4, 5, 20, 21, 22]]
 
 
-def offsets(*ends: int) -> torch.Tensor:
-    return torch.tensor(ends, dtype=torch.int32)
-
-
+ENDS = torch.tensor([0, 5, 6, 12, 24], dtype=torch.int32)
+EMPTY = torch.tensor([0, 5, 6, 12, 12, 24, 24], dtype=torch.int32)  # two documents have no token
 BATCHES = {
     "full": (3, {}),
     "left padding": (2, {"attention_mask": torch.tensor([[0] * 5 + [1] * 7, [1] * 12])}),
     "right padding": (2, {"attention_mask": torch.tensor([[1] * 12, [1] * 9 + [0] * 3])}),
     "holes": (2, {"attention_mask": torch.tensor([[1, 0] * 6, [1] * 11 + [0]])}),
-    "packed row": (1, {"position_ids": torch.tensor(TWO_ROWS[:1])}),
     "packed rows": (2, {"position_ids": torch.tensor(TWO_ROWS)}),
     "shared position_ids": (2, {"position_ids": torch.tensor(TWO_ROWS[:1])}),
     "odd rows": (2, {"position_ids": torch.tensor(ODD)}),
     "gap": (2, {"position_ids": torch.tensor(GAP)}),
-    "cu_seq_lens_q": (1, {"cu_seq_lens_q": offsets(0, 5, 6, 12)}),
-    "cu_seq_lens_q with empty documents": (2, {"cu_seq_lens_q": offsets(0, 5, 6, 12, 12, 24, 24)}),
+    "cu_seq_lens_q with empty documents": (2, {"cu_seq_lens_q": EMPTY}),
     "all lengths": (
         2,
-        {
-            "cu_seq_lens_q": offsets(0, 5, 6, 12, 24),
-            "cu_seq_lens_k": offsets(0, 5, 6, 12, 24),
-            "max_length_q": 12,
-            "max_length_k": 12,
-        },
+        dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), ENDS) | {"max_length_q": 12, "max_length_k": 12},
     ),
 }
 # One that transformers unpads, one that comes with lengths, and one with neither
@@ -224,7 +215,7 @@ def test_document_starts():
     assert lengths.tolist() == [0, 3, 6, 8, 10, 11, 12, 15, 18, 24]
     assert longest == 6
     assert cu_seq_lens_from_position_ids(torch.tensor(GAP)) == (None, None)
-    assert position_ids_from_cu_seq_lens(offsets(0, 5, 6, 12, 12, 24, 24), 2, 12).tolist() == TWO_ROWS
+    assert position_ids_from_cu_seq_lens(EMPTY, 2, 12).tolist() == TWO_ROWS
 
 
 # ---------------------------------------------------------------------- torch.compile
@@ -284,7 +275,7 @@ def test_generate(flash_attn, make_model, implementation):
 
 
 @pytest.mark.parametrize("tiny_config", ["v1", "v2 window"], indirect=True)
-def test_static_cache(flash_attn, make_model):
+def test_static_cache_needs_a_mask_and_no_4d_mask(flash_attn, make_model):
     model, reference = make_model("flash_attention_2"), make_model()
     batch = left_padded([random_ids(11), random_ids(5, seed=1)])
     tokens = greedy(model, cache_implementation="static", disable_compile=True, **batch)
@@ -292,12 +283,8 @@ def test_static_cache(flash_attn, make_model):
     cache = StaticCache(config=model.config, max_cache_len=20)
     with pytest.raises(ValueError, match="(?s)flash_attention_2.* static cache .*Pass one"):
         model(random_ids(1, 5), past_key_values=cache)
-
-
-def test_4d_mask_is_an_error(flash_attn, make_model):
-    mask = torch.ones(1, 1, 5, 5, dtype=torch.bool).tril()
     with pytest.raises(ValueError, match=r'(?s)\(1, 1, 5, 5\), but .*flash_attention_2.*"sdpa"'):
-        make_model("flash_attention_2")(random_ids(1, 5), attention_mask=mask)
+        model(random_ids(1, 5), attention_mask=torch.ones(1, 1, 5, 5, dtype=torch.bool).tril())
 
 
 @ONE_OF_EACH
@@ -313,37 +300,23 @@ def test_positions_with_a_gap_behind_cached_tokens(flash_attn, make_model, imple
 
 @pytest.mark.slow
 @ONE_OF_EACH
-def test_generate_batch(flash_attn, make_model, implementation):
+def test_generate_batch(flash_attn, make_model, implementation, monkeypatch):
+    """Also with pages that are read in place, by `flash_attn_with_kvcache`, which transformers chooses on CUDA only,
+    and never for a sliding window."""
     model, reference = make_model(implementation).eval(), make_model().eval()
-    prompts = [random_ids(length, seed=length).tolist() for length in (5, 1, 40)]
+    prompts = [random_ids(length, seed=length).tolist() for length in (5, 17, 1, 40)]
     expected = [greedy(reference, torch.tensor([prompt]))[0].tolist() for prompt in prompts]
     assert batch_tokens(model, prompts) == expected
     assert model.config._attn_implementation == implementation
-
-
-# transformers reads the pages of a sliding window no other way
-@pytest.mark.parametrize(
-    ("tiny_config", "implementation"),
-    [("v1", "flash_attention_2"), ("v2", "flash_attention_3")],
-    indirect=["tiny_config"],
-)
-@pytest.mark.slow
-def test_generate_batch_with_pages_read_in_place(flash_attn, make_model, implementation, monkeypatch):
-    """Decoding through `flash_attn_with_kvcache`, which transformers chooses on CUDA only."""
+    if implementation == "flash_attention_4":
+        return
     module = importlib.import_module("flash_attn" if implementation == "flash_attention_2" else "flash_attn_interface")
     calls, function = [], module.kvcache_attention
     monkeypatch.setattr(module, "kvcache_attention", lambda *args: calls.append(1) or function(*args))
     cuda = types.SimpleNamespace(is_available=lambda: True)
     monkeypatch.setattr(initialization, "torch", types.SimpleNamespace(**vars(torch) | {"cuda": cuda}))
-    model, reference = make_model(implementation).eval(), make_model().eval()
-    prompts = [random_ids(length, seed=length).tolist() for length in (5, 17, 1)]
-    expected = [greedy(reference, torch.tensor([prompt]))[0].tolist() for prompt in prompts]
-    outputs = model.generate_batch(
-        prompts,
-        generation_config=generation_config(),
-        continuous_batching_config=batching_config(page_size=256, max_blocks_per_request=2),
-    )
-    assert [list(output.generated_tokens) for output in outputs.values()] == expected
+    pages = batching_config(page_size=256, max_blocks_per_request=2)
+    assert batch_tokens(model, prompts, batching=pages) == expected
     assert calls, "the paged function was not called"
 
 

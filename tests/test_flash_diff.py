@@ -17,7 +17,7 @@ from diff_transformer import (
     flash_diff_attention_varlen,
     flash_diff_attention_with_kvcache,
 )
-from diff_transformer.flash_diff_blocks import HEAD_DIMS, blocks, candidates, key_kernels
+from diff_transformer.flash_diff_blocks import HEAD_DIMS, Blocks, blocks, candidates, key_kernels
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -25,6 +25,7 @@ pytestmark = pytest.mark.skipif(
     not flash_diff.is_available(DEVICE), reason="needs CUDA with triton, or TRITON_INTERPRET=1 (make test-kernels)"
 )
 OUT_SCALE, EPS = 0.7, 0.05  # an eps that shows, in the gradients too
+NORM = {"norm_eps": EPS, "out_scale": OUT_SCALE}
 
 
 @pytest.fixture(autouse=True)
@@ -93,8 +94,8 @@ def check(function, reference_function, inputs, dtype):
 
 
 def attend(q, k, v, lambda_full, norm_weight, **options):
-    norm = {"norm_weight": norm_weight, "norm_eps": EPS, "out_scale": OUT_SCALE}
-    return flash_diff_attention(q, k, v, lambda_full, **norm, **{"causal": True, **options})
+    options = {"causal": True, **NORM, **options}
+    return flash_diff_attention(q, k, v, lambda_full, norm_weight=norm_weight, **options)
 
 
 def check_attention(inputs, visible, dtype=torch.float32, **options):
@@ -169,11 +170,8 @@ def test_varlen_isolates_sequences(lengths):
     mask = (sequence[:, None] == sequence[None]) & causal_mask(total, total)
 
     def ours(q, k, v, lambda_full, weight):
-        options = {"norm_weight": weight, "norm_eps": EPS, "out_scale": OUT_SCALE}
-        longest = max(lengths)
-        return flash_diff_attention_varlen(
-            q, k, v, lambda_full, offsets, offsets, longest, longest, causal=True, **options
-        )
+        sizes = (offsets, offsets, max(lengths), max(lengths))
+        return flash_diff_attention_varlen(q, k, v, lambda_full, *sizes, causal=True, norm_weight=weight, **NORM)
 
     check(ours, lambda q, k, v, lam, w: reference(q[None], k[None], v[None], lam, mask, w)[0], inputs, torch.float32)
 
@@ -222,15 +220,14 @@ def test_nothing_outside_of_the_tensors_is_read_or_left_unwritten(monkeypatch):
 
 
 @pytest.mark.parametrize(("q_len", "groups"), [(1, 1), (1, 4), (3, 2), (16, 2)])
-def test_decode_reads_a_cache_in_its_own_layout(q_len, groups):
+def test_decode_reads_a_cache_in_its_own_layout_with_lengths_and_masks(q_len, groups):
     torch.manual_seed(0)
     cache = torch.randn(2, 3, 2, 90, 32, device=DEVICE)[:, :, :, :81]  # (k or v, B, K, S, 2d), S not contiguous
     k, v = (x.transpose(1, 2) for x in cache)
     q = torch.randn(3, q_len, 2 * groups, 32, device=DEVICE)
     lambda_full, weight = torch.tensor(0.5, device=DEVICE), torch.randn(32, device=DEVICE)
     lengths = torch.tensor([q_len, 40, 81], dtype=torch.int32, device=DEVICE)
-    options = {"norm_weight": weight, "norm_eps": EPS, "out_scale": OUT_SCALE}
-    got = flash_diff_attention_with_kvcache(q, k, v, lambda_full, lengths, causal=True, **options)
+    got = flash_diff_attention_with_kvcache(q, k, v, lambda_full, lengths, causal=True, norm_weight=weight, **NORM)
     for i, length in enumerate(lengths.tolist()):
         row = slice(i, i + 1)
         expected = reference(
@@ -238,17 +235,23 @@ def test_decode_reads_a_cache_in_its_own_layout(q_len, groups):
             causal_mask(q_len, length), weight.double(),
         )  # fmt: skip
         assert relative_error(got[row].double(), expected) < 3e-6
-
-
-def test_decode_with_masks():
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(2, n, h, 32, device=DEVICE) for n, h in ((3, 4), (70, 2), (70, 2)))
-    lambda_full = torch.tensor(0.5, device=DEVICE)
-    for mask in (torch.rand(2, 70, device=DEVICE) > 0.5, torch.rand(2, 3, 70, device=DEVICE) > 0.5):
+    for mask in (torch.rand(3, 81, device=DEVICE) > 0.5, torch.rand(3, q_len, 81, device=DEVICE) > 0.5):
         got = flash_diff_attention_with_kvcache(q, k, v, lambda_full, mask=mask)
-        full = mask if mask.ndim == 3 else mask[:, None].expand(-1, 3, -1)
+        full = mask if mask.ndim == 3 else mask[:, None].expand(-1, q_len, -1)
         expected = reference(q.double(), k.double(), v.double(), lambda_full.double(), full)
         assert relative_error(got.double(), expected) < 3e-6
+
+
+def test_standard_attention_of_the_benchmarks():
+    """The kernels with which `benchmarks.kernel_model` compares ours."""
+    from benchmarks.kernels_standard import attention
+
+    q, k, v = (torch.randn(3, n, 24, device=DEVICE, requires_grad=True) for n in (37, 50, 50))
+    grad_out = torch.randn(3, 37, 24, device=DEVICE)
+    expected = (q @ k.mT * 24**-0.5).masked_fill(~causal_mask(37, 50), -torch.inf).softmax(-1) @ v
+    grads = torch.autograd.grad(expected, (q, k, v), grad_out)
+    got = attention(q.detach(), k.detach(), v.detach(), grad_out, Blocks(16, 32, 4, 2))
+    torch.testing.assert_close(got, (expected.detach(), *grads))
 
 
 def test_equal_inputs_give_equal_bits():
@@ -334,45 +337,39 @@ INPUTS = {"q": zeros(1, 4, 2, 32), "k": zeros(1, 8, 2, 32), "v": zeros(1, 8, 2, 
 STEP = {"q": zeros(2, 1, 2, 32), "k_cache": zeros(2, 8, 2, 32), "v_cache": zeros(2, 8, 2, 32), "lambda_full": HALF}
 PACKED = {name: zeros(8, 2, 32) for name in "qkv"} | {"lambda_full": HALF, "max_seqlen_q": 8, "max_seqlen_k": 8}
 SAME = {name: zeros(1, 8, 2, 32) for name in "qkv"}
+CU_SEQLENS = {"cu_seqlens_q": OFFSETS, "cu_seqlens_k": OFFSETS}
+SHAPES = "have the shapes .* where K divides H"
 
 
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
         (flash_diff_attention, INPUTS | {"q": zeros(1, 4, 2, 32, dtype=torch.float64)}, "must be of one type"),
-        (flash_diff_attention, INPUTS | {"q": zeros(4, 2, 32)}, "they must be"),
-        (flash_diff_attention, INPUTS | {"q": zeros(1, 4, 3, 32)}, "key heads must divide"),
-        (flash_diff_attention, INPUTS | {"q": zeros(2, 4, 2, 32)}, "the batches must be equal"),
-        (flash_diff_attention, INPUTS | {name: zeros(1, 8, 2, 258) for name in "qkv"}, "even and at most 256"),
+        (flash_diff_attention, INPUTS | {"q": zeros(4, 2, 32)}, SHAPES),
+        (flash_diff_attention, INPUTS | {"v": zeros(1, 9, 2, 32)}, SHAPES),
+        (flash_diff_attention, INPUTS | {"q": zeros(1, 4, 3, 32)}, SHAPES),
+        (flash_diff_attention, INPUTS | {"q": zeros(2, 4, 2, 32)}, SHAPES),
+        (flash_diff_attention, INPUTS | {"q": zeros(1, 4, 2, 30)}, SHAPES),
+        (flash_diff_attention, INPUTS | {name: zeros(1, 8, 2, 258) for name in "qkv"}, SHAPES),
+        (flash_diff_attention_varlen, PACKED | {"q": zeros(1, 8, 2, 32), **CU_SEQLENS}, SHAPES),
         (flash_diff_attention, INPUTS | {"q": zeros(1, 9, 2, 32), "causal": True}, "at least as many keys"),
-        (flash_diff_attention, INPUTS | {"lambda_full": zeros(2)}, "one number in float32"),
+        (flash_diff_attention, INPUTS | {"lambda_full": zeros(2)}, "one float32 number"),
         (flash_diff_attention, INPUTS | {"mask": zeros(1, 8)}, "must be boolean"),
         (flash_diff_attention, INPUTS | {"norm_weight": zeros(16)}, "norm_weight has the shape"),
         (flash_diff_attention, INPUTS | {"v": zeros(1, 8, 2, 32).to("meta")}, "move them to one device"),
         (flash_diff_attention, INPUTS | {"spans": (OFFSETS[:1],) * 2}, "as many queries as keys"),
-        (flash_diff_attention, INPUTS | SAME | {"spans": (OFFSETS,) * 2}, r"must be \(1,\) each"),
+        (flash_diff_attention, INPUTS | SAME | {"spans": (OFFSETS,) * 2}, r"integers of shape \(1,\)"),
         (flash_diff_attention, INPUTS | SAME | {"spans": (OFFSETS[:1].float(),) * 2}, "integers"),
         (flash_diff_attention_with_kvcache, STEP | {"mask": zeros(2, 8, dtype=torch.long)}, "mask is torch.int64 of"),
         (flash_diff_attention_with_kvcache, STEP | {"cache_seqlens": zeros(2)}, "cache_seqlens is"),
         (flash_diff_attention_with_kvcache, STEP | {"cache_seqlens": OFFSETS[:1]}, "cache_seqlens is"),
-        (flash_diff_attention_with_kvcache, STEP | {"q": zeros(2, 17, 4, 32)}, "make 34 rows; at most 32 fit"),
+        (flash_diff_attention_with_kvcache, STEP | {"q": zeros(2, 17, 4, 32)}, "is 34; at most 32 rows fit"),
         (flash_diff_attention_with_kvcache, STEP | {"softmax_scale": 0.0}, "must be positive"),
         (flash_diff_attention_with_kvcache, STEP | {"softmax_scale": -0.1}, "must be positive"),
-        (
-            flash_diff_attention_with_kvcache,
-            STEP | {"q": zeros(2, 1, 2, 32).requires_grad_()},
-            "no gradients.*no_grad",
-        ),
-        (
-            flash_diff_attention_varlen,
-            PACKED | dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), OFFSETS[:1]),
-            r"sequences \+ 1",
-        ),
-        (
-            flash_diff_attention_varlen,
-            PACKED | dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), OFFSETS.float()),
-            "must be integers",
-        ),
+        (flash_diff_attention_with_kvcache, STEP | {"q": zeros(2, 1, 2, 32).requires_grad_()}, "has no gradients"),
+        (flash_diff_attention_varlen, PACKED | dict.fromkeys(CU_SEQLENS, OFFSETS[:1]), r"shape \(2,\)"),
+        (flash_diff_attention_varlen, PACKED | CU_SEQLENS | {"cu_seqlens_k": OFFSETS[:1]}, "cu_seqlens_k is"),
+        (flash_diff_attention_varlen, PACKED | dict.fromkeys(CU_SEQLENS, OFFSETS.float()), "must be integers"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -451,18 +448,6 @@ def test_model_passes_the_padding_to_the_kernel(models, monkeypatch, rows, argum
     assert seen == [arguments] * 2
 
 
-def test_model_with_cu_seq_lens(models, launches):
-    model, oracle = models
-    ids = torch.randint(0, 199, (1, 20), device=DEVICE)
-    offsets = torch.tensor([0, 7, 8, 20], device=DEVICE)
-    logits = model(
-        input_ids=ids, cu_seq_lens_q=offsets, cu_seq_lens_k=offsets, max_length_q=12, max_length_k=12
-    ).logits
-    alone = [oracle(input_ids=ids[:, a:b]).logits for a, b in ((0, 7), (7, 8), (8, 20))]
-    assert relative_error(logits, torch.cat(alone, 1)) < 1e-5
-    assert launches == {"flash_diff_attention_varlen": 2}
-
-
 def test_model_with_packed_documents(models, launches):
     """A gap in the positions starts no document, a restart does, wherever it restarts."""
     model, oracle = models
@@ -470,7 +455,10 @@ def test_model_with_packed_documents(models, launches):
     positions = torch.tensor([[*range(7), *range(13)], [*range(5, 6), *range(2, 9), *range(20, 32)]], device=DEVICE)
     logits, expected = (each(input_ids=ids, position_ids=positions).logits for each in (model, oracle))
     assert relative_error(logits, expected) < 1e-5
-    assert launches == {"flash_diff_attention_varlen": 2}
+    offsets = torch.tensor([0, 7, 20], device=DEVICE)
+    lengths = {"cu_seq_lens_q": offsets, "cu_seq_lens_k": offsets, "max_length_q": 13, "max_length_k": 13}
+    assert relative_error(model(input_ids=ids[:1], **lengths).logits, expected[:1]) < 1e-5
+    assert launches == {"flash_diff_attention_varlen": 4}
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -505,28 +493,9 @@ def test_norm_with_another_forward_is_called(models, monkeypatch):
         monkeypatch.undo()
 
 
-@torch.no_grad()
-def test_offloaded_model(models):
-    """The weights, that of the head norm too, are on "meta" except while their module runs."""
-    accelerate = pytest.importorskip("accelerate")
-    ids = torch.randint(0, 199, (2, 20), device=DEVICE)
-    expected = models[0](input_ids=ids).logits
-    offloaded = accelerate.cpu_offload(copy.deepcopy(models[0]), execution_device=DEVICE)
-    assert offloaded.model.layers[0].self_attn.subln.weight.is_meta
-    assert relative_error(offloaded(input_ids=ids).logits, expected) < 1e-5
-
-
-@pytest.fixture
-def allow_tf32():
-    """A function that sets how torch multiplies float32."""
-    before = torch.get_float32_matmul_precision()
-    yield torch.set_float32_matmul_precision
-    torch.set_float32_matmul_precision(before)
-
-
-def test_float32_is_multiplied_as_torch_does(monkeypatch, allow_tf32):
+def test_float32_is_multiplied_as_torch_does(monkeypatch):
     """In TF32 only where it is allowed."""
-    seen, launch = [], flash_diff.forward_kernel
+    seen, launch, before = [], flash_diff.forward_kernel, torch.get_float32_matmul_precision()
 
     class Spy:
         def __getitem__(self, grid):
@@ -534,11 +503,14 @@ def test_float32_is_multiplied_as_torch_does(monkeypatch, allow_tf32):
 
     monkeypatch.setattr(flash_diff, "forward_kernel", Spy())
     q = torch.zeros(1, 2, 1, 32, device=DEVICE)
-    for setting, expected in (("high", "tf32"), ("highest", "ieee")):
-        allow_tf32(setting)
-        flash_diff_attention(q, q, q, torch.tensor(0.5, device=DEVICE))
-        assert set(seen) == {flash_diff.dot_precision(torch.float32)} == {expected}
-        seen.clear()
+    try:
+        for setting, expected in (("high", "tf32"), ("highest", "ieee")):
+            torch.set_float32_matmul_precision(setting)
+            flash_diff_attention(q, q, q, torch.tensor(0.5, device=DEVICE))
+            assert set(seen) == {flash_diff.dot_precision(torch.float32)} == {expected}
+            seen.clear()
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @torch.no_grad()

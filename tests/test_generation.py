@@ -140,31 +140,6 @@ def test_compiled_decoding_with_a_static_cache(make_model, attn_implementation):
     assert graphs == (2 if is_sliding else 1), "decoding should not be compiled again for its later tokens"
 
 
-@EVERY_CONFIG
-def test_sampling_draws_from_the_distribution_of_eager(make_model):
-    model, prompt = make_model(), random_ids(2, 11)
-
-    def sample(seed: int):
-        torch.manual_seed(seed)
-        return model.generate(
-            prompt,
-            max_new_tokens=NEW_TOKENS,
-            do_sample=True,
-            temperature=0.8,
-            top_k=50,
-            top_p=0.95,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
-
-    drawn = sample(seed=1)
-    assert_same_tokens(sample(seed=1).sequences, drawn.sequences, "the same seed")
-    assert sample(seed=2).sequences.tolist() != drawn.sequences.tolist(), "another seed"
-    with torch.no_grad():
-        expected = make_model("eager")(drawn.sequences[:, :-1], logits_to_keep=NEW_TOKENS).logits
-    torch.testing.assert_close(torch.stack(drawn.logits, dim=1), expected, **TOLERANCE)
-
-
 @pytest.mark.parametrize(
     ("tiny_config", "cache_implementation"),
     [("v1", "dynamic"), ("v1", "static"), ("v2 window", "dynamic")],
@@ -247,8 +222,13 @@ def test_a_left_padded_row_gives_its_own_tokens(make_model, attn_implementation,
     rows = [random_ids(length, seed=i) for i, length in enumerate(lengths)]
     alone = torch.cat([greedy(make_model("eager"), row[None]) for row in rows])
     batch = left_padded(rows)
-    for kwargs in ({}, {"use_cache": False}, {"cache_implementation": "static"}, {"prefill_chunk_size": 6}):
+    for kwargs in ({}, {"use_cache": False}, {"cache_implementation": "static"}):
         assert_same_tokens(greedy(model, **batch, **kwargs), alone, f"a batch with padding and {kwargs}")
+    for chunk, cache in ((1, "dynamic"), (6, "static"), (20, "dynamic")):
+        with counted_tokens(model) as counts:
+            tokens = greedy(model, **batch, prefill_chunk_size=chunk, cache_implementation=cache)
+        assert_same_tokens(tokens, alone, f"a batch with padding in chunks of {chunk}")
+        assert max(counts) == min(chunk, max(lengths)), "the prompt was not read in chunks"
 
 
 @pytest.mark.parametrize(
@@ -290,56 +270,6 @@ def counted_tokens(model: nn.Module) -> Iterator[list[int]]:
         handle.remove()
 
 
-@pytest.mark.parametrize("tiny_config", ["v1", "v2"], indirect=True)
-@pytest.mark.oldest
-def test_logits_to_keep(make_model):
-    model = make_model()
-    ids = random_ids(2, 12)
-    with torch.no_grad():
-        logits = model(ids).logits
-        assert logits.shape == (2, 12, VOCAB_SIZE)
-        torch.testing.assert_close(model(ids, logits_to_keep=1).logits, logits[:, -1:])
-        torch.testing.assert_close(model(ids, logits_to_keep=5).logits, logits[:, -5:])
-        chosen = torch.tensor([0, 3, 11])
-        torch.testing.assert_close(model(ids, logits_to_keep=chosen).logits, logits[:, chosen])
-    widths = []
-    model.lm_head.register_forward_hook(lambda module, args, output: widths.append(output.shape[1]))
-    greedy(model, ids)
-    assert widths == [1] * NEW_TOKENS, "generate should make logits for one token at a time, in the prompt too"
-
-
-@pytest.mark.parametrize(
-    ("tiny_config", "attn_implementation", "cache_implementation", "chunk_size"),
-    [
-        ("v1", "flash_diff", "dynamic", 1),
-        ("v1", "flash_diff", "static", 6),
-        ("v1", "flash_diff", "dynamic", 20),
-        ("v1", "sdpa", "static", 20),
-        ("v2", "eager", "dynamic", 20),
-        ("v2 window", "sdpa", "dynamic", 6),
-        ("v2 window", "eager", "static", 20),
-    ],
-    indirect=["tiny_config"],
-)
-@pytest.mark.oldest
-def test_chunked_prefill(make_model, attn_implementation, cache_implementation, chunk_size):
-    model = make_model(attn_implementation)
-    prompt = random_ids(1, 50)
-    with counted_tokens(model) as counts:
-        tokens = greedy(model, prompt, prefill_chunk_size=chunk_size, cache_implementation=cache_implementation)
-    assert_same_tokens(tokens, greedy(model, prompt), f"a prompt in chunks of {chunk_size}")
-    assert max(counts) == chunk_size, "the prompt was not read in chunks"
-
-
-@pytest.mark.parametrize("tiny_config", ["v1", "v2"], indirect=True)
-def test_inputs_embeds_instead_of_input_ids(make_model):
-    model = make_model()
-    batch = left_padded([random_ids(11), random_ids(5, seed=1)])
-    embeds = model.get_input_embeddings()(batch["input_ids"]).detach()
-    tokens = greedy(model, inputs_embeds=embeds, attention_mask=batch["attention_mask"])
-    assert_same_tokens(tokens, greedy(model, **batch), "generation from embeddings")
-
-
 # Continuous batching -------------------------------------------------------------------------------------------------
 
 
@@ -355,13 +285,12 @@ def generation_config(**kwargs) -> GenerationConfig:
     return GenerationConfig(**{**defaults, **kwargs})
 
 
-def batch_tokens(model: PreTrainedModel, prompts: list[list[int]], config=None, **kwargs) -> list[list[int]]:
-    outputs = model.generate_batch(
-        prompts,
-        generation_config=config or generation_config(),
-        continuous_batching_config=batching_config(),
-        **kwargs,
-    )
+def batch_tokens(
+    model: PreTrainedModel, prompts: list[list[int]], config=None, batching=None, **kwargs
+) -> list[list[int]]:
+    configs = {"generation_config": config or generation_config()}
+    configs |= {"continuous_batching_config": batching or batching_config()}
+    outputs = model.generate_batch(prompts, **configs, **kwargs)
     assert [output.error for output in outputs.values()] == [None] * len(prompts)
     return [list(output.generated_tokens) for output in outputs.values()]
 
@@ -384,19 +313,14 @@ def test_generate_batch_gives_the_tokens_of_generate(make_model, attn_implementa
 
 
 @pytest.mark.slow
-def test_generate_batch_with_a_persistent_manager(make_model):
+def test_managers_restore_the_implementation_when_they_stop(make_model):
     model = make_model("flash_diff")
     prompts = [random_ids(length, seed=length).tolist() for length in (5, 9)]
     expected = [greedy(model, torch.tensor([prompt]))[0].tolist() for prompt in prompts]
     for _ in range(2):
         assert batch_tokens(model, prompts, persistent_manager=True) == expected
-        assert model.config._attn_implementation == "flash_diff", "the attention implementation was not restored"
+        assert model.config._attn_implementation == "flash_diff", "between the calls"
     model.destroy_cached_continuous_batching_manager()
-    assert model.config._attn_implementation == "flash_diff"
-
-
-def test_a_manager_of_ones_own_restores_the_implementation_when_it_stops(make_model):
-    model = make_model()
     manager = model.init_continuous_batching(generation_config(), continuous_batching_config=batching_config())
     manager.start()
     manager.add_request([1, 2, 3], max_new_tokens=2)

@@ -14,8 +14,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from diff_transformer import flash_diff_blocks
-
 ROOT = Path(__file__).parents[1]
 # Python 3.12 warns of every fork in a process with threads; these jobs start none and take no lock
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -187,19 +185,6 @@ def test_kernels_job_shows_errors_and_unequal_bits(jobs, monkeypatch):
     assert len(rows) == 2 * 3 and {status for status, _ in rows.values()} == {"RED"}
     assert "output is off by" in rows["error both d=16 8 norm float32"][1]
     assert rows["equal bits both d=16 8 norm float32"][1].startswith("output, q, k, v")
-
-
-def test_candidates_name_the_blocks_in_use(jobs, monkeypatch, tmp_path):
-    monkeypatch.setenv("DIFF_TRANSFORMER_BLOCKS", "restored after the test")
-    for d in (80, 128):
-        jobs.use_blocks({}, tmp_path)
-        found = jobs.candidates(jobs.DRY._replace(candidates=3), d)
-        assert {"forward", "dq", "split16"} < {one.kernel for one in found} and len(set(found)) == len(found)
-        for one in found:
-            jobs.use_blocks(one.table(jobs.DRY), tmp_path)
-            used = flash_diff_blocks.blocks(one.kernel, *jobs.DRY.blocks_at(d))
-            assert "/".join(map(str, used)) == one.blocks
-    jobs.use_blocks({}, tmp_path)  # clears the caches
 
 
 def test_report_of_the_committed_result(suite, gpu_report, tmp_path, capsys):
