@@ -3,7 +3,7 @@
 
 import re
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -38,28 +38,20 @@ def local_path(source: str, revision: str | None = None) -> tuple[Path, str | No
             repo_id, revision=revision, allow_patterns=[*DOWNLOADED], ignore_patterns=[*NOT_DOWNLOADED]
         )
     except (HTTPError, OSError) as error:
-        raise ValueError(
-            f"{repo_id} is not a path, and cannot be downloaded. If it exists, check the network, HF_ENDPOINT and "
-            f"HF_HUB_OFFLINE, or give the folder of a copy. {error}"
-        ) from error
+        raise ValueError(f"{repo_id} is not a path, and cannot be downloaded: {error}") from error
     if not any(Path(folder).glob("*.safetensors")):
-        remedy = f"Download what it has with `hf download {repo_id}`, and give the folder."
-        raise ValueError(f"{repo_id} holds no safetensors, and nothing else is downloaded. {remedy}")
+        raise ValueError(f"{repo_id} holds no safetensors. Give the folder of `hf download {repo_id}`.")
     return Path(folder), repo_id
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a checkpoint's folder says about its origin and its license.
+    """What a checkpoint's folder says about its origin and its license."""
 
-    base_model: Its id on the Hub, or the one that its README.md was made from. revision: The commit, if known.
-    metadata: The license and the language, as on its card. terms: The files of the license.
-    """
-
-    base_model: str | None
-    revision: str | None
-    metadata: dict[str, str | list[str]]
-    terms: list[Path] = field(default_factory=list)
+    base_model: str | None  # its id on the Hub, or the one that its README.md was made from
+    revision: str | None  # the commit, if known
+    metadata: dict[str, str | list[str]]  # the license and the language, as on its card
+    terms: list[Path]  # the files of the license
 
     @classmethod
     def of(cls, folder: Path, repo_id: str | None) -> "Origin":

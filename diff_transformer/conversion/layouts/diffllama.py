@@ -7,7 +7,7 @@ from typing import Any
 from transformers import DiffLlamaConfig
 
 from ...configuration_diff import DiffTransformerConfig
-from .base import ATTENTION_BIASES, SAME, SUBLN, V1_WEIGHTS, Layout, OurConfig, same
+from .base import MLP_BIASES, POLY_NORM, SAME, SUBLN, Layout, OurConfig
 
 OWN = ("attention_bias", "lambda_std_dev")
 
@@ -34,8 +34,8 @@ class DiffLlamaLayout(Layout):
 
 DIFFLLAMA = DiffLlamaLayout(
     "diffllama",
-    same([name for name in (*V1_WEIGHTS, *ATTENTION_BIASES) if name != SUBLN]),
     DiffTransformerConfig,
     DiffLlamaConfig.model_type,
+    lacks=(SUBLN, *MLP_BIASES, *POLY_NORM),
     heads_in_blocks=True,
 )
