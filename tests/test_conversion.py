@@ -413,31 +413,22 @@ def test_open_checkpoint_rejects_damaged_and_missing_files(tmp_path, folders):
             open_checkpoint(tmp_path / place, "yoco", **options)
 
 
-def test_convert_overwrites_only_if_asked(tmp_path, folders):
-    (tmp_path / "there").mkdir()
-    (tmp_path / "there/precious").write_text("kept")
-    with pytest.raises(FileExistsError, match="--overwrite"):
-        out(folders["diff_transformer"], "yoco", tmp_path / "there")
-    assert (tmp_path / "there/precious").read_text() == "kept"
-    out(folders["diff_transformer"], "yoco", tmp_path / "there", overwrite=True, verify=False)
-    assert not (tmp_path / "there/precious").exists()
-    assert [path.name for path in tmp_path.iterdir()] == ["there"]
-
-
-def test_convert_leaves_nothing_where_it_fails(tmp_path, folders, monkeypatch, capsys):
-    """Before it starts, for lack of space, and interrupted in the middle of a write."""
+def test_convert_leaves_all_as_it_was_where_it_fails(tmp_path, folders, monkeypatch, capsys):
+    """Without --overwrite, for lack of space, and interrupted in the middle of a write."""
     arguments = ["convert", str(folders["diff_transformer"]), str(tmp_path / "theirs"), "--to", "yoco"]
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/precious").write_text("kept")
+    assert main(arguments) == 1 and "--overwrite" in capsys.readouterr().err
     with monkeypatch.context() as patch:
         patch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 2**20})())
-        assert main(arguments) == 1 and "MiB are needed" in capsys.readouterr().err
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tqdm, "update", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        main(arguments)
-    assert not list(tmp_path.iterdir())
+        assert main([*arguments, "--overwrite"]) == 1 and "MiB are needed" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(tqdm, "update", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            main([*arguments, "--overwrite"])
+    assert [path.name for path in tmp_path.rglob("*")] == ["theirs", "precious"]
+    assert main([*arguments, "--overwrite", "--no-verify"]) == 0
+    assert not (tmp_path / "theirs/precious").exists()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -480,24 +471,21 @@ def test_yoco_tokenizer_has_the_authors_ids(tmp_path):
         assert tokenizer("<s>a</s>").input_ids == [0, base.encode("a")[0] + 4, 2]
 
 
-def test_convert_takes_the_tokenizer_along(tmp_path):
+@pytest.mark.oldest
+def test_convert_takes_the_tokenizer_along_and_writes_remote_code_and_an_index(tmp_path):
     tokenizer = cl100k_tokenizer(vocab_size=256)
-    theirs = out(save(make_model(vocab_size=len(tokenizer)), tmp_path / "ours"), "yoco", tmp_path / "theirs")
+    ours = save(make_model(vocab_size=len(tokenizer)), tmp_path / "ours")
+    theirs = out(ours, "yoco", tmp_path / "theirs")
     tokenizer.save_pretrained(theirs)
     source = open_checkpoint(theirs, "yoco", flash_semantics=True)
-    convert(source, tmp_path / "back", verify=False)
+    convert(source, tmp_path / "back", max_shard_size="40KB")
     back = DiffTransformerForCausalLM.from_pretrained(tmp_path / "back")
     assert back.config.eos_token_id == tokenizer.eos_token_id == back.generation_config.eos_token_id
     assert AutoTokenizer.from_pretrained(tmp_path / "back")("Hi").input_ids == tokenizer("Hi").input_ids
     with pytest.raises(ValueError, match="do not belong together"):
         convert(source, tmp_path / "none", tokenizer="cl100k")
-
-
-@pytest.mark.oldest
-def test_convert_writes_remote_code_and_an_index(tmp_path, folders):
-    convert(read(folders, "yoco"), tmp_path / "back", max_shard_size="40KB")
     names = {path.name for path in (tmp_path / "back").iterdir()}
     assert {"config.json", "generation_config.json", "modeling_diff.py", "model.safetensors.index.json"} <= names
     index = json.loads((tmp_path / "back/model.safetensors.index.json").read_text())
-    assert set(index["weight_map"]) == set(state_of(folders["diff_transformer"]))
+    assert set(index["weight_map"]) == set(state_of(ours))
     assert json.loads((tmp_path / "back/config.json").read_text())["architectures"] == ["DiffTransformerForCausalLM"]

@@ -3,12 +3,10 @@
 
 import json
 from argparse import Namespace
-from types import SimpleNamespace
 
 import pytest
 from hub_server import client_in_process, fetched_files, plan_faults, serve
 from huggingface_hub import HfApi, metadata_load
-from huggingface_hub.errors import GatedRepoError
 from motif_reference import CONFIG, random_weights
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
@@ -101,18 +99,12 @@ def test_a_repository_is_converted_verified_and_uploaded_with_its_license(hub, r
     assert LAYOUTS["motif"].citation in card and "Weon, Dongjoo" in card
 
 
-def gated(*args, **options):
-    response = SimpleNamespace(headers={}, status_code=403, request=None)
-    raise GatedRepoError("its terms must be accepted", response=response)
-
-
 @pytest.mark.parametrize(
     ("source", "options", "said"),
     [
         ("tester/absent", [], "tester/absent is not a path, and cannot be downloaded"),
         ("tester/motif", ["--revision", "v2"], "Invalid rev id: v2"),
         ("tester/motif", ["cut"], "tester/motif is not a path, and cannot be downloaded"),
-        ("tester/motif", ["gated"], "its terms must be accepted"),
         ("tester/empty", [], "tester/empty holds no safetensors"),
         ("source", ["--revision", "v1"], "A revision was given, but source is a path"),
     ],
@@ -122,8 +114,6 @@ def test_what_cannot_be_downloaded(hub, repo, tmp_path, capsys, monkeypatch, sou
     HfApi().create_repo("tester/empty")
     if options == ["cut"]:
         plan_faults(hub, *[("model_info", 0)] * 9)
-    if options == ["gated"]:
-        monkeypatch.setattr(origin, "snapshot_download", gated)
     assert convert(source, "ours", *(options if len(options) > 1 else [])) == 1
     error = capsys.readouterr().err
     assert "error: " in error and said in error and not (tmp_path / "ours").exists()

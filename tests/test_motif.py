@@ -11,7 +11,7 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from motif_reference import CONFIG, attention, logits, mlp, random_weights, shapes
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, StaticCache
+from transformers import AutoModelForCausalLM, StaticCache
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.conversion import open_checkpoint
@@ -112,22 +112,6 @@ def test_gradients_of_a_layer_equal_the_formulas(motif, implementation):
         assert relative_error(x32.grad[0], x64.grad) <= 1e-5
         for name, parameter in module.named_parameters():
             assert relative_error(parameter.grad, expected[name].grad) <= 2e-5, name
-
-
-def test_a_static_cache_and_continuous_batching_generate_the_same_tokens(motif):
-    model = motif[2]
-    prompts = [[5, 6, 7], [8, 9, 10, 11, 12, 13, 14], [17]]
-    greedy = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
-    expected = [model.generate(torch.tensor([ids]), **greedy)[0, len(ids) :].tolist() for ids in prompts]
-    static = {"cache_implementation": "static", "disable_compile": True}
-    got = [model.generate(torch.tensor([ids]), **greedy, **static)[0, len(ids) :].tolist() for ids in prompts]
-    assert got == expected
-    batch = model.generate_batch(
-        prompts,
-        generation_config=GenerationConfig(**greedy, eos_token_id=-1),
-        continuous_batching_config=ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=64),
-    )
-    assert [list(output.generated_tokens) for output in batch.values()] == expected
 
 
 @pytest.mark.slow
