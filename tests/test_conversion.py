@@ -175,12 +175,14 @@ def test_convert_gives_the_output_of_the_golden_files(tmp_path, name, golden_cla
 
 
 def test_convert_reads_other_names(tmp_path, folders):
-    state = state_of(folders["yoco"])
-    for short, name in (("wq", "q_proj"), ("wk", "k_proj"), ("wv", "v_proj"), ("wo", "out_proj")):
-        state = {key.replace(f"attention.{short}.", f"attention.{name}."): x for key, x in state.items()}
-    save_file(state, tmp_path / "model.safetensors")
-    convert(open_checkpoint(tmp_path, "yoco", flash_semantics=True), tmp_path / "from_yoco")
-    assert_equal_states(folders["diff_transformer"], tmp_path / "from_yoco")
+    state = {key.replace("layers", "blocks"): x for key, x in state_of(folders["yoco"]).items()}
+    for i, names in enumerate(({}, {"wq": "q_proj", "wk": "k_proj", "wv": "v_proj", "wo": "out_proj"})):
+        for short, name in names.items():
+            state = {key.replace(f"attention.{short}.", f"attention.{name}."): x for key, x in state.items()}
+        save_file(state, tmp_path / "model.safetensors")
+        source = open_checkpoint(tmp_path, "yoco", flash_semantics=True, rename={"layers": "blocks"})
+        convert(source, tmp_path / f"from_yoco{i}")
+        assert_equal_states(folders["diff_transformer"], tmp_path / f"from_yoco{i}")
 
     state = {key.replace("model.layers", "decoder.blocks"): x for key, x in state_of(folders["unilm"]).items()}
     save_file(state, tmp_path / "model.safetensors")
@@ -345,7 +347,7 @@ def test_open_checkpoint_rejects_what_contradicts_the_layout(tmp_path, folders):
     for place, layout, options, message in (
         (yoco, "yoco", {}, "4 heads and 2 key heads.*confirm it with --flash-semantics"),
         (yoco, "unilm", {}, "config.json states yoco, but unilm was requested"),
-        (yoco, "yoco", {"rename": {"layers": "x"}}, "no 'x.0.attention.wq.weight', by which a yoco checkpoint is"),
+        (yoco, "yoco", {"rename": {"layers": "x"}}, "no 'x.0.attention.q_proj.weight', by which a yoco checkpoint is"),
         (bare, "unilm", {}, "no 'model.embed_tokens.weight', by which a unilm checkpoint is recognized"),
         (bare, "diffllama", {}, "config.json does not exist"),
         (three, "unilm_v2", {}, r"lambda_proj.weight is \(3, 64\), not \(4, 64\)|head_dim"),

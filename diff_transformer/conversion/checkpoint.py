@@ -49,12 +49,10 @@ def open_checkpoint(
 
     Args:
         rename: Parts of the layout's names -> what this checkpoint has instead.
-        ignore: Regular expressions for tensors, or fields of the config.json of Motif and Llama-like models, to leave
-            out.
+        ignore: Regular expressions for tensors, or fields of config.json (Motif and Llama-like models), to leave out.
         state_key: The key of the weights in a torch file that holds more.
-        flash_semantics: Confirms that a grouped-query checkpoint of the authors' code was trained with their flash
-            modules.
-        given: As in `Layout.read_config`.
+        flash_semantics: Confirms that the authors' flash modules trained a checkpoint with grouped queries.
+        given: rope_theta, rms_norm_eps and max_position_embeddings, for the authors' layouts.
 
     Raises:
         ValueError: The checkpoint does not match its description; the error lists all faults.
@@ -62,8 +60,8 @@ def open_checkpoint(
     """
     files = CheckpointFiles(path, state_key)
     files.meta = {name: x for name, x in files.meta.items() if not _matches(ignore, name)}
-    layout = LAYOUTS[layout_name].matching(files.meta)
-    layout = replace(layout, renamed=(*layout.renamed, *(rename or {}).items()))
+    layout = LAYOUTS[layout_name]
+    layout = replace(layout, renamed=(*layout.renamed, *(rename or {}).items())).matching(files.meta)
     try:
         config = layout.read_config(files.meta, _read_stated(layout, files.folder / "config.json", ignore), **given)
     except ValueError as error:

@@ -4,8 +4,9 @@
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from ..tokenization_cl100k import cl100k_tokenizer
 from .checkpoint import OpenCheckpoint
 from .checkpoint_files import CheckpointFiles, write_shards
 from .layouts import LAYOUTS, Layout, OurConfig
-from .layouts.base import LAMBDA_VECTORS, Q_PROJ, SPECIAL_IDS, Step, in_layer
+from .layouts.base import LAMBDA_VECTORS, Q_PROJ, SPECIAL_IDS, in_layer
 from .origin import Origin
 from .tokenization_yoco import yoco_tokenizer
 from .verification import Verdict, compare
@@ -77,23 +78,24 @@ def convert(
     is_import = layout.name == layout.ours
     steps = theirs.into_ours(config, main_dtype) if is_import else layout.out_of_ours(config)
     plan = {step.target: step for step in steps}
-    meta = {target: _meta(step, source, dtype) for target, step in plan.items()}
+    with torch.device("meta"):
+        meta = {target: step.make(*(files.meta[x] for x in step.sources)) for target, step in plan.items()}
+    if dtype is not None:
+        meta = {target: x if target.endswith(LAMBDA_VECTORS) else x.to(dtype) for target, x in meta.items()}
+    for i in range(config.num_hidden_layers if noise_std else 0):
+        step = plan[in_layer(i, Q_PROJ)]
+        noisy = partial(_with_noise, step.make, config.head_dim, noise_std, seed * config.num_hidden_layers + i)
+        plan[step.target] = replace(step, make=noisy)
     saved_tokenizer = _tokenizer(tokenizer, source)
-    noisy = {in_layer(i, Q_PROJ): i for i in range(config.num_hidden_layers)}
     # A configuration may state several ends of a text, of which a tokenizer knows one
     keeps_ids = theirs.has_config and tokenizer is None
     ids_of = config if keeps_ids else saved_tokenizer or config
     config = type(config).from_dict(config.to_dict() | {name: getattr(ids_of, name) for name in SPECIAL_IDS})
 
     def blocks(target: str) -> Iterator[torch.Tensor]:
-        step, to_type = plan[target], meta[target].dtype
-        if step.by_rows:
-            yield from (step.make(block).to(to_type) for block in files.read_blocks(*step.sources))
-            return
-        x = step.make(*map(files.read, step.sources)).to(to_type)
-        if noise_std and target in noisy:
-            x = _with_noise(x, config.head_dim, noise_std, seed * len(noisy) + noisy[target])
-        yield x
+        step = plan[target]
+        parts = zip(files.read_blocks(*step.sources)) if step.by_rows else [map(files.read, step.sources)]
+        return (step.make(*part).to(meta[target].dtype) for part in parts)
 
     size = sum(x.nbytes for x in meta.values())
     verdicts = []
@@ -118,12 +120,6 @@ def convert(
                 lines = "\n".join(map(str, verdicts))
                 raise VerificationError(f"The logits differ from those of the source; nothing was written.\n{lines}")
     return verdicts
-
-
-def _meta(step: Step, source: OpenCheckpoint, dtype: torch.dtype | None) -> torch.Tensor:
-    with torch.device("meta"):
-        like = step.make(*(source.files.meta[name] for name in step.sources))
-    return like if dtype is None or step.target.endswith(LAMBDA_VECTORS) else like.to(dtype)
 
 
 def _tokenizer(name: str | None, source: OpenCheckpoint) -> PreTrainedTokenizerBase | None:
@@ -159,8 +155,11 @@ def _write_config(folder: Path, layout: Layout, config: OurConfig, dtype: torch.
     model.to(dtype).save_pretrained(folder, state_dict={})  # everything but the weights
 
 
-def _with_noise(q_proj: torch.Tensor, head_dim: int, noise_std: float, seed: int) -> torch.Tensor:
+def _with_noise(
+    make: Callable[..., torch.Tensor], head_dim: int, noise_std: float, seed: int, *sources: torch.Tensor
+) -> torch.Tensor:
     """q_proj with normal noise in the second query head of each pair, of `noise_std` times its standard deviation."""
+    q_proj = make(*sources)
     pairs = q_proj.float().unflatten(0, (-1, 2, head_dim)).clone()
     noise = torch.randn(pairs[:, 1].shape, generator=torch.Generator().manual_seed(seed))
     pairs[:, 1] += noise_std * q_proj.float().std() * noise

@@ -111,10 +111,7 @@ class Layout:
         return config
 
     def read_config(self, meta: dict[str, torch.Tensor], stated: dict[str, Any], **given: float | None) -> OurConfig:
-        """Our configuration of their tensors (on meta) and their config.json.
-
-        given: rope_theta, rms_norm_eps and max_position_embeddings, for layouts without a config.json.
-        """
+        """Our configuration of their tensors (on meta) and their config.json; `given` is for layouts without one."""
         if names := [name for name, value in given.items() if value is not None]:
             raise ValueError(f"{', '.join(names)}: a {self.name} checkpoint states this in its own config.json.")
         return self.config_class(**self.to_ours(stated))
