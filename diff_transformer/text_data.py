@@ -2,6 +2,7 @@
 """Text and tables: datasets of the Hub, local files and folders, and the Python standard library's own sources."""
 
 import json
+import re
 import sysconfig
 from collections.abc import Collection, Iterable, Iterator
 from importlib.util import find_spec
@@ -24,9 +25,7 @@ _CACHE_VERSION = 1  # raise it when the same files give other documents: the cac
 def load_table(
     dataset: str, config: str | None = None, split: str = "train", columns: Iterable[str] = ()
 ) -> "Dataset":
-    """The rows of a dataset of the Hub, or of a local file or folder, which must have `columns`.
-
-    A local file has one split, whatever `split` says.
+    """The rows of a dataset of the Hub, or of a local folder or file (whatever `split` is), which must have `columns`.
 
     Raises ValueError for columns or a split that it does not have; the message lists those that it has.
     """
@@ -77,8 +76,7 @@ def _load_files(files: list[Path], kind: str, streaming: bool = False) -> Any:
     return load_dataset(_TABLES[kind], data_files=list(map(str, files)), split="train", streaming=streaming)
 
 
-def _is_saved(path: Path) -> bool:
-    """Whether save_to_disk wrote the folder."""
+def _is_saved(path: Path) -> bool:  # by save_to_disk
     return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
 
 
@@ -98,9 +96,9 @@ def _open_dataset(
                 raise ValueError(f"{path} has the splits {', '.join(rows)}, not {split!r}.")
             rows = rows[split]
         return rows.to_iterable_dataset(max(1, len(rows.cache_files))) if streaming else rows
-    options = {"streaming": True} if streaming else {"num_proc": num_proc}
+    name, processes = str(path) if path.exists() else dataset, None if streaming else num_proc
     try:
-        return load_dataset(str(path) if path.exists() else dataset, config, split=split, **options)
+        return load_dataset(name, config, split=split, streaming=streaming, num_proc=processes)
     except (ValueError, FileNotFoundError, ConnectionError) as error:  # datasets names what there is
         what = f"{dataset!r}, configuration {config!r}, split {split!r} cannot be opened"
         raise ValueError(f"{what}, as a path or from the Hub ({error}). Name another: --dataset PATH.") from error
@@ -151,10 +149,8 @@ def load_documents(
     options = {"files": stats, "text_column": text_column, "source_column": source_column, "version": _CACHE_VERSION}
     if streaming:
         return IterableDataset.from_generator(_read_files, features=features, gen_kwargs=options)
-    processes = min(num_proc or 1, len(files))
-    return Dataset.from_generator(
-        _read_files, features=features, gen_kwargs=options, num_proc=processes if processes > 1 else None
-    )
+    processes = min(num_proc, len(files)) if num_proc else None
+    return Dataset.from_generator(_read_files, features=features, gen_kwargs=options, num_proc=processes)
 
 
 def fault_of(text: Any, max_characters: int | None = None) -> str | None:
@@ -179,12 +175,9 @@ def _kind(file: Path) -> str:
 def _files_of_one_kind(path: Path) -> tuple[str, list[Path]]:
     """The one suffix of the files of a corpus, and the files, hidden ones left out."""
     known = (*_TABLES, ".txt")
-    inside = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    files = [
-        file
-        for file in inside
-        if _kind(file) in known and not any(part.startswith(".") for part in file.relative_to(path).parts)
-    ]
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    hidden = re.compile(r"(.*/)?\.[^/]")  # the path of a file relative to itself is "."
+    files = [file for file in files if _kind(file) in known and not hidden.match(file.relative_to(path).as_posix())]
     kinds = sorted({_kind(file) for file in files})
     if len(kinds) != 1:
         found = f"{path} holds {' and '.join(kinds) or 'nothing'} to read a corpus from"

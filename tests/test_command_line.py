@@ -56,7 +56,7 @@ def test_help_lists_our_commands_before_those_of_transformers():
     assert result.exit_code == 0
     assert "Differential Transformers" in result.output and "Transformers CLI" not in result.output
     ours, theirs = result.output.split("Transformers commands:")
-    for name, (_, _, text) in command_line.COMMANDS.items():
+    for name, (_, text) in command_line.COMMANDS.items():
         assert re.search(rf"^  {name} +{re.escape(text)}$", ours, re.MULTILINE)
         assert not re.search(rf"^  {name} ", theirs, re.MULTILINE)
     for name in ("serve", "chat", "env"):
@@ -140,7 +140,7 @@ def test_help_needs_no_extras_and_a_stage_says_which_it_needs():
     for stage in ("pretrain", "extend_64k", "math_stage1", "math_stage2"):
         assert said[stage] == message
 
-    ours = {f"diff_transformer.{module}" for module, _, _ in command_line.COMMANDS.values()}
+    ours = {f"diff_transformer.{module}" for module, _ in command_line.COMMANDS.values()}
     assert "diff_transformer.modeling_diff" in said["imported"]
     assert not ours & set(said["imported"]), "the help of all commands imports what one of them runs"
 
