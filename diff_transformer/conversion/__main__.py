@@ -7,7 +7,7 @@ import sys
 import torch
 from huggingface_hub.errors import StrictDataclassError
 
-from .checkpoint import OpenCheckpoint, open_checkpoint
+from .checkpoint import open_checkpoint
 from .converter import convert
 from .layouts import LAYOUTS
 from .origin import Origin, local_path
@@ -71,10 +71,10 @@ def _run(options: argparse.Namespace) -> int:
     path, repo_id = local_path(options.source, options.revision)
     opening = {name: getattr(options, name) for name in OPENING}
     source = open_checkpoint(path, layout, rename=dict(options.rename), **opening)
-    print(f"Found   {_summary(source)}")
+    print(f"Found   {source}")
     if options.command == "verify":
         other = open_checkpoint(local_path(options.destination)[0], to, flash_semantics=True)
-        print(f"Found   {_summary(other)}")
+        print(f"Found   {other}")
         verdicts = compare(source, other, options.tolerance)
     else:
         print(f"Plan    {layout} -> {to}, into {options.destination}", flush=True)
@@ -88,17 +88,6 @@ def _run(options: argparse.Namespace) -> int:
         unknown = "none found in SOURCE; find out what its authors allow before you share DEST"
         print(f"License {f'{known}: it applies to DEST too' if known else unknown}")
     return 0 if all(verdict.passed for verdict in verdicts) else 1
-
-
-def _summary(checkpoint: OpenCheckpoint) -> str:
-    config, meta = checkpoint.config, checkpoint.files.meta.values()
-    types = ", ".join(sorted({str(x.dtype).removeprefix("torch.") for x in meta}))
-    return (
-        f"{checkpoint.layout.name} in {checkpoint.files.path}: {checkpoint.layout.describe_sizes(config)}, vocabulary "
-        f"{config.vocab_size}; {sum(x.nbytes for x in meta) / 2**20:,.0f} MiB, {types}\n"
-        f"        rope {config.rope_parameters}, norm eps {config.rms_norm_eps}, "
-        f"{config.max_position_embeddings} positions"
-    )
 
 
 if __name__ == "__main__":

@@ -34,6 +34,17 @@ class OpenCheckpoint:
         for block in self.files.read_blocks(self.layout.their_name(ours)):
             yield block if self.dtype is None else block.to(self.dtype)
 
+    def __str__(self) -> str:
+        config, meta = self.config, self.files.meta.values()
+        heads = config.num_attention_heads // (2 if self.layout.single_queries else 1)
+        types = ", ".join(sorted({str(x.dtype).removeprefix("torch.") for x in meta}))
+        return (
+            f"{self.layout.name} in {self.files.path}: {config.num_hidden_layers} layers of {config.hidden_size}, "
+            f"{heads} heads and {config.num_key_value_heads} key heads of {config.head_dim}, vocabulary "
+            f"{config.vocab_size}; {sum(x.nbytes for x in meta) / 2**20:,.0f} MiB, {types}; {config.rope_parameters}, "
+            f"norm eps {config.rms_norm_eps}, {config.max_position_embeddings} positions"
+        )
+
 
 def open_checkpoint(
     path: str | Path,
@@ -66,15 +77,16 @@ def open_checkpoint(
         config = layout.read_config(files.meta, _read_stated(layout, files.folder / "config.json", ignore), **given)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    _check_names_and_shapes(layout, config, files)
+    opened = OpenCheckpoint(files, layout, config)
+    _check_names_and_shapes(opened)
     is_grouped = config.num_key_value_heads < config.num_attention_heads
     if is_grouped and layout.ours == OURS.name and layout.interleaved_rotary and not flash_semantics:
         raise ValueError(
-            f"{path} has {config.num_attention_heads} heads and {config.num_key_value_heads} key heads. A model that "
-            "the authors' naive module (multihead_diffattn.py) trained cannot be represented: it pairs them "
-            "differently. If a flash module was used, confirm it with --flash-semantics."
+            f"{opened}\nA model with fewer key heads that the authors' naive module (multihead_diffattn.py) trained "
+            "cannot be represented: it pairs them differently. If a flash module was used, confirm it with "
+            "--flash-semantics."
         )
-    return OpenCheckpoint(files, layout, config)
+    return opened
 
 
 def _matches(patterns: tuple[str, ...], name: str) -> bool:
@@ -104,19 +116,17 @@ def _read_stated(layout: Layout, file: Path, ignore: tuple[str, ...]) -> dict[st
     return stated
 
 
-def _check_names_and_shapes(layout: Layout, config: OurConfig, files: CheckpointFiles) -> None:
+def _check_names_and_shapes(opened: OpenCheckpoint) -> None:
     """All tensors that the configuration requires must be there, in their shapes, and no other."""
-    meta, expected = files.meta, {name: tuple(x.shape) for name, x in layout.their_tensors(config).items()}
-    faults = [f"missing: {name} {shape}" for name, shape in expected.items() if name not in meta]
-    faults += [f"unknown: {name} {tuple(x.shape)}" for name, x in meta.items() if name not in expected]
-    faults += [
-        f"wrong shape: {name} is {tuple(x.shape)}, not {expected[name]}"
-        for name, x in meta.items()
-        if expected.get(name, x.shape) != x.shape
-    ]
-    faults += [f"wrong type: {name} is {x.dtype}" for name, x in meta.items() if x.dtype not in DTYPES]
+    expected = {name: tuple(x.shape) for name, x in opened.layout.their_tensors(opened.config).items()}
+    found = {name: tuple(x.shape) for name, x in opened.files.meta.items()}
+    faults = [f"missing: {name} {shape}" for name, shape in expected.items() if name not in found]
+    faults += [f"unknown: {name} {shape}" for name, shape in found.items() if name not in expected]
+    wrong = {name: shape for name, shape in found.items() if expected.get(name, shape) != shape}
+    faults += [f"wrong shape: {name} is {shape}, not {expected[name]}" for name, shape in wrong.items()]
+    faults += [f"wrong type: {name} is {x.dtype}" for name, x in opened.files.meta.items() if x.dtype not in DTYPES]
     if faults:
         raise ValueError(
-            f"{files.path} looks like a {layout.name} checkpoint of {layout.describe_sizes(config)}, but its tensors "
-            "do not match. Name tensors to leave out with --ignore.\n  " + "\n  ".join(faults)
+            f"{opened}\nThe tensors do not match this. Name tensors to leave out with --ignore.\n  "
+            + "\n  ".join(faults)
         )

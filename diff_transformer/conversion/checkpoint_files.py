@@ -91,10 +91,8 @@ def _torch_state(file: Path, state_key: str | None) -> dict[str, torch.Tensor]:
     try:
         state = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
     except Exception as error:  # torch raises many kinds, and the user needs to see each of them
-        raise ValueError(
-            f"{file} cannot be read as tensors alone ({str(error).splitlines()[0]}). Pickled code is not run: save "
-            "its state dict with torch.save(model.state_dict(), ...) or as safetensors."
-        ) from error
+        reason = f"{file} cannot be read as tensors alone ({str(error).splitlines()[0]})"
+        raise ValueError(f"{reason}. Pickled code is not run: save its state dict as safetensors.") from error
     if isinstance(state, dict) and state_key in state:
         state = state[state_key]
     elif state_key is not None:

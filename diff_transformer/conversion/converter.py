@@ -123,22 +123,19 @@ def convert(
 
 
 def _tokenizer(name: str | None, source: OpenCheckpoint) -> PreTrainedTokenizerBase | None:
-    if name is None:
-        if not (source.files.folder / "tokenizer_config.json").is_file():
-            return None
-        name = str(source.files.folder)
-    tokenizer: PreTrainedTokenizerBase
+    if name is None and not (source.files.folder / "tokenizer_config.json").is_file():
+        return None
+    folder = Path(name or source.files.folder)
     if name in ("cl100k", "yoco"):
         tokenizer = cl100k_tokenizer() if name == "cl100k" else yoco_tokenizer()
-    elif (Path(name) / "tokenizer.json").is_file():
-        # Not by its class: some, such as GPT2Tokenizer, take only the vocabulary from this file, and split otherwise
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(name)
     else:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        # Not by its class: some, such as GPT2Tokenizer, take only the vocabulary from this file, and split otherwise
+        generic = PreTrainedTokenizerFast if (folder / "tokenizer.json").is_file() else AutoTokenizer
+        tokenizer = generic.from_pretrained(folder)
     if len(tokenizer) > source.config.vocab_size:
         sizes = f"{len(tokenizer)} entries, and the model only {source.config.vocab_size}"
         raise ValueError(
-            f"The tokenizer {name!r} has {sizes}: they do not belong together. Choose another --tokenizer."
+            f"The tokenizer {folder} has {sizes}: they do not belong together. Choose another --tokenizer."
         )
     return tokenizer
 

@@ -2,7 +2,7 @@
 """The authors' code (microsoft/unilm): attention modules of V1 and V2 in any decoder, and the decoder YOCO."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ _STATED = (
 class AuthorsLayout(Layout):
     """Their code has no configuration. A config.json that lies there may state what shapes do not determine, and the
     one that we write does."""
+
+    interleaved_rotary: bool = True
 
     has_config = False
 
@@ -85,27 +87,16 @@ class AuthorsLayout(Layout):
         }
 
 
-UNILM = AuthorsLayout(
-    "unilm",
-    DiffTransformerConfig,
-    "unilm",
-    lacks=("_proj.bias", *POLY_NORM),
-    renamed=(("o_proj", "out_proj"),),
-    interleaved_rotary=True,
-)
-UNILM_V2 = AuthorsLayout(
-    "unilm_v2", DiffTransformerV2Config, "unilm_v2", lacks=("_proj.bias", *QK_NORMS), interleaved_rotary=True
-)
-YOCO = replace(
-    UNILM,
-    name="yoco",
-    model_type="yoco",
-    renamed=(
-        *(("model.embed_tokens", "tok_embeddings"), ("model.norm", "norm"), ("lm_head", "output")),
-        *(("model.layers", "layers"), ("self_attn", "attention")),
-        *(("input_layernorm", "attention_norm"), ("post_attention_layernorm", "ffn_norm")),
-        *(("mlp.gate_proj", "feed_forward.w1"), ("mlp.down_proj", "feed_forward.w2")),
-        *(("mlp.up_proj", "feed_forward.w3"), *((f"{name}_proj", f"w{name}") for name in "qkvo")),
-    ),
-    variant=(*((f".w{name}.", f".{name}_proj.") for name in "qkv"), (".wo.", ".out_proj.")),
+# Their modules in a decoder named like Llama's
+UNILM = AuthorsLayout("unilm", DiffTransformerConfig, "unilm", ("_proj.bias", *POLY_NORM), (("o_proj", "out_proj"),))
+UNILM_V2 = AuthorsLayout("unilm_v2", DiffTransformerV2Config, "unilm_v2", ("_proj.bias", *QK_NORMS))
+_YOCO = {
+    **{"model.embed_tokens": "tok_embeddings", "model.norm": "norm", "lm_head": "output", "model.layers": "layers"},
+    **{"self_attn": "attention", "input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm"},
+    **{"mlp.gate_proj": "feed_forward.w1", "mlp.down_proj": "feed_forward.w2", "mlp.up_proj": "feed_forward.w3"},
+    **{f"{name}_proj": f"w{name}" for name in "qkvo"},
+}
+_YOCO_VARIANT = {".wq.": ".q_proj.", ".wk.": ".k_proj.", ".wv.": ".v_proj.", ".wo.": ".out_proj."}
+YOCO = AuthorsLayout(
+    "yoco", DiffTransformerConfig, "yoco", UNILM.lacks, tuple(_YOCO.items()), tuple(_YOCO_VARIANT.items())
 )

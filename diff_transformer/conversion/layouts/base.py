@@ -140,13 +140,6 @@ class Layout:
         if lost:
             raise ValueError(f"The model has {', '.join(lost)}, which {self.name} cannot represent.")
 
-    def describe_sizes(self, config: OurConfig) -> str:
-        heads = config.num_attention_heads // (2 if self.single_queries else 1)
-        return (
-            f"{config.num_hidden_layers} layers of {config.hidden_size}, {heads} heads and "
-            f"{config.num_key_value_heads} key heads of {config.head_dim}"
-        )
-
     def check_weights(self, read: Callable[[str], torch.Tensor], config: OurConfig) -> None:
         """Raises ValueError for weights, read by our names, that would be lost on the way to this layout."""
 

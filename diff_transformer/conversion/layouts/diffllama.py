@@ -14,6 +14,8 @@ OWN = ("attention_bias", "lambda_std_dev")
 
 @dataclass(frozen=True)
 class DiffLlamaLayout(Layout):
+    heads_in_blocks: bool = True
+
     def to_ours(self, stated: dict[str, Any]) -> dict[str, Any]:
         """Raises ValueError for a lambda_init other than that of Eq. 2."""
         if stated.get("lambda_init", "exponential") != "exponential":
@@ -33,9 +35,5 @@ class DiffLlamaLayout(Layout):
 
 
 DIFFLLAMA = DiffLlamaLayout(
-    "diffllama",
-    DiffTransformerConfig,
-    DiffLlamaConfig.model_type,
-    lacks=(SUBLN, *MLP_BIASES, *POLY_NORM),
-    heads_in_blocks=True,
+    "diffllama", DiffTransformerConfig, DiffLlamaConfig.model_type, (SUBLN, *MLP_BIASES, *POLY_NORM)
 )

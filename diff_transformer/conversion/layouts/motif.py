@@ -60,11 +60,5 @@ class MotifLayout(Layout):
 
 
 MOTIF = MotifLayout(
-    "motif",
-    DiffTransformerConfig,
-    "Motif",
-    lacks=("_proj.bias",),
-    required=REQUIRED,
-    no_effect=UNUSED,
-    citation=CITATION,
+    "motif", DiffTransformerConfig, "Motif", ("_proj.bias",), required=REQUIRED, no_effect=UNUSED, citation=CITATION
 )
