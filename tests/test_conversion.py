@@ -245,11 +245,7 @@ def test_convert_reads_sharded_torch_files_beside_those_of_a_trainer(tmp_path, f
         ({"num_key_value_heads": 1}, ["qwen2"], "attention_bias=False"),
         ({"num_key_value_heads": 1}, ["qwen3"], "use_qk_norm=False"),
         ({"num_signal_heads_per_noise_head": 3, "head_dim": 8, "num_key_value_heads": 1}, ["llama"], "noise_head=3"),
-        (
-            {"attention_bias": True, "mlp_bias": True},
-            ["unilm_v2"],
-            "mlp_bias=True, attention_output_bias=True, _proj.bias",
-        ),
+        ({"attention_bias": True, "mlp_bias": True}, ["unilm_v2"], "attention_output_bias=True, _proj.bias"),
     ],
 )
 def test_convert_names_what_a_layout_cannot_represent(tmp_path, changes, layouts, lost):
@@ -297,10 +293,9 @@ def test_verify_command_compares_logits(tmp_path, folders, capsys):
     assert main(arguments) == 1
     assert "states diffllama, but diff_transformer was requested" in capsys.readouterr().err
     assert main([*arguments, "--to", "diffllama"]) == 0
+    other = open_checkpoint(save(make_model(vocab_size=97), tmp_path / "other"), "diff_transformer")
     with pytest.raises(ValueError, match="vocabularies differ: 96 and 97 entries"):
-        compare(
-            read(folders, "yoco"), open_checkpoint(save(make_model(vocab_size=97), tmp_path / "a"), "diff_transformer")
-        )
+        compare(read(folders, "yoco"), other)
 
 
 # ---------------------------------------------------------------------- strictness

@@ -137,15 +137,18 @@ def test_the_tokenizer_splits_and_the_generation_stops_as_before(checkpoint, tmp
         ("---\nlicense: other\nlicense_link: https://example.org/terms\n---\n", "other, https://example.org/terms"),
         ("---\nlicense: mit\nlicense_name: motif-license\n---\n", "mit, motif-license, LICENSE"),
         ("no metadata", "LICENSE"),
+        (None, "none found in SOURCE; find out what its authors allow"),
     ],
 )
 def test_a_local_folder_says_what_it_says(checkpoint, tmp_path, capsys, card, license):
-    (checkpoint / "README.md").write_text(card)
+    (checkpoint / "README.md" if card else checkpoint / "LICENSE").unlink()
+    (checkpoint / "README.md").write_text(card or "")
     assert convert(checkpoint, tmp_path / "ours", "--no-verify", "--dtype", "bfloat16") == 0
-    assert f"License {license}: it applies to DEST too" in capsys.readouterr().out
+    assert f"License {license}{': it applies to DEST too' if card else ''}" in capsys.readouterr().out
     text = (tmp_path / "ours" / "README.md").read_text()
     assert "with `diff-transformer convert --from motif --dtype bfloat16`." in text and str(tmp_path) not in text
-    assert ("base_model: owner/base" in text) == ("owner/base" in card)
+    assert ("base_model: owner/base" in text) == ("owner/base" in (card or ""))
+    assert text.startswith("---") == ("---" in (card or ""))
 
 
 def test_a_link_to_a_file_that_is_not_there_leads_to_the_hub(checkpoint):
@@ -153,11 +156,3 @@ def test_a_link_to_a_file_that_is_not_there_leads_to_the_hub(checkpoint):
     known = origin.Origin.of(checkpoint, "tester/motif")
     assert known.metadata["license_link"] == "https://huggingface.co/tester/motif/blob/main/LICENSE"
     assert [path.name for path in known.terms] == ["LICENSE.md"] and known.revision is None
-
-
-def test_without_a_license_the_command_says_so(checkpoint, tmp_path, capsys):
-    for name in ("README.md", "LICENSE"):
-        (checkpoint / name).unlink()
-    assert convert(checkpoint, tmp_path / "ours", "--no-verify") == 0
-    assert "License none found in SOURCE; find out what its authors allow" in capsys.readouterr().out
-    assert not (tmp_path / "ours" / "README.md").read_text().startswith("---")

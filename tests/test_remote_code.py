@@ -349,22 +349,6 @@ def a_model_and_its_tokenizer_load_and_the_model_saved_again_too(root: Path) -> 
 
 
 @user
-def peft_trains_and_loads_an_adapter(root: Path) -> None:
-    from peft import LoraConfig, PeftModel, get_peft_model
-
-    for name in REPOS:
-        model = AutoModelForCausalLM.from_pretrained(root / name, trust_remote_code=True).eval()
-        adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False))
-        outputs = outputs_of(adapted)
-        with tempfile.TemporaryDirectory() as folder:
-            adapted.save_pretrained(folder)
-            model = AutoModelForCausalLM.from_pretrained(root / name, trust_remote_code=True)
-            again = PeftModel.from_pretrained(model, folder).eval()
-        assert_bit_equal(outputs_of(again), outputs, "the adapter, saved and loaded")
-        assert not torch.equal(outputs[0], outputs_of(local_model(root, name))[0]), "the adapter does nothing"
-
-
-@user
 def two_revisions_of_a_repository_live_side_by_side(root: Path) -> None:
     expected = expected_values(root)
     models = [

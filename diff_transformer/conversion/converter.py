@@ -126,6 +126,7 @@ def _tokenizer(name: str | None, source: OpenCheckpoint) -> PreTrainedTokenizerB
     if name is None and not (source.files.folder / "tokenizer_config.json").is_file():
         return None
     folder = Path(name or source.files.folder)
+    tokenizer: PreTrainedTokenizerBase
     if name in ("cl100k", "yoco"):
         tokenizer = cl100k_tokenizer() if name == "cl100k" else yoco_tokenizer()
     else:
