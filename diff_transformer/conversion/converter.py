@@ -46,14 +46,12 @@ def convert(
     """Writes `source` in the layout `to` as the folder `destination`; one of the two layouts must be ours.
 
     Args:
-        source: From `open_checkpoint`.
         destination: A folder; it appears whole, or not at all.
-        to: A layout, as for `open_checkpoint`; by default ours, of V1 or V2, to which that of `source` belongs.
+        to: By default ours, of V1 or V2, to which the layout of `source` belongs.
         dtype: Type of the matrices and norms, by default that of the source. V1's lambda vectors keep theirs.
         tokenizer: `cl100k`, `yoco` or a folder; by default that of the source, if there is one.
         max_shard_size: Of a weight file; memory does not depend on it.
-        verify: Compare the logits before the folder takes its place.
-        overwrite: Replace an existing `destination`.
+        verify: Compare the logits before the folder takes its place, or replaces another (`overwrite`).
         noise_std: From Llama and its like, standard deviation of normal noise in the second query head of each pair,
             relative to that of the weights of its q_proj. The logits then differ, by what is returned.
         seed: Of the noise.
@@ -66,7 +64,7 @@ def convert(
     if theirs.ours != layout.ours or (theirs.name == theirs.ours) == (layout.name == layout.ours):
         raise ValueError(
             f"{theirs.name} converts to and from {theirs.ours}, and {layout.name} to and from {layout.ours}. Exactly "
-            "one layout must be the one of this package that the other needs; convert in two steps."
+            "one layout must be the one of this package that the other needs; V1 and V2 do not mix."
         )
     if noise_std < 0 or (noise_std and not theirs.single_queries):
         raise ValueError(f"noise_std={noise_std}: it must not be negative, and is for Llama and its like alone.")

@@ -25,8 +25,7 @@ LICENSE_METADATA = ("license", "license_name", "license_link", "language")
 def local_path(source: str, revision: str | None = None) -> tuple[Path, str | None]:
     """The path of `source`, and its id if it is a repository of the Hub, which is then downloaded into the cache.
 
-    Raises:
-        ValueError: The repository cannot be downloaded, or a path has no `revision`.
+    Raises ValueError for a repository that cannot be downloaded, and for the `revision` of a path.
     """
     repo_id = None if Path(source).exists() else hub_id(source)
     if repo_id is None:
@@ -82,10 +81,8 @@ class Origin:
         base = f"[{self.base_model}](https://huggingface.co/{self.base_model})" if self.base_model else "a checkpoint"
         revision = f" at revision `{self.revision}`" if self.revision else ""
         text = f"The weights were converted from {base}{revision} with `{command}`."
-        if self.license:
-            text += f" Their license, {self.license}, applies to this model too."
-        if citation:
-            text += f" Please cite the original model:\n\n```bibtex\n{citation}\n```"
+        text += f" Their license, {self.license}, applies to this model too." if self.license else ""
+        text += f" Please cite the original model:\n\n```bibtex\n{citation}\n```" if citation else ""
         metadata = self.metadata | ({"base_model": self.base_model} if self.base_model else {})
         head = f"---\n{yaml_dump(metadata)}---\n\n" if metadata else ""
         (folder / "README.md").write_text(f"{head}{BEGIN}\n## Origin\n\n{text}\n{END}\n", encoding="utf-8")

@@ -172,9 +172,8 @@ def _text_ids() -> list[int]:
 def compare(first: OpenCheckpoint, second: OpenCheckpoint, tolerance: float | None = None) -> list[Verdict]:
     """Compares the logits on random ids and on the ids of a text.
 
-    tolerance: Of the logits, relative to the largest; by default they must be equal between Llama-like models and V2,
-    and agree up to rounding elsewhere. Equal logits are demanded in float32 and bfloat16, with eager attention and
-    sdpa.
+    tolerance: Of the logits, relative to the largest; by default EQUAL between Llama-like models and V2, in float32
+    and bfloat16, with eager attention and sdpa, and ROUNDED elsewhere.
     """
     if tolerance is None:
         layouts = (first.layout, second.layout)

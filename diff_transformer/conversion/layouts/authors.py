@@ -42,9 +42,8 @@ class AuthorsLayout(Layout):
         return {"layout": self.name, "rope_theta": config.rope_parameters["rope_theta"]} | stated
 
     def read_config(self, meta: dict[str, torch.Tensor], stated: dict[str, Any], **given: float | None) -> OurConfig:
-        """Sizes come from shapes. The rest comes from the arguments, else from config.json, else it is as in the
-        authors' code (rope_theta 10000, rms_norm_eps 1e-5) and in the paper (max_position_embeddings 4096).
-        """
+        """Sizes come from shapes, the rest from the arguments, else from config.json, else from our defaults, which
+        are those of the authors' code (rope_theta, rms_norm_eps) and of the paper (max_position_embeddings)."""
         shapes, stated = self._from_shapes(meta), stated | {k: x for k, x in given.items() if x is not None}
         eos = DiffTransformerConfig.eos_token_id  # of cl100k
         special_ids = {"eos_token_id": eos if shapes["vocab_size"] > eos else None}

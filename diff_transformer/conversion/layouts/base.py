@@ -117,8 +117,7 @@ class Layout:
         return self.config_class(**self.to_ours(stated))
 
     def unrepresented(self, stated: dict[str, Any]) -> dict[str, Any]:
-        """The fields of their config.json that our model cannot represent: those that do not come back from ours. A
-        field that their class lacks may say that something is off."""
+        """The fields of their config.json that do not come back from ours, those among them that their class lacks."""
         again = _content(self.to_theirs(self.config_class(**self.to_ours(stated))))
         return {
             name: value
@@ -127,8 +126,7 @@ class Layout:
         }
 
     def check_represents(self, config: OurConfig) -> None:
-        """Raises ValueError for what would be lost silently: what does not come back from their configuration and
-        tensors."""
+        """Raises ValueError for what does not come back from their configuration and tensors."""
         try:
             again = self.read_config(self.their_tensors(config), _content(self.to_theirs(config))).to_dict()
         except (ValueError, StrictDataclassError) as error:
