@@ -83,7 +83,7 @@ def test_a_command_gets_its_arguments_and_gives_its_exit_code(called, arguments,
     assert result.exit_code == code
 
 
-def test_missing_packages(called):
+def test_a_command_names_the_extra_of_a_missing_package(called):
     for command, missing, extras in (
         ("evaluate", "lm_eval.tasks", "eval"),
         ("report", "matplotlib", "eval"),
@@ -151,7 +151,7 @@ def test_version_is_ours_and_that_of_transformers():
     assert (result.exit_code, result.output) == (0, expected)
 
 
-def test_the_extras_are_those_of_setup():
+def test_extras_are_those_of_setup():
     """By the names of their modules."""
     assignments = [node for node in ast.parse((ROOT / "setup.py").read_text()).body if isinstance(node, ast.Assign)]
     (extras,) = (ast.literal_eval(node.value) for node in assignments if ast.unparse(node.targets[0]) == "EXTRAS")

@@ -120,7 +120,7 @@ def outputs(model) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_every_logit_is_equal(case, dtype, attention):
+def test_convert_keeps_every_bit_of_the_logits(case, dtype, attention):
     """But for steps of one token on sdpa, where transformers computes all query heads of a key head as one matrix: the
     same sums, in another order if there are twice as many heads."""
     options = {"dtype": dtype, "attn_implementation": attention}
@@ -136,7 +136,7 @@ def test_every_logit_is_equal(case, dtype, attention):
             assert torch.equal(got[name], value), name
 
 
-def test_the_round_trip_is_exact(case):
+def test_convert_and_back_returns_the_same_weights_and_configuration(case):
     theirs, back = state_of(case.theirs), state_of(case.back)
     assert theirs.keys() == back.keys()
     for name in theirs:
@@ -174,7 +174,7 @@ def test_convert_rejects_a_model_that_has_moved(tmp_path, ours):
 # ---------------------------------------------------------------------- noise
 
 
-def test_noise_breaks_the_symmetry(tmp_path, llama, ours, capsys):
+def test_noise_is_in_second_query_heads_alone(tmp_path, llama, ours, capsys):
     arguments = ["convert", str(llama), str(tmp_path / "noise"), "--from", "llama", "--to", "diff_v2"]
     assert main([*arguments, "--noise-std", "0.01", "--seed", "1"]) == 0
     assert "may differ" in capsys.readouterr().out
@@ -259,7 +259,7 @@ def test_open_checkpoint_rejects_fields_that_v2_lacks_by_name(tmp_path, name, ch
         open_checkpoint(tmp_path, name)
 
 
-def test_fields_without_effect_and_ignored_fields_pass(tmp_path, llama):
+def test_open_checkpoint_takes_fields_without_effect_and_ignored_ones(tmp_path, llama):
     config = json.loads((llama / "config.json").read_text())
     rope = config.pop("rope_parameters")
     theta = rope.pop("rope_theta")
@@ -282,7 +282,7 @@ def test_fields_without_effect_and_ignored_fields_pass(tmp_path, llama):
     ],
     ids=lambda rope: rope["rope_type"],
 )
-def test_every_kind_of_rotation_is_the_same(rope):
+def test_convert_keeps_every_kind_of_rotation(rope):
     theirs = LlamaConfig(**SIZES, rope_parameters={"rope_theta": 500.0} | rope)
     ours = LAYOUTS["llama"].read_config({}, theirs.to_dict())
     assert LAYOUTS["llama"].to_theirs(ours).to_dict() == theirs.to_dict()
@@ -297,7 +297,7 @@ def test_every_kind_of_rotation_is_the_same(rope):
 # ---------------------------------------------------------------------- everything else in the folder
 
 
-def test_the_tokenizer_and_the_generation_config_come_along(tmp_path):
+def test_convert_takes_the_tokenizer_and_the_generation_config_along(tmp_path):
     vocab = {token: i for i, token in enumerate([*"abcdefgh", "ab", "cd", "abcd"])}
     tokenizer = Qwen2Tokenizer(vocab=vocab, merges=[("a", "b"), ("c", "d"), ("ab", "cd")])
     tokenizer.add_special_tokens({"eos_token": AddedToken("<|im_end|>", special=True)})

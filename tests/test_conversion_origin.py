@@ -72,7 +72,7 @@ def repo(hub, checkpoint):
     return repo
 
 
-def test_a_repository_is_converted_verified_and_uploaded_with_its_license(hub, repo, checkpoint, tmp_path, capsys):
+def test_convert_verify_and_upload_of_a_repository_keep_its_license(hub, repo, checkpoint, tmp_path, capsys):
     assert convert(repo, tmp_path / "ours", "--revision", "v1") == 0
     fetched = fetched_files(hub, repo)
     assert {"README.md", "LICENSE", "config.json", "model.safetensors", "tokenizer.json"} <= fetched
@@ -109,7 +109,7 @@ def test_a_repository_is_converted_verified_and_uploaded_with_its_license(hub, r
         ("source", ["--revision", "v1"], "A revision was given, but source is a path"),
     ],
 )
-def test_what_cannot_be_downloaded(hub, repo, tmp_path, capsys, monkeypatch, source, options, said):
+def test_convert_rejects_what_cannot_be_downloaded(hub, repo, tmp_path, capsys, monkeypatch, source, options, said):
     monkeypatch.chdir(tmp_path)
     HfApi().create_repo("tester/empty")
     if options == ["cut"]:
@@ -119,7 +119,7 @@ def test_what_cannot_be_downloaded(hub, repo, tmp_path, capsys, monkeypatch, sou
     assert "error: " in error and said in error and not (tmp_path / "ours").exists()
 
 
-def test_the_tokenizer_splits_and_the_generation_stops_as_before(checkpoint, tmp_path):
+def test_convert_keeps_how_the_tokenizer_splits_and_generation_stops(checkpoint, tmp_path):
     assert convert(checkpoint, tmp_path / "ours", "--no-verify") == 0
     text = "I'M\n\n x = 12345;\r\n안녕하세요"
     expected = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
@@ -140,7 +140,7 @@ def test_the_tokenizer_splits_and_the_generation_stops_as_before(checkpoint, tmp
         (None, "none found in SOURCE; find out what its authors allow"),
     ],
 )
-def test_a_local_folder_says_what_it_says(checkpoint, tmp_path, capsys, card, license):
+def test_convert_prints_and_writes_the_license_of_a_local_folder(checkpoint, tmp_path, capsys, card, license):
     (checkpoint / "README.md" if card else checkpoint / "LICENSE").unlink()
     (checkpoint / "README.md").write_text(card or "")
     assert convert(checkpoint, tmp_path / "ours", "--no-verify", "--dtype", "bfloat16") == 0
@@ -151,7 +151,7 @@ def test_a_local_folder_says_what_it_says(checkpoint, tmp_path, capsys, card, li
     assert text.startswith("---") == ("---" in (card or ""))
 
 
-def test_a_link_to_a_file_that_is_not_there_leads_to_the_hub(checkpoint):
+def test_origin_links_to_the_hub_for_a_license_file_that_is_not_here(checkpoint):
     (checkpoint / "LICENSE").rename(checkpoint / "LICENSE.md")
     known = origin.Origin.of(checkpoint, "tester/motif")
     assert known.metadata["license_link"] == "https://huggingface.co/tester/motif/blob/main/LICENSE"

@@ -137,12 +137,12 @@ def test_poly_norm_computes_in_float32_and_starts_as_published():
 
 
 @pytest.mark.parametrize("lambda_init", [[0.1], [0.1, 1.0], [0.1, float("nan")], [-1.0, 0.2]])
-def test_a_list_of_lambda_init_has_a_number_below_one_for_every_layer(lambda_init):
+def test_config_rejects_a_lambda_init_without_a_number_below_one_for_every_layer(lambda_init):
     with pytest.raises(StrictDataclassClassValidationError, match="between -1 and 1 for each of the 2 layers"):
         DiffTransformerConfig(num_hidden_layers=2, lambda_init=lambda_init)
 
 
-def test_the_list_and_the_eps_are_saved(tmp_path):
+def test_config_saves_the_list_of_lambda_init_and_the_eps(tmp_path):
     config = our_config(CONFIG)
     config.save_pretrained(tmp_path)
     loaded = DiffTransformerConfig.from_pretrained(tmp_path)

@@ -113,8 +113,8 @@ def _equations(
         dots = [(w[f"self_attn.lambda_q{n}"] * w[f"self_attn.lambda_k{n}"]).sum().exp() for n in (1, 2)]
         lambda_init = config.layer_lambda_init(i)
         v = torch.cat((v[:, 0::2], v[:, 1::2]), -1)
-        maps = [attend(q[:, n::2], k[:, n::2], v) for n in (0, 1)]
-        heads = maps[0] - (dots[0] - dots[1] + lambda_init) * maps[1]
+        parts = [attend(q[:, n::2], k[:, n::2], v) for n in (0, 1)]
+        heads = parts[0] - (dots[0] - dots[1] + lambda_init) * parts[1]
         if config.use_subln:
             heads = F.rms_norm(heads, heads.shape[-1:], w["self_attn.subln.weight"], config.subln_eps)
         heads = heads * (1 - lambda_init)
