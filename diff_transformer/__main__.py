@@ -18,24 +18,24 @@ import diff_transformer  # registers the model
 
 from .extras import exit_without, skip_unused_deepspeed
 
-# Command: the subpackage whose `__main__` runs it, the extras that it needs, its line of help
+# Command: the subpackage whose `__main__` runs it, its line of help
 COMMANDS = {
-    "convert": ("conversion", "", "Convert a checkpoint from one layout to another."),
-    "verify": ("conversion", "", "Compare the logits of two checkpoints."),
-    "evaluate": ("evaluation", "eval", "Evaluate one or several models with a protocol."),
-    "report": ("evaluation", "eval", "Render the results of evaluations as Markdown and HTML."),
-    "reproduce": ("reproduction", "eval", "Measure what each part of DIFF does to models that you train."),
-    "upload": ("hub_upload", "hub", "Upload a model or an adapter to the Hub, with a model card."),
+    "convert": ("conversion", "Convert a checkpoint from one layout to another."),
+    "verify": ("conversion", "Compare the logits of two checkpoints."),
+    "evaluate": ("evaluation", "Evaluate one or several models with a protocol."),
+    "report": ("evaluation", "Render the results of evaluations as Markdown and HTML."),
+    "reproduce": ("reproduction", "Measure what each part of DIFF does to models that you train."),
+    "upload": ("hub_upload", "Upload a model or an adapter to the Hub, with a model card."),
 }
 
 
 def run(command: str, arguments: tuple[str, ...]) -> None:
-    """Runs one of our commands and exits with its code, or with a message if a package of its extras is missing."""
-    module, extras, _ = COMMANDS[command]
+    """Runs one of our commands and exits with its code, or with a message if a package of an extra is missing."""
+    module, _ = COMMANDS[command]
     # The parsers of these two know both of their commands by name
     prefix = [command] if module in ("conversion", "evaluation") else []
     skip_unused_deepspeed()
-    with exit_without(extras):
+    with exit_without():
         sys.exit(import_module(f"diff_transformer.{module}.__main__").main([*prefix, *arguments]))
 
 
@@ -45,7 +45,7 @@ def print_version() -> None:
 
 for _command in app.commands.values():
     _command.topic = "transformers"  # type: ignore[attr-defined]  # its heading in the help; ours are the main commands
-for _name, (_, _, _help) in COMMANDS.items():
+for _name, (_, _help) in COMMANDS.items():
     app.add_command(
         click.Command(
             _name,

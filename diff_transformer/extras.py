@@ -39,7 +39,7 @@ def skip_unused_deepspeed() -> None:
 
 
 @contextmanager
-def exit_without(extra: str) -> Iterator[None]:
+def exit_without(extra: str = "hub") -> Iterator[None]:
     """Exits with a message where a package of `extra`, or of another one, is not installed.
 
     Every other ModuleNotFoundError is a mistake in an installation or in the code, and propagates.
@@ -48,8 +48,7 @@ def exit_without(extra: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if not any(package in packages for packages in EXTRAS.values()):
-            raise
-        if package not in EXTRAS.get(extra, ()):
-            extra = next(name for name, packages in EXTRAS.items() if package in packages)
-        sys.exit(f"error: {package} is not installed. Install it with: pip install 'diff_transformer[{extra}]'")
+        for name in (extra, *EXTRAS):
+            if package in EXTRAS[name]:
+                sys.exit(f"error: {package} is not installed. Install it with: pip install 'diff_transformer[{name}]'")
+        raise

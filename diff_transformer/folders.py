@@ -13,42 +13,6 @@ from pathlib import Path
 
 
 @contextmanager
-def whole_folder(destination: str | Path, size: int, overwrite: bool) -> Iterator[Path]:
-    """A new folder beside `destination`, which takes its place if all went well; otherwise it is removed.
-
-    If a process was killed, the next call for the same destination, on the same machine, restores the previous folder
-    and removes everything else.
-
-    Raises:
-        FileExistsError: `destination` exists, without `overwrite`.
-        OSError: The disk has less space than `size`, the bytes that will be written.
-    """
-    destination = Path(destination).absolute()
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    _clean_up(destination)
-    if destination.exists() and not overwrite:
-        raise FileExistsError(f"{destination} exists. Choose another place, or allow it with --overwrite.")
-    free = shutil.disk_usage(destination.parent).free
-    if size > free:
-        raise OSError(
-            f"{size / 2**20:,.0f} MiB are needed in {destination.parent}, {free / 2**20:,.0f} MiB are free. Make room "
-            "or choose another disk."
-        )
-    temporary, old = _sibling(destination, "part"), _sibling(destination, "old")
-    temporary.mkdir()
-    try:
-        yield temporary
-        if destination.exists():
-            destination.rename(old)
-        temporary.rename(destination)
-    finally:
-        if old.exists() and not destination.exists():  # stopped between the two renames
-            old.rename(destination)
-        _remove(temporary)
-        _remove(old)
-
-
-@contextmanager
 def whole_file(destination: str | Path) -> Iterator[Path]:
     """The path of a new file beside `destination`, which replaces it if all went well; otherwise it is removed.
 
@@ -66,9 +30,39 @@ def whole_file(destination: str | Path) -> Iterator[Path]:
         _remove(temporary)
 
 
+@contextmanager
+def whole_folder(destination: str | Path, size: int, overwrite: bool) -> Iterator[Path]:
+    """A new folder beside `destination`, which takes its place if all went well; otherwise it is removed.
+
+    If a process was killed, the next call for the same destination, on the same machine, restores the previous folder
+    and removes everything else.
+
+    Raises:
+        FileExistsError: `destination` exists, without `overwrite`.
+        OSError: The disk has less space than `size`, the bytes that will be written.
+    """
+    destination = Path(destination).absolute()
+    old = _sibling(destination, "old")
+    try:
+        with whole_file(destination) as temporary:
+            if destination.exists() and not overwrite:
+                raise FileExistsError(f"{destination} exists. Choose another place, or allow it with --overwrite.")
+            free = shutil.disk_usage(destination.parent).free
+            if size > free:
+                sizes = f"{size / 2**20:,.0f} MiB are needed, {free / 2**20:,.0f} MiB are free"
+                raise OSError(f"{sizes} in {destination.parent}. Make room or choose another disk.")
+            temporary.mkdir()
+            yield temporary
+            if destination.exists():
+                destination.rename(old)
+    finally:
+        if old.exists() and not destination.exists():  # stopped between the two renames
+            old.rename(destination)
+        _remove(old)
+
+
 def _prefix(destination: Path) -> str:
-    host = re.sub(r"\W", "", platform.node())
-    return f".{destination.name}.{host}-"
+    return f".{destination.name}.{re.sub(r'[^A-Za-z0-9_]', '', platform.node())}-"
 
 
 def _sibling(destination: Path, kind: str) -> Path:

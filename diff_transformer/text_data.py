@@ -2,6 +2,7 @@
 """Text and tables: datasets of the Hub, local files and folders, and the Python standard library's own sources."""
 
 import json
+import re
 import sysconfig
 from collections.abc import Collection, Iterable, Iterator
 from importlib.util import find_spec
@@ -24,27 +25,17 @@ _CACHE_VERSION = 1  # raise it when the same files give other documents: the cac
 def load_table(
     dataset: str, config: str | None = None, split: str = "train", columns: Iterable[str] = ()
 ) -> "Dataset":
-    """The rows of a dataset of the Hub, or of a local file or folder, which must have `columns`.
-
-    A local file has one split, whatever `split` says.
+    """The rows of a dataset of the Hub, or of a local folder or file (whatever `split` is), which must have `columns`.
 
     Raises ValueError for columns or a split that it does not have; the message lists those that it has.
     """
-    from datasets import load_dataset
-
     path = Path(dataset).expanduser()
-    if path.is_file():
-        if path.suffix not in _TABLES:
-            raise ValueError(f"{path} is no file of rows; they end in {', '.join(_TABLES)}.")
-        rows = load_dataset(_TABLES[path.suffix], data_files=str(path), split="train")
-    else:
-        rows = _open_dataset(dataset, config, split)
-    missing = sorted(set(columns) - set(rows.column_names))
-    if missing:
-        raise ValueError(
-            f"{dataset} has the columns {', '.join(rows.column_names)}; {', '.join(missing)} is needed. Name another "
-            "column or dataset."
-        )
+    if path.is_file() and path.suffix not in _TABLES:
+        raise ValueError(f"{path} is no file of rows; they end in {', '.join(_TABLES)}.")
+    rows = _load_files([path], path.suffix) if path.is_file() else _open_dataset(dataset, config, split)
+    if missing := sorted(set(columns) - set(rows.column_names)):
+        found = ", ".join(rows.column_names)
+        raise ValueError(f"{dataset} has the columns {found}; {', '.join(missing)} is needed. Name another dataset.")
     return rows
 
 
@@ -52,8 +43,7 @@ def load_texts(
     dataset: str = STDLIB, config: str | None = None, split: str = "train", column: str = "text"
 ) -> Iterable[str]:
     """The texts of a folder of .txt, .md, .rst and .py files, of such a file, of a `column` of a table (`load_table`),
-    or of `stdlib`, in a fixed order. Raises ValueError for what cannot be opened or is not UTF-8.
-    """
+    or of `stdlib`, in a fixed order. Raises ValueError for what cannot be opened or is not UTF-8."""
     if dataset == STDLIB:
         return _read_texts(file for _, file in standard_library_sources({"site-packages", "test"}))
     path = Path(dataset).expanduser()
@@ -80,8 +70,13 @@ def _read_texts(files: Iterable[Path]) -> Iterator[str]:
             raise ValueError(f"{file} is not UTF-8 text: {error}. Convert it or move it away.") from error
 
 
-def _is_saved(path: Path) -> bool:
-    """Whether save_to_disk wrote the folder."""
+def _load_files(files: list[Path], kind: str, streaming: bool = False) -> Any:
+    from datasets import load_dataset
+
+    return load_dataset(_TABLES[kind], data_files=list(map(str, files)), split="train", streaming=streaming)
+
+
+def _is_saved(path: Path) -> bool:  # by save_to_disk
     return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
 
 
@@ -101,14 +96,12 @@ def _open_dataset(
                 raise ValueError(f"{path} has the splits {', '.join(rows)}, not {split!r}.")
             rows = rows[split]
         return rows.to_iterable_dataset(max(1, len(rows.cache_files))) if streaming else rows
-    options = {"streaming": True} if streaming else {"num_proc": num_proc}
+    name, processes = str(path) if path.exists() else dataset, None if streaming else num_proc
     try:
-        return load_dataset(str(path) if path.exists() else dataset, config, split=split, **options)
+        return load_dataset(name, config, split=split, streaming=streaming, num_proc=processes)
     except (ValueError, FileNotFoundError, ConnectionError) as error:  # datasets names what there is
-        raise ValueError(
-            f"{dataset!r}, configuration {config!r}, split {split!r} cannot be opened, neither as a path of this "
-            f"machine nor from the Hub ({error}). Name another, or a file or folder: --dataset PATH."
-        ) from error
+        what = f"{dataset!r}, configuration {config!r}, split {split!r} cannot be opened"
+        raise ValueError(f"{what}, as a path or from the Hub ({error}). Name another: --dataset PATH.") from error
 
 
 def load_documents(
@@ -131,7 +124,7 @@ def load_documents(
 
     Raises ValueError for a corpus, configuration, split or column that does not exist; the message lists what does.
     """
-    from datasets import Dataset, Features, IterableDataset, Value, load_dataset
+    from datasets import Dataset, Features, IterableDataset, Value
 
     # Their name -> ours, the text first
     names = {text_column: "text"} | ({} if source_column is None else {source_column: "source"})
@@ -142,8 +135,7 @@ def load_documents(
     if split != "train":
         raise ValueError(f"Got split {split!r} of the files in {path}, whose one split is 'train'.")
     if kind not in (".jsonl", ".txt"):
-        rows = load_dataset(_TABLES[kind], data_files=list(map(str, files)), split="train", streaming=streaming)
-        return _pick_columns(rows, names, dataset)
+        return _pick_columns(_load_files(files, kind, streaming), names, dataset)
     if kind == ".jsonl":
         with fsspec.open(str(files[0]), "rb", compression="infer") as lines:
             columns = {column for line in islice(lines, 100) for column in _dotted(_row_of(line) or {})}
@@ -157,9 +149,8 @@ def load_documents(
     options = {"files": stats, "text_column": text_column, "source_column": source_column, "version": _CACHE_VERSION}
     if streaming:
         return IterableDataset.from_generator(_read_files, features=features, gen_kwargs=options)
-    processes = min(num_proc or 1, len(files))
-    workers = {"num_proc": processes} if processes > 1 else {}
-    return Dataset.from_generator(_read_files, features=features, gen_kwargs=options, **workers)
+    processes = min(num_proc, len(files)) if num_proc else None
+    return Dataset.from_generator(_read_files, features=features, gen_kwargs=options, num_proc=processes)
 
 
 def fault_of(text: Any, max_characters: int | None = None) -> str | None:
@@ -185,14 +176,12 @@ def _files_of_one_kind(path: Path) -> tuple[str, list[Path]]:
     """The one suffix of the files of a corpus, and the files, hidden ones left out."""
     known = (*_TABLES, ".txt")
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    hidden = {file for file in files if any(part.startswith(".") for part in file.relative_to(path).parts)}
-    files = [file for file in files if _kind(file) in known and file not in hidden]
+    hidden = re.compile(r"(.*/)?\.[^/]")  # the path of a file relative to itself is "."
+    files = [file for file in files if _kind(file) in known and not hidden.match(file.relative_to(path).as_posix())]
     kinds = sorted({_kind(file) for file in files})
     if len(kinds) != 1:
-        raise ValueError(
-            f"Got {path}, which holds {' and '.join(kinds) or 'nothing'} to read a corpus from; it needs files of one "
-            f"kind, {', '.join(known)}. Name the file or subfolder that is the corpus."
-        )
+        found = f"{path} holds {' and '.join(kinds) or 'nothing'} to read a corpus from"
+        raise ValueError(f"{found}. Name a file or folder of one kind of {', '.join(known)}.")
     if find_spec("zstandard") is None and any(file.suffix == ".zst" for file in files):
         raise ValueError(f"{path} holds .zst files, which need one more package: pip install zstandard.")
     return kinds[0], files
@@ -209,10 +198,9 @@ def _read_files(
         with fsspec.open(name, "rb", compression="infer") as file:
             if _kind(Path(name)) == ".txt":
                 try:
-                    text, fault = file.read().decode("utf-8-sig"), None
+                    yield {"text": file.read().decode("utf-8-sig"), "fault": None}
                 except UnicodeDecodeError:
-                    text, fault = None, "invalid Unicode"
-                yield {"text": text, "fault": fault}
+                    yield {"text": None, "fault": "invalid Unicode"}
                 continue
             for line in filterfalse(bytes.isspace, file):
                 row = _row_of(line)
@@ -249,9 +237,9 @@ def _dotted(columns: dict[str, Any]) -> set[str]:
 
 def _check_columns(names: dict[str, str], columns: set[str], dataset: str) -> None:
     for column in filterfalse(columns.__contains__, names):
+        found = ", ".join(sorted(columns)) or "none"
         raise ValueError(
-            f"{dataset} has no column {column!r}; it has {', '.join(sorted(columns)) or 'none'}. Name one with "
-            f"--{names[column]}_column."
+            f"{dataset} has no column {column!r}; it has {found}. Name one with --{names[column]}_column."
         )
 
 

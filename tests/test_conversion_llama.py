@@ -26,7 +26,7 @@ from transformers import (
     StaticCache,
 )
 
-from diff_transformer import DiffTransformerV2Config, DiffTransformerV2ForCausalLM
+from diff_transformer import DiffTransformerV2ForCausalLM
 from diff_transformer.conversion import VerificationError, convert, open_checkpoint
 from diff_transformer.conversion.__main__ import main
 from diff_transformer.conversion.layouts import LAYOUTS
@@ -52,7 +52,6 @@ CASES = {
     "qwen3": Qwen3Config(**SIZES, head_dim=48, rope_parameters=YARN, attention_bias=True),
     "mistral": MistralConfig(**SIZES, sliding_window=7, tie_word_embeddings=True),
 }
-
 
 STEPS = ", token by token"
 
@@ -121,7 +120,7 @@ def outputs(model) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_every_logit_is_equal(case, dtype, attention):
+def test_convert_keeps_every_bit_of_the_logits(case, dtype, attention):
     """But for steps of one token on sdpa, where transformers computes all query heads of a key head as one matrix: the
     same sums, in another order if there are twice as many heads."""
     options = {"dtype": dtype, "attn_implementation": attention}
@@ -137,7 +136,7 @@ def test_every_logit_is_equal(case, dtype, attention):
             assert torch.equal(got[name], value), name
 
 
-def test_the_round_trip_is_exact(case):
+def test_convert_and_back_returns_the_same_weights_and_configuration(case):
     theirs, back = state_of(case.theirs), state_of(case.back)
     assert theirs.keys() == back.keys()
     for name in theirs:
@@ -147,22 +146,14 @@ def test_the_round_trip_is_exact(case):
     assert differ == {"_name_or_path"}
 
 
-def test_a_converted_model_trains(ours):
-    """Its lambda and the two query heads of a pair move at once; then it is no Transformer any more."""
+def test_the_heads_of_a_pair_and_lambda_have_gradients_of_their_own(ours):
     model = DiffTransformerV2ForCausalLM.from_pretrained(ours).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     ids = torch.randint(0, VOCAB_SIZE, (4, 16))
-    losses = []
-    for _ in range(5):
-        losses.append(model(ids, labels=ids).loss)
-        losses[-1].backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert losses[-1] < 0.9 * losses[0]
+    model(ids, labels=ids).loss.backward()
     for layer in model.model.layers:
-        assert layer.self_attn.lambda_proj.weight.abs().min() > 0
-        pairs = layer.self_attn.q_proj.weight.unflatten(0, (-1, 2, model.config.head_dim))
-        assert not torch.equal(pairs[:, 0], pairs[:, 1])
+        assert layer.self_attn.lambda_proj.weight.grad.abs().min() > 0
+        pairs = layer.self_attn.q_proj.weight.grad.unflatten(0, (-1, 2, model.config.head_dim))
+        assert not torch.allclose(pairs[:, 0], pairs[:, 1])
 
 
 def test_convert_rejects_a_model_that_has_moved(tmp_path, ours):
@@ -183,7 +174,7 @@ def test_convert_rejects_a_model_that_has_moved(tmp_path, ours):
 # ---------------------------------------------------------------------- noise
 
 
-def test_noise_breaks_the_symmetry(tmp_path, llama, ours, capsys):
+def test_noise_is_in_second_query_heads_alone(tmp_path, llama, ours, capsys):
     arguments = ["convert", str(llama), str(tmp_path / "noise"), "--from", "llama", "--to", "diff_v2"]
     assert main([*arguments, "--noise-std", "0.01", "--seed", "1"]) == 0
     assert "may differ" in capsys.readouterr().out
@@ -204,15 +195,11 @@ def test_noise_breaks_the_symmetry(tmp_path, llama, ours, capsys):
     assert not torch.equal(*layers), "each layer has its own noise"
     verdicts = convert(open_checkpoint(llama, "llama"), tmp_path / "verdicts", noise_std=0.01)
     assert all(0 < verdict.kl < 0.1 and verdict.max_difference > 0 for verdict in verdicts)
-
-
-def test_noise_is_for_duplicated_heads_alone(tmp_path, llama, ours):
-    for source, to, std in (
-        (open_checkpoint(llama, "llama"), "diff_v2", -0.1),
-        (open_checkpoint(ours, "diff_v2"), "unilm_v2", 0.1),
-    ):
-        with pytest.raises(ValueError, match=f"noise_std={std} was given"):
-            convert(source, tmp_path / "none", to, noise_std=std)
+    for source, to, std in ((llama, "diff_v2", -0.1), (ours, "unilm_v2", 0.1)):
+        with pytest.raises(ValueError, match=f"noise_std={std}: it must not be negative, and is for Llama"):
+            convert(
+                open_checkpoint(source, "llama" if source == llama else "diff_v2"), tmp_path / "no", to, noise_std=std
+            )
 
 
 # ---------------------------------------------------------------------- verification
@@ -230,7 +217,7 @@ def test_verification_demands_equal_bits(tmp_path, llama, ours, monkeypatch, cap
     assert "WRONG" in capsys.readouterr().out
     assert main([*arguments, "--tolerance", "1e-4"]) == 0
 
-    monkeypatch.setattr(Layout, "_is_doubled", lambda *_: False)
+    monkeypatch.setattr(Layout, "_factor", lambda *_: 1)
     with pytest.raises(VerificationError, match="WRONG"):
         convert(open_checkpoint(llama, "llama"), tmp_path / "wrong")
     assert not (tmp_path / "wrong").exists()
@@ -243,23 +230,6 @@ def test_verification_reads_the_source_with_its_own_configuration(tmp_path, llam
     monkeypatch.setattr(LlamaLayout, "is_strict", False)  # which finds it first
     with pytest.raises(VerificationError, match="WRONG"):
         convert(open_checkpoint(llama, "llama"), tmp_path / "wrong")
-
-
-def test_open_checkpoint_lists_the_faults_of_the_tensors(tmp_path, llama):
-    state = state_of(llama)
-    del state["model.layers.1.self_attn.v_proj.weight"]
-    state["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
-    state["model.layers.0.self_attn.q_proj.weight"] = torch.zeros(192, 96)
-    save_file(state, tmp_path / "model.safetensors")
-    shutil.copy(llama / "config.json", tmp_path)
-    with pytest.raises(ValueError, match="llama checkpoint of 2 layers, 6 query heads and 2 key heads of d = 16") as e:
-        open_checkpoint(tmp_path, "llama")
-    for fault in (
-        "missing: model.layers.1.self_attn.v_proj.weight (32, 96)",
-        "unknown: model.layers.0.self_attn.rotary_emb.inv_freq (4,)",
-        "wrong shape: model.layers.0.self_attn.q_proj.weight is (192, 96), not (96, 96)",
-    ):
-        assert fault in str(e.value)
 
 
 # ---------------------------------------------------------------------- the configuration
@@ -275,14 +245,9 @@ def test_open_checkpoint_lists_the_faults_of_the_tensors(tmp_path, llama):
         ("llama", {"rope_parameters": PARTIAL}, r"rope_parameters\['partial_rotary_factor'\]=0.5"),
         ("mistral", {"attention_bias": True}, "attention_bias=True"),
         (
-            "qwen2",
-            {"layer_types": ["full_attention", "sliding_attention"]},
-            "mixes layers with and without the sliding",
-        ),
-        (
             "qwen3",
             {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1, "layer_types": None},
-            "mixes layers",
+            "same window",
         ),
     ],
 )
@@ -294,7 +259,7 @@ def test_open_checkpoint_rejects_fields_that_v2_lacks_by_name(tmp_path, name, ch
         open_checkpoint(tmp_path, name)
 
 
-def test_fields_without_effect_and_ignored_fields_pass(tmp_path, llama):
+def test_open_checkpoint_takes_fields_without_effect_and_ignored_ones(tmp_path, llama):
     config = json.loads((llama / "config.json").read_text())
     rope = config.pop("rope_parameters")
     theta = rope.pop("rope_theta")
@@ -306,11 +271,6 @@ def test_fields_without_effect_and_ignored_fields_pass(tmp_path, llama):
         open_checkpoint(tmp_path, "llama")
     source = open_checkpoint(tmp_path, "llama", ignore=("unsloth_.*",))
     assert source.config.rope_parameters == LLAMA3
-    (tmp_path / "config.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"config\.json does not exist"):
-        open_checkpoint(tmp_path, "llama")
-    with pytest.raises(ValueError, match=r"rope_theta: a llama checkpoint states this in its own config\.json"):
-        open_checkpoint(llama, "llama", rope_theta=500.0)
 
 
 @pytest.mark.parametrize(
@@ -319,12 +279,10 @@ def test_fields_without_effect_and_ignored_fields_pass(tmp_path, llama):
         {"rope_type": "linear", "factor": 2.0},
         {"rope_type": "dynamic", "factor": 2.0},
         {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
-        LLAMA3,
-        YARN,
     ],
     ids=lambda rope: rope["rope_type"],
 )
-def test_every_kind_of_rotation_is_the_same(rope):
+def test_convert_keeps_every_kind_of_rotation(rope):
     theirs = LlamaConfig(**SIZES, rope_parameters={"rope_theta": 500.0} | rope)
     ours = LAYOUTS["llama"].read_config({}, theirs.to_dict())
     assert LAYOUTS["llama"].to_theirs(ours).to_dict() == theirs.to_dict()
@@ -336,42 +294,10 @@ def test_every_kind_of_rotation_is_the_same(rope):
         assert torch.equal(got, value)
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "lost"),
-    [
-        ("llama", {"use_qk_norm": True, "sliding_window": 8}, "use_qk_norm=True, sliding_window=8"),
-        ("llama", {"attention_bias": True, "attention_output_bias": False}, "attention_output_bias=False"),
-        ("mistral", {"mlp_bias": True}, "mlp_bias=True"),
-        ("qwen2", {}, "attention_bias=False"),
-        ("qwen3", {}, "use_qk_norm=False"),
-        ("llama", {"num_signal_heads_per_noise_head": 3}, "num_signal_heads_per_noise_head=3"),
-        ("unilm_v2", {"use_qk_norm": True, "sliding_window": 8}, "use_qk_norm=True, sliding_window=8"),
-        (
-            "unilm_v2",
-            {"attention_bias": True, "mlp_bias": True},
-            "attention_bias=True, mlp_bias=True, .*q_proj.bias",
-        ),
-    ],
-)
-def test_what_another_layout_cannot_represent_is_named(tmp_path, name, changes, lost):
-    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 8, "eos_token_id": None}
-    DiffTransformerV2ForCausalLM(DiffTransformerV2Config(**sizes | changes)).save_pretrained(tmp_path / "ours")
-    with pytest.raises(ValueError, match=f"{lost}.*, which {name} cannot represent"):
-        convert(open_checkpoint(tmp_path / "ours", "diff_v2"), tmp_path / "theirs", name)
-
-
-def test_models_of_two_versions_do_not_mix(tmp_path, llama):
-    with pytest.raises(ValueError, match="belongs to diff_v2 and the second to diff_transformer"):
-        convert(open_checkpoint(llama, "llama"), tmp_path / "none", "yoco")
-    with pytest.raises(ValueError, match="exactly one of the two must be diff_v2"):
-        convert(open_checkpoint(llama, "llama"), tmp_path / "none", "mistral")
-
-
 # ---------------------------------------------------------------------- everything else in the folder
 
 
-def test_the_tokenizer_and_the_generation_config_come_along(tmp_path):
+def test_convert_takes_the_tokenizer_and_the_generation_config_along(tmp_path):
     vocab = {token: i for i, token in enumerate([*"abcdefgh", "ab", "cd", "abcd"])}
     tokenizer = Qwen2Tokenizer(vocab=vocab, merges=[("a", "b"), ("c", "d"), ("ab", "cd")])
     tokenizer.add_special_tokens({"eos_token": AddedToken("<|im_end|>", special=True)})

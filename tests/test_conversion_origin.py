@@ -3,12 +3,10 @@
 
 import json
 from argparse import Namespace
-from types import SimpleNamespace
 
 import pytest
 from hub_server import client_in_process, fetched_files, plan_faults, serve
 from huggingface_hub import HfApi, metadata_load
-from huggingface_hub.errors import GatedRepoError
 from motif_reference import CONFIG, random_weights
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
@@ -74,7 +72,7 @@ def repo(hub, checkpoint):
     return repo
 
 
-def test_a_repository_is_converted_verified_and_uploaded_with_its_license(hub, repo, checkpoint, tmp_path, capsys):
+def test_convert_verify_and_upload_of_a_repository_keep_its_license(hub, repo, checkpoint, tmp_path, capsys):
     assert convert(repo, tmp_path / "ours", "--revision", "v1") == 0
     fetched = fetched_files(hub, repo)
     assert {"README.md", "LICENSE", "config.json", "model.safetensors", "tokenizer.json"} <= fetched
@@ -101,35 +99,27 @@ def test_a_repository_is_converted_verified_and_uploaded_with_its_license(hub, r
     assert LAYOUTS["motif"].citation in card and "Weon, Dongjoo" in card
 
 
-def gated(*args, **options):
-    response = SimpleNamespace(headers={}, status_code=403, request=None)
-    raise GatedRepoError("its terms must be accepted", response=response)
-
-
 @pytest.mark.parametrize(
     ("source", "options", "said"),
     [
         ("tester/absent", [], "tester/absent is not a path, and cannot be downloaded"),
         ("tester/motif", ["--revision", "v2"], "Invalid rev id: v2"),
         ("tester/motif", ["cut"], "tester/motif is not a path, and cannot be downloaded"),
-        ("tester/motif", ["gated"], "its terms must be accepted"),
         ("tester/empty", [], "tester/empty holds no safetensors"),
         ("source", ["--revision", "v1"], "A revision was given, but source is a path"),
     ],
 )
-def test_what_cannot_be_downloaded(hub, repo, tmp_path, capsys, monkeypatch, source, options, said):
+def test_convert_rejects_what_cannot_be_downloaded(hub, repo, tmp_path, capsys, monkeypatch, source, options, said):
     monkeypatch.chdir(tmp_path)
     HfApi().create_repo("tester/empty")
     if options == ["cut"]:
         plan_faults(hub, *[("model_info", 0)] * 9)
-    if options == ["gated"]:
-        monkeypatch.setattr(origin, "snapshot_download", gated)
     assert convert(source, "ours", *(options if len(options) > 1 else [])) == 1
     error = capsys.readouterr().err
     assert "error: " in error and said in error and not (tmp_path / "ours").exists()
 
 
-def test_the_tokenizer_splits_and_the_generation_stops_as_before(checkpoint, tmp_path):
+def test_convert_keeps_how_the_tokenizer_splits_and_generation_stops(checkpoint, tmp_path):
     assert convert(checkpoint, tmp_path / "ours", "--no-verify") == 0
     text = "I'M\n\n x = 12345;\r\n안녕하세요"
     expected = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
@@ -147,27 +137,22 @@ def test_the_tokenizer_splits_and_the_generation_stops_as_before(checkpoint, tmp
         ("---\nlicense: other\nlicense_link: https://example.org/terms\n---\n", "other, https://example.org/terms"),
         ("---\nlicense: mit\nlicense_name: motif-license\n---\n", "mit, motif-license, LICENSE"),
         ("no metadata", "LICENSE"),
+        (None, "none found in SOURCE; find out what its authors allow"),
     ],
 )
-def test_a_local_folder_says_what_it_says(checkpoint, tmp_path, capsys, card, license):
-    (checkpoint / "README.md").write_text(card)
+def test_convert_prints_and_writes_the_license_of_a_local_folder(checkpoint, tmp_path, capsys, card, license):
+    (checkpoint / "README.md" if card else checkpoint / "LICENSE").unlink()
+    (checkpoint / "README.md").write_text(card or "")
     assert convert(checkpoint, tmp_path / "ours", "--no-verify", "--dtype", "bfloat16") == 0
-    assert f"License {license}: it applies to DEST too" in capsys.readouterr().out
+    assert f"License {license}{': it applies to DEST too' if card else ''}" in capsys.readouterr().out
     text = (tmp_path / "ours" / "README.md").read_text()
     assert "with `diff-transformer convert --from motif --dtype bfloat16`." in text and str(tmp_path) not in text
-    assert ("base_model: owner/base" in text) == ("owner/base" in card)
+    assert ("base_model: owner/base" in text) == ("owner/base" in (card or ""))
+    assert text.startswith("---") == ("---" in (card or ""))
 
 
-def test_a_link_to_a_file_that_is_not_there_leads_to_the_hub(checkpoint):
+def test_origin_links_to_the_hub_for_a_license_file_that_is_not_here(checkpoint):
     (checkpoint / "LICENSE").rename(checkpoint / "LICENSE.md")
     known = origin.Origin.of(checkpoint, "tester/motif")
     assert known.metadata["license_link"] == "https://huggingface.co/tester/motif/blob/main/LICENSE"
     assert [path.name for path in known.terms] == ["LICENSE.md"] and known.revision is None
-
-
-def test_without_a_license_the_command_says_so(checkpoint, tmp_path, capsys):
-    for name in ("README.md", "LICENSE"):
-        (checkpoint / name).unlink()
-    assert convert(checkpoint, tmp_path / "ours", "--no-verify") == 0
-    assert "License none found in SOURCE; find out what its authors allow" in capsys.readouterr().out
-    assert not (tmp_path / "ours" / "README.md").read_text().startswith("---")

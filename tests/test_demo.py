@@ -40,18 +40,6 @@ def demo():
             del sys.modules[name]
 
 
-def complete(model: Path, prompt: str) -> str:
-    """What demo/complete.py prints, without a process."""
-    output = io.StringIO()
-    with pytest.MonkeyPatch.context() as monkeypatch, contextlib.redirect_stdout(output):
-        monkeypatch.setattr(sys, "argv", ["complete.py", str(model), prompt])
-        try:
-            runpy.run_path(str(DEMO / "complete.py"), run_name="__main__")
-        finally:
-            logging.enable_progress_bar()
-    return output.getvalue()
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> tuple[Path, dict]:
     """The smoke run in a process: its folder and its log."""
@@ -68,9 +56,9 @@ def run(tmp_path_factory) -> tuple[Path, dict]:
 
 
 @pytest.mark.process
-def test_run_writes_its_results_alone(run):
+def test_run_lowers_the_loss_and_writes_its_results_alone(run):
     image = pytest.importorskip("matplotlib.image")
-    out, _ = run
+    out, log = run
     found = {path.name for path in out.iterdir()}
     assert found == {".diff_transformer_demo", "model", "loss.png", "maps.png", "log.json"}
     assert {path.name for path in out.parent.iterdir()} == {"out"}, "the demo wrote outside its folder"
@@ -78,11 +66,6 @@ def test_run_writes_its_results_alone(run):
         pixels = image.imread(out / name)
         assert pixels.shape[0] >= 400 and pixels.shape[1] >= 700
         assert len(np.unique((pixels[..., :3] * 255).astype(int).reshape(-1, 3), axis=0)) > 50, "an empty picture"
-
-
-@pytest.mark.process
-def test_run_lowers_the_loss_and_decays_the_learning_rate(run):
-    _, log = run
     losses = [entry["eval_loss"] for entry in log["history"] if "eval_loss" in entry]
     assert log["validation_loss"] == losses[-1] < losses[0] - 1.0
     rates = [entry["learning_rate"] for entry in log["history"] if "learning_rate" in entry]
@@ -92,31 +75,31 @@ def test_run_lowers_the_loss_and_decays_the_learning_rate(run):
 @pytest.mark.process
 def test_run_saves_a_model_that_complete_loads_from_any_folder(demo, run, tmp_path):
     out, log = run
-    model = DiffTransformerForCausalLM.from_pretrained(out / "model")
-    tokenizer = AutoTokenizer.from_pretrained(out / "model")
+    (out / "model").rename(tmp_path / "moved")
+    model = DiffTransformerForCausalLM.from_pretrained(tmp_path / "moved")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "moved")
     ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")]
     assert model.generation_config.eos_token_id == ends, "chat after fine-tuning would not stop"
     assert tokenizer.eos_token_id == model.config.eos_token_id
     assert model.config.use_cache, "the trainer's use_cache=False was saved"
     assert len(tokenizer) <= model.config.vocab_size
-    (out / "model").rename(tmp_path / "moved")
-    try:
-        assert complete(tmp_path / "moved", demo.PROMPT) == log["completion"]
-    finally:
-        (tmp_path / "moved").rename(out / "model")
+    output = io.StringIO()
+    with pytest.MonkeyPatch.context() as monkeypatch, contextlib.redirect_stdout(output):
+        monkeypatch.setattr(sys, "argv", ["complete.py", str(tmp_path / "moved"), demo.PROMPT])
+        try:
+            runpy.run_path(str(DEMO / "complete.py"), run_name="__main__")
+        finally:
+            logging.enable_progress_bar()
+    assert output.getvalue() == log["completion"]
 
 
-def test_run_rejects_a_folder_that_is_not_its_own(demo, monkeypatch, tmp_path):
-    (tmp_path / "thesis.tex").write_text("precious")
+def test_run_rejects_a_folder_that_is_not_its_own_and_sources_that_it_cannot_use(demo, monkeypatch, tmp_path):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_a.py").write_text("pass")
     monkeypatch.setattr(sys, "argv", ["run.py", "--smoke", "--out", str(tmp_path)])
     with pytest.raises(SystemExit, match="was not made by this demo"):
         demo.main()
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_run_rejects_sources_that_it_cannot_use(demo, monkeypatch, tmp_path):
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_a.py").write_text("pass")
+    assert [path.name for path in tmp_path.iterdir()] == ["tests"]
     monkeypatch.setattr(sys, "argv", ["run.py", "--source", str(tmp_path), "--out", str(tmp_path / "out")])
     with pytest.raises(SystemExit, match="gives 0 tokens of Python for training .* --source"):
         demo.main()

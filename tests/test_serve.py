@@ -9,14 +9,11 @@ The server has no option that imports a package, so the package passes its comma
 transformers itself, whatever `auto_map` the folder has.
 """
 
-import asyncio
 import os
 import re
 import subprocess
 import sys
-import threading
 import time
-import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,8 +24,6 @@ import pytest
 import torch
 from openai import OpenAI
 from transformers import AutoModelForCausalLM
-from transformers.cli.serve import Serve
-from transformers.utils import logging
 
 import diff_transformer
 from diff_transformer import cl100k_tokenizer
@@ -44,6 +39,8 @@ CHATS = [
 ]
 PROMPT = "def mean(values):"
 NEW_TOKENS = 8
+# Few and small blocks: by default a paged cache takes most of the free memory
+PAGED = ("--continuous-batching", "--cb-num-blocks", "8", "--cb-max-batch-tokens", "256")
 
 
 @pytest.fixture
@@ -73,10 +70,10 @@ def saved(tiny_config, tmp_path) -> tuple[Path, dict[str, Any]]:
 
 
 @contextmanager
-def command(folder: Path, log: Path) -> Iterator[str]:
+def serve(folder: Path, log: Path, options: tuple[str, ...]) -> Iterator[str]:
     """Runs the command in a process, on a port of the system's choice, until the end of the block; yields its URL."""
     command = [sys.executable, "-m", "diff_transformer", "serve", str(folder), "--device", "cpu"]
-    command += ["--host", "127.0.0.1", "--port", "0"]
+    command += ["--host", "127.0.0.1", "--port", "0", *options]
     environment = {**os.environ, "PYTHONPATH": str(Path(diff_transformer.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     streams = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
     with (
@@ -98,45 +95,16 @@ def command(folder: Path, log: Path) -> Iterator[str]:
                 server.kill()
 
 
-@contextmanager
-def continuous_batching(folder: Path, log: Path) -> Iterator[str]:
-    """The same server in a thread of this process, with continuous batching over a paged cache."""
-    verbosity = logging.get_verbosity()
-    # Few and small blocks: by default a paged cache takes most of the free memory
-    cache = {"continuous_batching": True, "cb_num_blocks": 8, "cb_max_batch_tokens": 256}
-
-    def start_server(self):  # transformers' own leaves its event loop open
-        self._thread = threading.Thread(target=lambda: asyncio.run(self.server.serve()))
-        self._thread.start()
-
-    with pytest.MonkeyPatch.context() as monkeypatch, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # in the process of the command they are no errors either
-        monkeypatch.setattr(Serve, "start_server", start_server)
-        serve = Serve(str(folder), device="cpu", host="127.0.0.1", port=0, non_blocking=True, **cache)
-        try:
-            deadline = time.monotonic() + 120
-            while not serve.server.started:
-                assert time.monotonic() < deadline, "the server is not ready after two minutes"
-                time.sleep(0.1)
-            yield f"http://127.0.0.1:{serve.server.servers[0].sockets[0].getsockname()[1]}"
-        finally:
-            serve.kill_server()
-            serve._thread.join(20)
-            logging.set_verbosity(verbosity)
-
-
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("served", "tiny_config"),
-    [(command, "v1"), (continuous_batching, "v1"), (continuous_batching, "v2")],
-    indirect=["tiny_config"],
+    ("options", "tiny_config"), [((), "v1"), (PAGED, "v1"), (PAGED, "v2")], indirect=["tiny_config"]
 )
-def test_transformers_serve_answers_an_openai_client(saved, tmp_path, monkeypatch, served):
+def test_transformers_serve_answers_an_openai_client(saved, tmp_path, monkeypatch, options):
     folder, expected = saved
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     settings = {"model": str(folder), "max_tokens": NEW_TOKENS, "temperature": 0}
     with (
-        served(folder, tmp_path / "server.log") as url,
+        serve(folder, tmp_path / "server.log", options) as url,
         OpenAI(base_url=f"{url}/v1", api_key="none", timeout=60, max_retries=0) as client,
     ):
 

@@ -29,7 +29,7 @@ def test_standard_library_sources_are_sorted_by_the_parts_of_their_paths(folder)
     assert list(standard_library_sources(root=folder / "b" / "test")) == [("x.py", folder / "b/test/x.py")]
 
 
-def test_texts_of_every_kind(folder, monkeypatch):
+def test_load_texts_reads_every_kind(folder, monkeypatch):
     def texts(*names):
         return [f"größer {name}\n" for name in names]
 
@@ -39,7 +39,7 @@ def test_texts_of_every_kind(folder, monkeypatch):
     assert list(load_texts(str(folder / "rows.jsonl"), column="story")) == ["one"]
 
 
-def test_errors_name_what_there_is(folder):
+def test_load_texts_and_load_table_errors_name_what_there_is(folder):
     (folder / "b" / "c.md").write_bytes("größer".encode("latin-1"))
     for dataset, message in {
         str(folder / "b"): r"c\.md is not UTF-8 text",

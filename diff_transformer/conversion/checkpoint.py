@@ -4,7 +4,7 @@
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from .checkpoint_files import DTYPES, CheckpointFiles
 from .layouts import LAYOUTS, Layout, OurConfig
-from .layouts.base import LAMBDA_VECTORS, OURS, our_tensors
+from .layouts.base import LAMBDA_VECTORS, OURS
 
 
 @dataclass(frozen=True)
@@ -24,23 +24,26 @@ class OpenCheckpoint:
     config: OurConfig
     dtype: torch.dtype | None = None  # to which all tensors but the lambda vectors are rounded when they are read
 
-    def read(self, ours: str, layer: int | None = None) -> torch.Tensor:
+    def read(self, ours: str) -> torch.Tensor:
         """A tensor by our name."""
-        tensor = self.files.read(self.layout.names[ours].replace("{i}", str(layer)))
+        tensor = self.files.read(self.layout.their_name(ours))
         return tensor if self.dtype is None or ours.endswith(LAMBDA_VECTORS) else tensor.to(self.dtype)
 
     def read_blocks(self, ours: str) -> Iterator[torch.Tensor]:
         """A tensor outside the layers by our name, some of its rows at a time."""
-        for block in self.files.read_blocks(self.layout.names[ours]):
+        for block in self.files.read_blocks(self.layout.their_name(ours)):
             yield block if self.dtype is None else block.to(self.dtype)
 
-    def read_layer(self, layer: int) -> dict[str, torch.Tensor]:
-        """The tensors of a layer in float32, by our names within it."""
-        return {
-            ours.split("{i}.")[1]: self.read(ours, layer).float()
-            for ours, theirs in self.layout.names.items()
-            if "{i}" in ours and theirs.replace("{i}", str(layer)) in self.files.meta
-        }
+    def __str__(self) -> str:
+        config, meta = self.config, self.files.meta.values()
+        heads = config.num_attention_heads // (2 if self.layout.single_queries else 1)
+        types = ", ".join(sorted({str(x.dtype).removeprefix("torch.") for x in meta}))
+        return (
+            f"{self.layout.name} in {self.files.path}: {config.num_hidden_layers} layers of {config.hidden_size}, "
+            f"{heads} heads and {config.num_key_value_heads} key heads of {config.head_dim}, vocabulary "
+            f"{config.vocab_size}; {sum(x.nbytes for x in meta) / 2**20:,.0f} MiB, {types}; {config.rope_parameters}, "
+            f"norm eps {config.rms_norm_eps}, {config.max_position_embeddings} positions"
+        )
 
 
 def open_checkpoint(
@@ -51,22 +54,16 @@ def open_checkpoint(
     ignore: tuple[str, ...] = (),
     state_key: str | None = None,
     flash_semantics: bool = False,
-    **sizes,
+    **given: float | None,
 ) -> OpenCheckpoint:
-    """Opens a checkpoint and checks its names and shapes.
+    """Opens the folder or file `path`, whose layout is `layout_name`, and checks all names and shapes.
 
     Args:
-        path: A folder or file of safetensors or torch tensors.
-        layout_name: diff_transformer, unilm, yoco, diffllama or motif of V1; diff_v2, unilm_v2, llama, qwen2, qwen3 or
-            mistral of V2.
         rename: Parts of the layout's names -> what this checkpoint has instead.
-        ignore: Regular expressions for tensors, or fields of the config.json of Motif and Llama-like models, to leave
-            out.
+        ignore: Regular expressions for tensors, or fields of config.json (Motif and Llama-like models), to leave out.
         state_key: The key of the weights in a torch file that holds more.
-        flash_semantics: Confirms that a grouped-query checkpoint of the authors' code was trained with their flash
-            modules.
-        sizes: head_dim, num_attention_heads, rope_theta, rms_norm_eps, max_position_embeddings, as in
-            `Layout.read_config`.
+        flash_semantics: Confirms that the authors' flash modules trained a checkpoint with grouped queries.
+        given: rope_theta, rms_norm_eps and max_position_embeddings, for the authors' layouts.
 
     Raises:
         ValueError: The checkpoint does not match its description; the error lists all faults.
@@ -74,21 +71,22 @@ def open_checkpoint(
     """
     files = CheckpointFiles(path, state_key)
     files.meta = {name: x for name, x in files.meta.items() if not _matches(ignore, name)}
-    layout = LAYOUTS[layout_name].matching(files.meta).with_names(rename or {})
+    layout = LAYOUTS[layout_name]
+    layout = replace(layout, renamed=(*layout.renamed, *(rename or {}).items())).matching(files.meta)
     try:
-        config = layout.read_config(files.meta, _read_stated(layout, files.folder / "config.json", ignore), **sizes)
+        config = layout.read_config(files.meta, _read_stated(layout, files.folder / "config.json", ignore), **given)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    _check_names_and_shapes(layout, config, files)
-    heads, key_heads = config.num_attention_heads, config.num_key_value_heads
-    is_ambiguous = layout.ours == OURS.name and layout.interleaved_rotary and key_heads < heads
-    if is_ambiguous and not flash_semantics:
+    opened = OpenCheckpoint(files, layout, config)
+    _check_names_and_shapes(opened)
+    is_grouped = config.num_key_value_heads < config.num_attention_heads
+    if is_grouped and layout.ours == OURS.name and layout.interleaved_rotary and not flash_semantics:
         raise ValueError(
-            f"{path} has {heads} heads and {key_heads} key heads. The authors' "
-            "naive module (multihead_diffattn.py) pairs them differently from their flash modules, and a model "
-            "trained with it cannot be represented. If a flash module was used, confirm it with --flash-semantics."
+            f"{opened}\nA model with fewer key heads that the authors' naive module (multihead_diffattn.py) trained "
+            "cannot be represented: it pairs them differently. If a flash module was used, confirm it with "
+            "--flash-semantics."
         )
-    return OpenCheckpoint(files, layout, config)
+    return opened
 
 
 def _matches(patterns: tuple[str, ...], name: str) -> bool:
@@ -103,18 +101,14 @@ def _read_stated(layout: Layout, file: Path, ignore: tuple[str, ...]) -> dict[st
         return {}
     stated = json.loads(file.read_text(encoding="utf-8"))
     # DiffLlama's names and shapes are those of V1 without head norms
-    says = stated.get("layout", stated.get("model_type"))
+    says = str(stated.get("layout", stated.get("model_type")))
     others = {other.model_type.lower() for other in LAYOUTS.values()}
-    if str(says).lower() != layout.model_type.lower() and (layout.has_config or str(says).lower() in others):
-        raise ValueError(
-            f"config.json states {says}, but {layout.name} was requested. Name its layout with --from or --to."
-        )
-    missing = [name for name in layout.required if stated.get(name) is None]
-    if missing:
+    if says.lower() != layout.model_type.lower() and (layout.has_config or says.lower() in others):
+        raise ValueError(f"config.json states {says}, but {layout.name} was requested. Name it with --from or --to.")
+    if missing := [name for name in layout.required if stated.get(name) is None]:
         raise ValueError(f"config.json lacks {', '.join(missing)}. Copy the whole file of the checkpoint.")
     unknown = layout.unrepresented(stated) if layout.is_strict else {}
-    faults = [f"{name}={x!r}" for name, x in unknown.items() if not _matches(ignore, name)]
-    if faults:
+    if faults := [f"{name}={x!r}" for name, x in unknown.items() if not _matches(ignore, name)]:
         raise ValueError(
             f"config.json has fields that {layout.ours} cannot represent: {', '.join(faults)}. If they do not matter, "
             "leave them out with --ignore."
@@ -122,20 +116,17 @@ def _read_stated(layout: Layout, file: Path, ignore: tuple[str, ...]) -> dict[st
     return stated
 
 
-def _check_names_and_shapes(layout: Layout, config: OurConfig, files: CheckpointFiles) -> None:
+def _check_names_and_shapes(opened: OpenCheckpoint) -> None:
     """All tensors that the configuration requires must be there, in their shapes, and no other."""
-    ours, meta = our_tensors(config), files.meta
-    steps = layout.out_of_ours(config)
-    expected = {step.target: tuple(step.make(*(ours[name] for name in step.sources)).shape) for step in steps}
-    faults = [f"missing: {name} {shape}" for name, shape in expected.items() if name not in meta]
-    faults += [f"unknown: {name} {tuple(x.shape)}" for name, x in meta.items() if name not in expected]
-    for name, shape in expected.items():
-        if name in meta and meta[name].shape != shape:
-            faults.append(f"wrong shape: {name} is {tuple(meta[name].shape)}, not {shape}")
-    faults += [f"wrong type: {name} is {x.dtype}" for name, x in meta.items() if x.dtype not in DTYPES.values()]
+    expected = {name: tuple(x.shape) for name, x in opened.layout.their_tensors(opened.config).items()}
+    found = {name: tuple(x.shape) for name, x in opened.files.meta.items()}
+    faults = [f"missing: {name} {shape}" for name, shape in expected.items() if name not in found]
+    faults += [f"unknown: {name} {shape}" for name, shape in found.items() if name not in expected]
+    wrong = {name: shape for name, shape in found.items() if expected.get(name, shape) != shape}
+    faults += [f"wrong shape: {name} is {shape}, not {expected[name]}" for name, shape in wrong.items()]
+    faults += [f"wrong type: {name} is {x.dtype}" for name, x in opened.files.meta.items() if x.dtype not in DTYPES]
     if faults:
         raise ValueError(
-            f"{files.path} looks like a {layout.name} checkpoint of {config.num_hidden_layers} layers, "
-            f"{layout.describe_heads(config)}, but its tensors do not match. Name tensors to leave out "
-            "with --ignore.\n  " + "\n  ".join(faults)
+            f"{opened}\nThe tensors do not match this. Name tensors to leave out with --ignore.\n  "
+            + "\n  ".join(faults)
         )

@@ -8,14 +8,12 @@ from typing import Any
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
-
-from ..safetensors_headers import read_header, read_weight_map
 
 _TORCH_ENDINGS = (".bin", ".pt", ".pth", ".ckpt")
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth")  # `Trainer`'s
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 class CheckpointFiles:
@@ -31,15 +29,19 @@ class CheckpointFiles:
         self.meta: dict[str, torch.Tensor] = {}
         self._file_of: dict[str, Path] = {}
         self._torch_states: dict[Path, dict[str, torch.Tensor]] = {}
-        repeated: dict[str, list[str]] = {}
+        repeated = []
         for file in _find_files(self.path):
-            for name, tensor in self._scan(file, state_key):
-                if name in self.meta:
-                    repeated.setdefault(name, [self._file_of[name].name]).append(file.name)
-                self.meta[name], self._file_of[name] = tensor, file
+            if file.suffix in _TORCH_ENDINGS:
+                state = self._torch_states[file] = _torch_state(file, state_key)
+                meta = {name: torch.empty_like(x, device="meta") for name, x in state.items()}
+            else:
+                meta = _safetensors_meta(file)
+            repeated += [f"{name}: {self._file_of[name].name}, {file.name}" for name in meta if name in self.meta]
+            self.meta |= meta
+            self._file_of |= dict.fromkeys(meta, file)
         if repeated:
-            lines = "\n".join(f"  {name}: {', '.join(files)}" for name, files in repeated.items())
-            raise ValueError(f"{self.path} holds these tensors more than once; keep one file of each:\n{lines}")
+            lines = "\n  ".join(repeated)
+            raise ValueError(f"{self.path} holds these tensors more than once; keep one file of each:\n  {lines}")
 
     def read(self, name: str) -> torch.Tensor:
         """One tensor; its file is opened for it alone, so that no memory mapping outlives it."""
@@ -50,24 +52,9 @@ class CheckpointFiles:
             return opened.get_tensor(name)
 
     def read_blocks(self, name: str, rows: int = 8192) -> Iterator[torch.Tensor]:
-        """One tensor, some of its rows at a time."""
-        file = self._file_of[name]
+        """One tensor, some of its rows at a time, each block with a memory mapping of its own."""
         for start in range(0, len(self.meta[name]), rows):
-            if file in self._torch_states:
-                yield self._torch_states[file][name][start : start + rows]
-            else:
-                with safe_open(file, "pt") as opened:
-                    yield opened.get_slice(name)[start : start + rows]
-
-    def _scan(self, file: Path, state_key: str | None) -> Iterator[tuple[str, torch.Tensor]]:
-        if file.suffix in _TORCH_ENDINGS:
-            state = self._torch_states[file] = _torch_state(file, state_key)
-            yield from ((name, torch.empty_like(tensor, device="meta")) for name, tensor in state.items())
-            return
-        for name, header in read_header(file).items():
-            self._file_of.setdefault(name, file)
-            dtype = DTYPES.get(header.dtype) or self.read(name).dtype
-            yield name, torch.empty(header.shape, dtype=dtype, device="meta")
+            yield self.read(name)[start : start + rows]
 
 
 def _find_files(path: Path) -> list[Path]:
@@ -76,11 +63,13 @@ def _find_files(path: Path) -> list[Path]:
     if not path.is_dir():
         raise FileNotFoundError(f"{path} does not exist; pass the folder or the file of a checkpoint.")
     for index in (*sorted(path.glob("*.safetensors.index.json")), *sorted(path.glob("*.bin.index.json"))):
-        files = [path / name for name in sorted(set(read_weight_map(index).values()))]
-        missing = [file.name for file in files if not file.is_file()]
-        if missing:
-            absent = f"{index} names files that do not exist: {', '.join(missing)}"
-            raise FileNotFoundError(f"{absent}. Copy or download the rest of the checkpoint.")
+        try:
+            names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            files = sorted({path / name for name in names})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{index} is not an index of weight files ({error!r}). Download it again.") from error
+        if missing := [file.name for file in files if not file.is_file()]:
+            raise FileNotFoundError(f"{index} names files that do not exist: {', '.join(missing)}. Download the rest.")
         return files
     for endings in ((".safetensors",), _TORCH_ENDINGS):
         files = sorted(file for file in path.iterdir() if file.suffix in endings and file.name not in _NOT_WEIGHTS)
@@ -89,32 +78,32 @@ def _find_files(path: Path) -> list[Path]:
     raise FileNotFoundError(f"{path} holds no checkpoint: no *.safetensors, no {', no *'.join(_TORCH_ENDINGS)} file.")
 
 
+def _safetensors_meta(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        with safe_open(file, "pt") as opened:  # its tensors are mapped, not read
+            names = opened.keys()
+            return {name: torch.empty_like(opened.get_tensor(name), device="meta") for name in names}
+    except SafetensorError as error:
+        raise ValueError(f"{file} is not a complete safetensors file ({error}). Copy or download it again.") from error
+
+
 def _torch_state(file: Path, state_key: str | None) -> dict[str, torch.Tensor]:
     try:
         state = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
     except Exception as error:  # torch raises many kinds, and the user needs to see each of them
-        raise ValueError(
-            f"{file} cannot be read as tensors alone ({str(error).splitlines()[0]}). Pickled code is not run: save "
-            "its state dict with torch.save(model.state_dict(), ...) or as safetensors."
-        ) from error
-    keys = list(state) if isinstance(state, dict) else []
-    if state_key is not None:
-        if state_key not in keys:
-            raise ValueError(f"{file} has no {state_key!r}; its top-level keys are {_first_ten(keys)}.")
+        reason = f"{file} cannot be read as tensors alone ({str(error).splitlines()[0]})"
+        raise ValueError(f"{reason}. Pickled code is not run: save its state dict as safetensors.") from error
+    if isinstance(state, dict) and state_key in state:
         state = state[state_key]
-    if not isinstance(state, dict):
-        raise ValueError(f"{file} holds a {type(state).__name__}, not a dict of tensors. Save a state dict.")
-    others = [name for name, value in state.items() if not isinstance(value, torch.Tensor)]
-    if others:
-        raise ValueError(
-            f"{file} is not a dict of tensors: {_first_ten(others)} are something else. If the weights are nested, "
-            "name the key that holds them with --state-key."
-        )
+    elif state_key is not None:
+        raise ValueError(f"{file} has no {state_key!r}, but {_contents(state)}. Name another --state-key.")
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise ValueError(f"{file} holds no dict of tensors, but {_contents(state)}. Name its key with --state-key.")
     return state
 
 
-def _first_ten(keys: list) -> str:
-    return ", ".join(map(repr, keys[:10])) + (", ..." if len(keys) > 10 else "")
+def _contents(state: Any) -> str:
+    return ", ".join(f"{key!r}" for key in [*state][:10]) if isinstance(state, dict) else f"a {type(state).__name__}"
 
 
 def write_shards(
@@ -147,8 +136,8 @@ def _header(meta: dict[str, torch.Tensor]) -> bytes:
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, x in meta.items():
-        code = next(code for code, dtype in DTYPES.items() if dtype == x.dtype)
-        entries[name] = {"dtype": code, "shape": list(x.shape), "data_offsets": [end, end := end + x.nbytes]}
+        offsets = [end, end := end + x.nbytes]
+        entries[name] = {"dtype": DTYPES[x.dtype], "shape": list(x.shape), "data_offsets": offsets}
     header = json.dumps(entries).encode()
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header

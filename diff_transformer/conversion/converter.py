@@ -4,24 +4,20 @@
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..folders import whole_folder
 from ..tokenization_cl100k import cl100k_tokenizer
 from .checkpoint import OpenCheckpoint
 from .checkpoint_files import CheckpointFiles, write_shards
 from .layouts import LAYOUTS, Layout, OurConfig
-from .layouts.base import LAMBDA_VECTORS, Q_PROJ, SPECIAL_IDS, Step
+from .layouts.base import LAMBDA_VECTORS, Q_PROJ, SPECIAL_IDS, in_layer
 from .origin import Origin
 from .tokenization_yoco import yoco_tokenizer
 from .verification import Verdict, compare
@@ -50,66 +46,67 @@ def convert(
     """Writes `source` in the layout `to` as the folder `destination`; one of the two layouts must be ours.
 
     Args:
-        source: From `open_checkpoint`.
         destination: A folder; it appears whole, or not at all.
-        to: A layout, as for `open_checkpoint`; by default ours, of V1 or V2, to which that of `source` belongs.
+        to: By default ours, of V1 or V2, to which the layout of `source` belongs.
         dtype: Type of the matrices and norms, by default that of the source. V1's lambda vectors keep theirs.
         tokenizer: `cl100k`, `yoco` or a folder; by default that of the source, if there is one.
-        max_shard_size: Size of a weight file. Memory does not depend on it.
-        verify: Compare the logits before the folder takes its place.
-        overwrite: Replace an existing `destination`.
-        noise_std: From Llama and its like, add normal noise to the second query head of each pair, of this standard
-            deviation relative to that of the weights in its q_proj. The logits then differ, by what is returned.
+        max_shard_size: Of a weight file; memory does not depend on it.
+        verify: Compare the logits before the folder takes its place, or replaces another (`overwrite`).
+        noise_std: From Llama and its like, standard deviation of normal noise in the second query head of each pair,
+            relative to that of the weights of its q_proj. The logits then differ, by what is returned.
         seed: Of the noise.
         repo_id: The id of `source` on the Hub, if it was downloaded; for README.md.
 
     Returns the verdicts, empty without `verify`. Raises VerificationError, and leaves nothing, if the logits differ.
     """
-    layout, config, files = LAYOUTS[to or source.layout.ours], source.config, source.files
-    _check_layouts(source.layout, layout)
-    if noise_std < 0 or (noise_std and not source.layout.single_queries):
+    theirs, layout = source.layout, LAYOUTS[to or source.layout.ours]
+    config, files = source.config, source.files
+    if theirs.ours != layout.ours or (theirs.name == theirs.ours) == (layout.name == layout.ours):
         raise ValueError(
-            f"noise_std={noise_std} was given; it must not be negative, and only second query heads that come from "
-            f"Llama and its like can have noise, not those of {source.layout.name}. Leave it out."
+            f"{theirs.name} converts to and from {theirs.ours}, and {layout.name} to and from {layout.ours}. Exactly "
+            "one layout must be the one of this package that the other needs; V1 and V2 do not mix."
         )
+    if noise_std < 0 or (noise_std and not theirs.single_queries):
+        raise ValueError(f"noise_std={noise_std}: it must not be negative, and is for Llama and its like alone.")
     layout.check_represents(config)
     if Path(destination).resolve() == files.path.resolve():
         raise ValueError(f"{destination} is the source itself. Choose another destination.")
     layout.check_weights(source.read, config)
-    main_dtype = dtype or files.meta[source.layout.names[Q_PROJ].replace("{i}", "0")].dtype
+    main_dtype = dtype or files.meta[theirs.their_name(in_layer(0, Q_PROJ))].dtype
     is_import = layout.name == layout.ours
-    steps = source.layout.into_ours(config, main_dtype) if is_import else layout.out_of_ours(config)
+    steps = theirs.into_ours(config, main_dtype) if is_import else layout.out_of_ours(config)
     plan = {step.target: step for step in steps}
-    meta = {target: _meta(step, source, dtype) for target, step in plan.items()}
+    with torch.device("meta"):
+        meta = {target: step.make(*(files.meta[x] for x in step.sources)) for target, step in plan.items()}
+    if dtype is not None:
+        meta = {target: x if target.endswith(LAMBDA_VECTORS) else x.to(dtype) for target, x in meta.items()}
+    for i in range(config.num_hidden_layers if noise_std else 0):
+        step = plan[in_layer(i, Q_PROJ)]
+        noisy = partial(_with_noise, step.make, config.head_dim, noise_std, seed * config.num_hidden_layers + i)
+        plan[step.target] = replace(step, make=noisy)
     saved_tokenizer = _tokenizer(tokenizer, source)
-    noisy = {Q_PROJ.replace("{i}", str(i)): i for i in range(config.num_hidden_layers)}
     # A configuration may state several ends of a text, of which a tokenizer knows one
-    keeps_ids = source.layout.has_config and tokenizer is None
+    keeps_ids = theirs.has_config and tokenizer is None
     ids_of = config if keeps_ids else saved_tokenizer or config
     config = type(config).from_dict(config.to_dict() | {name: getattr(ids_of, name) for name in SPECIAL_IDS})
 
     def blocks(target: str) -> Iterator[torch.Tensor]:
-        step, to_type = plan[target], meta[target].dtype
-        if step.by_rows:
-            yield from (step.make(block).to(to_type) for block in files.read_blocks(*step.sources))
-            return
-        x = step.make(*map(files.read, step.sources)).to(to_type)
-        if noise_std and target in noisy:
-            x = _with_noise(x, config.head_dim, noise_std, seed * len(noisy) + noisy[target])
-        yield x
+        step = plan[target]
+        parts = zip(files.read_blocks(*step.sources)) if step.by_rows else [map(files.read, step.sources)]
+        return (step.make(*part).to(meta[target].dtype) for part in parts)
 
     size = sum(x.nbytes for x in meta.values())
-    verdicts: list[Verdict] = []
+    verdicts = []
     with whole_folder(destination, int(size * 1.01) + 2**20, overwrite) as folder:
         _write_config(folder, layout, config, main_dtype)
         write_shards(folder, meta, blocks, max_shard_size)
         if saved_tokenizer is not None:
             saved_tokenizer.save_pretrained(folder)
         if is_import:
-            how = f"diff-transformer convert --from {source.layout.name}"
+            how = f"diff-transformer convert --from {theirs.name}"
             how += f" --dtype {str(dtype).removeprefix('torch.')}" if dtype else ""
             how += f" --noise-std {noise_std} --seed {seed}" if noise_std else ""
-            Origin.of(files.folder, repo_id).write(folder, how, source.layout.citation)
+            Origin.of(files.folder, repo_id).write(folder, how, theirs.citation)
         if keeps_ids and (files.folder / "generation_config.json").is_file():
             shutil.copy(files.folder / "generation_config.json", folder)
         if verify:
@@ -118,42 +115,26 @@ def convert(
             written = OpenCheckpoint(CheckpointFiles(folder), layout, config)
             verdicts = compare(replace(source, dtype=dtype), written, tolerance)
             if not all(verdict.passed for verdict in verdicts):
-                wrong = "The converted checkpoint computes different logits than its source; nothing was written."
-                raise VerificationError("\n".join([wrong, *map(str, verdicts)]))
+                lines = "\n".join(map(str, verdicts))
+                raise VerificationError(f"The logits differ from those of the source; nothing was written.\n{lines}")
     return verdicts
 
 
-def _check_layouts(source: Layout, layout: Layout) -> None:
-    needed = f"exactly one of the two must be {source.ours}. Convert in two steps."
-    if source.ours != layout.ours:
-        needed = f"the first belongs to {source.ours} and the second to {layout.ours}, which are different models."
-    if source.ours != layout.ours or (source.name == source.ours) == (layout.name == layout.ours):
-        raise ValueError(f"From {source.name} to {layout.name}: {needed}")
-
-
-def _meta(step: Step, source: OpenCheckpoint, dtype: torch.dtype | None) -> torch.Tensor:
-    with torch.device("meta"):
-        like = step.make(*(source.files.meta[name] for name in step.sources))
-    return like if dtype is None or step.target.endswith(LAMBDA_VECTORS) else like.to(dtype)
-
-
 def _tokenizer(name: str | None, source: OpenCheckpoint) -> PreTrainedTokenizerBase | None:
-    if name is None and (source.files.folder / "tokenizer_config.json").is_file():
-        name = str(source.files.folder)
-    if name is None:
+    if name is None and not (source.files.folder / "tokenizer_config.json").is_file():
         return None
+    folder = Path(name or source.files.folder)
     tokenizer: PreTrainedTokenizerBase
     if name in ("cl100k", "yoco"):
         tokenizer = cl100k_tokenizer() if name == "cl100k" else yoco_tokenizer()
-    elif (Path(name) / "tokenizer.json").is_file():
-        # Not by its class: some, such as GPT2Tokenizer, take only the vocabulary from this file, and split otherwise
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(name)
     else:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        # Not by its class: some, such as GPT2Tokenizer, take only the vocabulary from this file, and split otherwise
+        generic = PreTrainedTokenizerFast if (folder / "tokenizer.json").is_file() else AutoTokenizer
+        tokenizer = generic.from_pretrained(folder)
     if len(tokenizer) > source.config.vocab_size:
+        sizes = f"{len(tokenizer)} entries, and the model only {source.config.vocab_size}"
         raise ValueError(
-            f"The tokenizer {name!r} has {len(tokenizer)} entries, but the model has only {source.config.vocab_size}: "
-            "they do not belong together. Choose another --tokenizer."
+            f"The tokenizer {folder} has {sizes}: they do not belong together. Choose another --tokenizer."
         )
     return tokenizer
 
@@ -170,8 +151,11 @@ def _write_config(folder: Path, layout: Layout, config: OurConfig, dtype: torch.
     model.to(dtype).save_pretrained(folder, state_dict={})  # everything but the weights
 
 
-def _with_noise(q_proj: torch.Tensor, head_dim: int, noise_std: float, seed: int) -> torch.Tensor:
+def _with_noise(
+    make: Callable[..., torch.Tensor], head_dim: int, noise_std: float, seed: int, *sources: torch.Tensor
+) -> torch.Tensor:
     """q_proj with normal noise in the second query head of each pair, of `noise_std` times its standard deviation."""
+    q_proj = make(*sources)
     pairs = q_proj.float().unflatten(0, (-1, 2, head_dim)).clone()
     noise = torch.randn(pairs[:, 1].shape, generator=torch.Generator().manual_seed(seed))
     pairs[:, 1] += noise_std * q_proj.float().std() * noise

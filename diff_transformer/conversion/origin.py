@@ -3,7 +3,7 @@
 
 import re
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -25,8 +25,7 @@ LICENSE_METADATA = ("license", "license_name", "license_link", "language")
 def local_path(source: str, revision: str | None = None) -> tuple[Path, str | None]:
     """The path of `source`, and its id if it is a repository of the Hub, which is then downloaded into the cache.
 
-    Raises:
-        ValueError: The repository cannot be downloaded, or a path has no `revision`.
+    Raises ValueError for a repository that cannot be downloaded, and for the `revision` of a path.
     """
     repo_id = None if Path(source).exists() else hub_id(source)
     if repo_id is None:
@@ -38,28 +37,20 @@ def local_path(source: str, revision: str | None = None) -> tuple[Path, str | No
             repo_id, revision=revision, allow_patterns=[*DOWNLOADED], ignore_patterns=[*NOT_DOWNLOADED]
         )
     except (HTTPError, OSError) as error:
-        raise ValueError(
-            f"{repo_id} is not a path, and cannot be downloaded. If it exists, check the network, HF_ENDPOINT and "
-            f"HF_HUB_OFFLINE, or give the folder of a copy. {error}"
-        ) from error
+        raise ValueError(f"{repo_id} is not a path, and cannot be downloaded: {error}") from error
     if not any(Path(folder).glob("*.safetensors")):
-        remedy = f"Download what it has with `hf download {repo_id}`, and give the folder."
-        raise ValueError(f"{repo_id} holds no safetensors, and nothing else is downloaded. {remedy}")
+        raise ValueError(f"{repo_id} holds no safetensors. Give the folder of `hf download {repo_id}`.")
     return Path(folder), repo_id
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a checkpoint's folder says about its origin and its license.
+    """What a checkpoint's folder says about its origin and its license."""
 
-    base_model: Its id on the Hub, or the one that its README.md was made from. revision: The commit, if known.
-    metadata: The license and the language, as on its card. terms: The files of the license.
-    """
-
-    base_model: str | None
-    revision: str | None
-    metadata: dict[str, str | list[str]]
-    terms: list[Path] = field(default_factory=list)
+    base_model: str | None  # its id on the Hub, or the one that its README.md was made from
+    revision: str | None  # the commit, if known
+    metadata: dict[str, str | list[str]]  # the license and the language, as on its card
+    terms: list[Path]  # the files of the license
 
     @classmethod
     def of(cls, folder: Path, repo_id: str | None) -> "Origin":
@@ -90,10 +81,8 @@ class Origin:
         base = f"[{self.base_model}](https://huggingface.co/{self.base_model})" if self.base_model else "a checkpoint"
         revision = f" at revision `{self.revision}`" if self.revision else ""
         text = f"The weights were converted from {base}{revision} with `{command}`."
-        if self.license:
-            text += f" Their license, {self.license}, applies to this model too."
-        if citation:
-            text += f" Please cite the original model:\n\n```bibtex\n{citation}\n```"
+        text += f" Their license, {self.license}, applies to this model too." if self.license else ""
+        text += f" Please cite the original model:\n\n```bibtex\n{citation}\n```" if citation else ""
         metadata = self.metadata | ({"base_model": self.base_model} if self.base_model else {})
         head = f"---\n{yaml_dump(metadata)}---\n\n" if metadata else ""
         (folder / "README.md").write_text(f"{head}{BEGIN}\n## Origin\n\n{text}\n{END}\n", encoding="utf-8")

@@ -1,9 +1,8 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """What a layout is: the names of its tensors, the order of their rows, and its configuration, in both directions."""
 
-import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,26 +15,13 @@ from ...configuration_diff_v2 import DiffTransformerV2Config
 
 OurConfig = DiffTransformerConfig | DiffTransformerV2Config
 
-# Our names, by part; "{i}" is the layer
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-ATTENTION, MLP = "model.layers.{i}.self_attn.", "model.layers.{i}.mlp."
-SUBLN, LAMBDA_PROJ = ATTENTION + "subln.weight", ATTENTION + "lambda_proj.weight"
-Q_PROJ, Q_PROJ_BIAS, O_PROJ = (ATTENTION + name for name in ("q_proj.weight", "q_proj.bias", "o_proj.weight"))
-LAMBDA_VECTORS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
+# Ends of our names in a layer
+Q_PROJ, O_PROJ, SUBLN = "self_attn.q_proj.weight", "self_attn.o_proj.weight", "self_attn.subln.weight"
+LAMBDA_PROJ, LAMBDA_VECTORS = "self_attn.lambda_proj.weight", ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
+MLP_BIASES = ("gate_proj.bias", "up_proj.bias", "down_proj.bias")
+POLY_NORM, QK_NORMS = ("mlp.act_fn.weight", "mlp.act_fn.bias"), ("q_norm.weight", "k_norm.weight")
 FILLED = {SUBLN: 1.0, LAMBDA_PROJ: 0.0}  # what our tensor is if a layout has none
-
-_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
-_OTHERS = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm", "post_attention_layernorm")
-DECODER = [
-    *(EMBEDDING, FINAL_NORM, HEAD),
-    *(f"{ATTENTION}{name}.weight" for name in _PROJECTIONS),
-    *(f"model.layers.{{i}}.{name}.weight" for name in _OTHERS),
-]
-V1_WEIGHTS = [*DECODER, *(ATTENTION + name for name in LAMBDA_VECTORS), SUBLN]
-ATTENTION_BIASES = [f"{ATTENTION}{name}.bias" for name in _PROJECTIONS]
-MLP_BIASES = [f"model.layers.{{i}}.{name}.bias" for name in _OTHERS if "mlp" in name]
-QK_NORMS = [ATTENTION + "q_norm.weight", ATTENTION + "k_norm.weight"]
-POLY_NORM = [MLP + "act_fn.weight", MLP + "act_fn.bias"]
 
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 # Fields of the same name and meaning in our configurations and in those of Llama, DiffLlama and Motif
@@ -54,11 +40,6 @@ _NOT_COMPARED = {
     *("initializer_range", "lambda_std_dev", "attention_dropout", "use_cache", *SPECIAL_IDS),
     *PreTrainedConfig().to_dict(),
 }
-_LAYER = re.compile(r"(?<=model\.layers\.)\d+")
-
-
-def same(names: list[str]) -> dict[str, str]:
-    return {name: name for name in names}
 
 
 @dataclass(frozen=True)
@@ -80,28 +61,20 @@ class Layout:
 
     The methods are those of our own layouts. A subclass overrides what its code base does otherwise: mostly
     `to_ours` and `to_theirs`, from and to the content of its config.json.
-
-    names: our name -> theirs, with "{i}" for the layer; tensors that the layout cannot represent are missing.
-    config_class: the configuration of our model to and from which the layout is converted.
-    model_type: what its config.json states as `model_type`; our files in a format that has none, as `layout`.
-    variant: parts of the names -> what some of its checkpoints have instead.
-    single_queries: their model has one query head for each pair of ours, and computes the same bits.
-    required: fields without which its config.json cannot be understood.
-    no_effect: fields of its config.json that do not change what the model computes.
-    citation: of the model that the layout was made for, as BibTeX.
     """
 
     name: str
-    names: dict[str, str]
-    config_class: type[OurConfig]
-    model_type: str
-    variant: dict[str, str] = field(default_factory=dict)
+    config_class: type[OurConfig]  # of our model, to and from which the layout is converted
+    model_type: str  # what its config.json states; our files in a format that has none state it as `layout`
+    lacks: tuple[str, ...] = ()  # ends of the names of our tensors that it does not have
+    renamed: tuple[tuple[str, str], ...] = ()  # parts of our names, and theirs, replaced in order
+    variant: tuple[tuple[str, str], ...] = ()  # parts of their names, and what some of its checkpoints have instead
     interleaved_rotary: bool = False
     heads_in_blocks: bool = False
-    single_queries: bool = False
-    required: tuple[str, ...] = ()
-    no_effect: tuple[str, ...] = ()
-    citation: str | None = None
+    single_queries: bool = False  # one query head for each pair of ours, which computes the same bits
+    required: tuple[str, ...] = ()  # fields without which its config.json cannot be understood
+    no_effect: tuple[str, ...] = ()  # fields of its config.json that do not change what the model computes
+    citation: str | None = None  # of the model that the layout was made for, as BibTeX
 
     has_config = True  # every checkpoint has a config.json, which states all sizes and the special ids
     is_strict = False  # each field of that config.json must be understood
@@ -111,34 +84,19 @@ class Layout:
         """The layout of this package to and from which this one is converted."""
         return (OURS if self.config_class is DiffTransformerConfig else OURS_V2).name
 
-    # ---- names
-
-    def with_names(self, changes: dict[str, str]) -> "Layout":
-        """The layout of a decoder with other names: each part of a name in `changes` is replaced, in order."""
-        names = dict(self.names)
-        for old, new in changes.items():
-            found = [ours for ours, theirs in names.items() if old in theirs]
-            if not found:
-                known = ", ".join(self.names.values())
-                raise ValueError(f"No name of the layout {self.name!r} contains {old!r}; its names are {known}.")
-            names |= {ours: names[ours].replace(old, new) for ours in found}
-        return replace(self, names=names)
+    def their_name(self, ours: str) -> str:
+        for part, theirs in self.renamed:
+            ours = ours.replace(part, theirs)
+        return ours
 
     def matching(self, meta: dict[str, torch.Tensor]) -> "Layout":
         """This layout, with the names of its variant if the tensors have those."""
-        return self if self.names[Q_PROJ].replace("{i}", "0") in meta else self.with_names(self.variant)
+        is_variant = self.their_name(in_layer(0, Q_PROJ)) not in meta
+        return replace(self, renamed=self.renamed + self.variant) if is_variant else self
 
     def layer_names(self, config: OurConfig) -> dict[str, str]:
         """Our name -> theirs for all tensors of our model that they have."""
-        found = {}
-        for ours in our_tensors(config):
-            theirs = self.names.get(_template(ours))
-            if theirs is not None:
-                layer = _LAYER.search(ours)
-                found[ours] = theirs.replace("{i}", layer[0]) if layer else theirs
-        return found
-
-    # ---- configurations
+        return {ours: self.their_name(ours) for ours in our_tensors(config) if not ours.endswith(self.lacks)}
 
     def complete(self, stated: dict[str, Any]) -> dict[str, Any]:
         """The content of their config.json with the defaults of its class, if there is one."""
@@ -152,20 +110,14 @@ class Layout:
         """Their configuration: that of a model in transformers or this package, or the content of config.json."""
         return config
 
-    def read_config(self, meta: dict[str, torch.Tensor], stated: dict[str, Any], **sizes: float | None) -> OurConfig:
-        """Our configuration of their tensors (on meta) and their config.json.
-
-        sizes: head_dim, num_attention_heads, rope_theta, rms_norm_eps and max_position_embeddings, for layouts without
-        a config.json.
-        """
-        given = [name for name, value in sizes.items() if value is not None]
-        if given:
-            raise ValueError(f"{', '.join(given)}: a {self.name} checkpoint states this in its own config.json.")
+    def read_config(self, meta: dict[str, torch.Tensor], stated: dict[str, Any], **given: float | None) -> OurConfig:
+        """Our configuration of their tensors (on meta) and their config.json; `given` is for layouts without one."""
+        if names := [name for name, value in given.items() if value is not None]:
+            raise ValueError(f"{', '.join(names)}: a {self.name} checkpoint states this in its own config.json.")
         return self.config_class(**self.to_ours(stated))
 
     def unrepresented(self, stated: dict[str, Any]) -> dict[str, Any]:
-        """The fields of their config.json that our model cannot represent: those that do not come back from ours. A
-        field that their class lacks may say that something is off."""
+        """The fields of their config.json that do not come back from ours, those among them that their class lacks."""
         again = _content(self.to_theirs(self.config_class(**self.to_ours(stated))))
         return {
             name: value
@@ -174,36 +126,20 @@ class Layout:
         }
 
     def check_represents(self, config: OurConfig) -> None:
-        """Raises ValueError for what would be lost silently: what does not come back from their configuration and
-        tensors."""
-        ours = our_tensors(config)
-        meta = {step.target: step.make(*(ours[name] for name in step.sources)) for step in self.out_of_ours(config)}
+        """Raises ValueError for what does not come back from their configuration and tensors."""
         try:
-            again = self.read_config(meta, _content(self.to_theirs(config))).to_dict()
+            again = self.read_config(self.their_tensors(config), _content(self.to_theirs(config))).to_dict()
         except (ValueError, StrictDataclassError) as error:
             raise ValueError(f"{self.name} cannot represent the configuration: {error}") from error
         fields = {name: value for name, value in config.to_dict().items() if name in again.keys() - _NOT_COMPARED}
         lost = [f"{name}={value!r}" for name, value in fields.items() if value != again[name]]
-        templates = dict.fromkeys(map(_template, ours))
-        lost += [name for name in templates if name not in self.names and name not in FILLED]
+        ours = our_tensors(config)
+        lost += [end for end in self.lacks if end not in FILLED and any(name.endswith(end) for name in ours)]
         if lost:
-            raise ValueError(
-                f"The model has {', '.join(lost)}, which {self.name} cannot represent. Choose another --to."
-            )
+            raise ValueError(f"The model has {', '.join(lost)}, which {self.name} cannot represent.")
 
-    def describe_heads(self, config: OurConfig) -> str:
-        heads, key_heads = config.num_attention_heads, f"{config.num_key_value_heads} key heads"
-        if isinstance(config, DiffTransformerConfig):
-            return f"{heads} heads and {key_heads} of 2d = {config.head_dim}"
-        return f"{heads // 2 if self.single_queries else heads} query heads and {key_heads} of d = {config.head_dim}"
-
-    # ---- weights
-
-    def check_weights(self, read: Callable[[str, int], torch.Tensor], config: OurConfig) -> None:
-        """Raises ValueError for weights that would be lost on the way to this layout.
-
-        read: From our name, with "{i}" for the layer, and the layer to a tensor.
-        """
+    def check_weights(self, read: Callable[[str], torch.Tensor], config: OurConfig) -> None:
+        """Raises ValueError for weights, read by our names, that would be lost on the way to this layout."""
 
     def row_order(self, name: str, config: OurConfig) -> torch.Tensor | None:
         """Row r of their tensor is row `order[r]` of the tensor that we call `name`; None if the order is the same."""
@@ -229,15 +165,13 @@ class Layout:
         names = self.layer_names(config)
         for ours, like in our_tensors(config).items():
             if ours not in names:
-                value = FILLED[_template(ours)]
-                yield Step(ours, (), partial(torch.full, like.shape, value, dtype=dtype))
+                yield Step(ours, (), partial(torch.full, like.shape, FILLED[ours.split(".", 3)[3]], dtype=dtype))
                 continue
             order = self.row_order(ours, config)
             rows = None if order is None else torch.argsort(order)
             if rows is not None and len(rows) < len(like):  # each head twice
                 rows = rows.view(-1, 1, config.head_dim).expand(-1, 2, -1).flatten()
-            factor = 2 if self._is_doubled(ours) else 1
-            yield Step(ours, (names[ours],), partial(_take, rows, factor), by_rows=rows is None)
+            yield Step(ours, (names[ours],), partial(_take, rows, self._factor(ours)), by_rows=rows is None)
 
     def out_of_ours(self, config: OurConfig) -> Iterator[Step]:
         """The steps from our tensors to theirs; if they have no head norm weight, ours is folded into `o_proj`."""
@@ -247,17 +181,26 @@ class Layout:
             return (o_proj.to(dtype) * subln.to(dtype).repeat(config.num_attention_heads)).to(o_proj.dtype)
 
         for ours, theirs in self.layer_names(config).items():
-            if self.folds_subln(config) and _template(ours) == O_PROJ:
+            if self.folds_subln(config) and ours.endswith(O_PROJ):
                 yield Step(theirs, (ours, ours.replace("o_proj", "subln")), fold)
             else:
-                order, factor = self.row_order(ours, config), 0.5 if self._is_doubled(ours) else 1
-                yield Step(theirs, (ours,), partial(_take, order, factor), by_rows=order is None)
+                order = self.row_order(ours, config)
+                yield Step(theirs, (ours,), partial(_take, order, 1 / self._factor(ours)), by_rows=order is None)
+
+    def their_tensors(self, config: OurConfig) -> dict[str, torch.Tensor]:
+        """Their tensors on the meta device, by name."""
+        ours = our_tensors(config)
+        return {step.target: step.make(*(ours[name] for name in step.sources)) for step in self.out_of_ours(config)}
 
     def folds_subln(self, config: OurConfig) -> bool:
-        return isinstance(config, DiffTransformerConfig) and config.use_subln and SUBLN not in self.names
+        return isinstance(config, DiffTransformerConfig) and config.use_subln and SUBLN.endswith(self.lacks)
 
-    def _is_doubled(self, ours: str) -> bool:
-        return self.single_queries and _template(ours) == O_PROJ
+    def _factor(self, ours: str) -> int:
+        return 2 if self.single_queries and ours.endswith(O_PROJ) else 1
+
+
+def in_layer(i: int | str, name: str) -> str:
+    return f"model.layers.{i}.{name}"
 
 
 def our_tensors(config: OurConfig) -> dict[str, torch.Tensor]:
@@ -271,16 +214,10 @@ def _content(config: PreTrainedConfig | dict[str, Any]) -> dict[str, Any]:
     return config if isinstance(config, dict) else config.to_dict()
 
 
-def _template(name: str) -> str:
-    return _LAYER.sub("{i}", name)
-
-
 def _take(rows: torch.Tensor | None, factor: float, x: torch.Tensor) -> torch.Tensor:
     x = x if rows is None else x[rows]
     return x if factor == 1 else x * factor
 
 
-_OURS = [*V1_WEIGHTS, *ATTENTION_BIASES, *MLP_BIASES, *POLY_NORM]
-_OURS_V2 = [*DECODER, *ATTENTION_BIASES, *MLP_BIASES, *QK_NORMS, LAMBDA_PROJ]
-OURS = Layout("diff_transformer", same(_OURS), DiffTransformerConfig, DiffTransformerConfig.model_type)
-OURS_V2 = Layout("diff_v2", same(_OURS_V2), DiffTransformerV2Config, DiffTransformerV2Config.model_type)
+OURS = Layout("diff_transformer", DiffTransformerConfig, DiffTransformerConfig.model_type)
+OURS_V2 = Layout("diff_v2", DiffTransformerV2Config, DiffTransformerV2Config.model_type)

@@ -7,13 +7,15 @@ from typing import Any
 from transformers import DiffLlamaConfig
 
 from ...configuration_diff import DiffTransformerConfig
-from .base import ATTENTION_BIASES, SAME, SUBLN, V1_WEIGHTS, Layout, OurConfig, same
+from .base import MLP_BIASES, POLY_NORM, SAME, SUBLN, Layout, OurConfig
 
 OWN = ("attention_bias", "lambda_std_dev")
 
 
 @dataclass(frozen=True)
 class DiffLlamaLayout(Layout):
+    heads_in_blocks: bool = True
+
     def to_ours(self, stated: dict[str, Any]) -> dict[str, Any]:
         """Raises ValueError for a lambda_init other than that of Eq. 2."""
         if stated.get("lambda_init", "exponential") != "exponential":
@@ -33,9 +35,5 @@ class DiffLlamaLayout(Layout):
 
 
 DIFFLLAMA = DiffLlamaLayout(
-    "diffllama",
-    same([name for name in (*V1_WEIGHTS, *ATTENTION_BIASES) if name != SUBLN]),
-    DiffTransformerConfig,
-    DiffLlamaConfig.model_type,
-    heads_in_blocks=True,
+    "diffllama", DiffTransformerConfig, DiffLlamaConfig.model_type, (SUBLN, *MLP_BIASES, *POLY_NORM)
 )

@@ -9,19 +9,7 @@ import torch
 from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from ...configuration_diff_v2 import DiffTransformerV2Config
-from .base import (
-    ATTENTION_BIASES,
-    DECODER,
-    LAMBDA_PROJ,
-    MLP_BIASES,
-    Q_PROJ,
-    Q_PROJ_BIAS,
-    QK_NORMS,
-    SAME,
-    Layout,
-    OurConfig,
-    same,
-)
+from .base import LAMBDA_PROJ, Q_PROJ, SAME, Layout, OurConfig, in_layer
 
 OWN = ("num_key_value_heads", "rope_parameters", "attention_bias", "mlp_bias")  # if they have them
 # How they state a window; `layer_types` says in which layers
@@ -30,9 +18,7 @@ WINDOW = ("sliding_window", "use_sliding_window", "max_window_layers")
 
 @dataclass(frozen=True)
 class LlamaLayout(Layout):
-    """their_class: the class of their configuration, whose config.json states everything that shapes do not."""
-
-    their_class: type[PreTrainedConfig] = LlamaConfig
+    their_class: type[PreTrainedConfig] = LlamaConfig  # its config.json states everything that shapes do not
 
     is_strict = True
 
@@ -45,10 +31,7 @@ class LlamaLayout(Layout):
         biased = self.name == "qwen2" or own.get("attention_bias", False)
         kinds = set(own.get("layer_types") or ())
         if len(kinds) > 1:
-            raise ValueError(
-                f"layer_types={own['layer_types']} mixes layers with and without the sliding window, but in diff_v2 "
-                "all layers have the same sliding_window, or none."
-            )
+            raise ValueError(f"layer_types={own['layer_types']}: in diff_v2 all layers have the same window, or none.")
         return {name: own[name] for name in (*SAME, *OWN) if name in own} | {
             "num_attention_heads": 2 * own["num_attention_heads"],
             "head_dim": own.get("head_dim") or own["hidden_size"] // own["num_attention_heads"],
@@ -70,31 +53,28 @@ class LlamaLayout(Layout):
             values |= {"use_sliding_window": True, "max_window_layers": 0}
         return self.their_class(**values)
 
-    def check_weights(self, read: Callable[[str, int], torch.Tensor], config: OurConfig) -> None:
-        """lambda_proj must be zero and the two query heads of each pair equal; all layers where they are not are
-        named."""
+    def check_weights(self, read: Callable[[str], torch.Tensor], config: OurConfig) -> None:
+        """lambda_proj must be zero and the two query heads of each pair equal."""
         moved = []
-        names = [LAMBDA_PROJ, Q_PROJ, *([Q_PROJ_BIAS] if config.attention_bias else [])]
-        for i, name in ((i, name) for i in range(config.num_hidden_layers) for name in names):
-            x = read(name, i)
-            pairs = x.unflatten(0, (-1, 2, config.head_dim)) if name != LAMBDA_PROJ else None
-            difference = x if pairs is None else pairs[:, 0] - pairs[:, 1]
-            if difference.any():
-                moved.append(f"{name.replace('{i}', str(i))} by up to {difference.abs().max().item():.1e}")
+        for i in range(config.num_hidden_layers):
+            for name in (LAMBDA_PROJ, Q_PROJ, *(["self_attn.q_proj.bias"] if config.attention_bias else [])):
+                x = read(in_layer(i, name))
+                x = x if name == LAMBDA_PROJ else x.unflatten(0, (-1, 2, config.head_dim)).diff(dim=1)
+                if x.any():
+                    moved.append(f"{in_layer(i, name)} by up to {x.abs().max().item():.1e}")
         if moved:
             raise ValueError(
-                "The model is no longer a Transformer. As after a conversion, lambda_proj must be zero and the two "
-                "query heads of each pair equal; training or noise has moved\n  " + "\n  ".join(moved)
+                "The model is no longer a Transformer: lambda_proj must be zero and the two query heads of each pair "
+                "equal. Training or noise has moved\n  " + "\n  ".join(moved)
             )
 
 
-_NAMES = same([*DECODER, *ATTENTION_BIASES, *MLP_BIASES, *QK_NORMS])
 LLAMA_FAMILY = [
     LlamaLayout(
         their_class.model_type,
-        _NAMES,
         DiffTransformerV2Config,
         their_class.model_type,
+        lacks=(LAMBDA_PROJ,),
         single_queries=True,
         no_effect=tuple(name for name in WINDOW if name in their_class().to_dict()),
         their_class=their_class,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...configuration_diff import DiffTransformerConfig
-from .base import POLY_NORM, SAME, V1_WEIGHTS, Layout, OurConfig, same
+from .base import SAME, Layout, OurConfig
 
 # Without them, defaults of a class that nobody can read would decide what the model computes
 REQUIRED = (
@@ -34,11 +34,6 @@ CITATION = """\
 }"""
 
 
-def lambda_init(num_hidden_layers: int) -> list[float]:
-    """0.8 - 0.6 exp(-0.3 (l - 1)) for l from 0: -0.0099, 0.2, 0.3555, ..."""
-    return [0.8 - 0.6 * math.exp(-0.3 * (i - 1)) for i in range(num_hidden_layers)]
-
-
 @dataclass(frozen=True)
 class MotifLayout(Layout):
     is_strict = True
@@ -50,7 +45,7 @@ class MotifLayout(Layout):
             "num_key_value_heads": stated["num_key_value_heads"] // 2,
             "head_dim": 2 * stated["hidden_size"] // stated["num_attention_heads"],
             "subln_eps": stated["attn_rms_norm_eps"],
-            "lambda_init": lambda_init(stated["num_hidden_layers"]),
+            "lambda_init": [0.8 - 0.6 * math.exp(-0.3 * (i - 1)) for i in range(stated["num_hidden_layers"])],
             "rope_parameters": {"rope_type": "default", "rope_theta": stated["rope_theta"]},
         }
 
@@ -65,11 +60,5 @@ class MotifLayout(Layout):
 
 
 MOTIF = MotifLayout(
-    "motif",
-    same([*V1_WEIGHTS, *POLY_NORM]),
-    DiffTransformerConfig,
-    "Motif",
-    required=REQUIRED,
-    no_effect=UNUSED,
-    citation=CITATION,
+    "motif", DiffTransformerConfig, "Motif", ("_proj.bias",), required=REQUIRED, no_effect=UNUSED, citation=CITATION
 )
