@@ -14,8 +14,7 @@ from diff_transformer.evaluation.comparison import DIFFERS, PAPER_DIFF, PAPER_TR
 from diff_transformer.evaluation.generate import Generated
 from diff_transformer.evaluation.models import load_model
 from diff_transformer.evaluation.protocols import math as protocol
-from diff_transformer.evaluation.protocols.math.answers import is_correct
-from diff_transformer.evaluation.protocols.math.grading import RIGHT, WRONG
+from diff_transformer.evaluation.protocols.math.grading import RIGHT, WRONG, is_correct
 from diff_transformer.evaluation.render import sections
 from diff_transformer.evaluation.results import Journal, Results, load_results
 
@@ -115,24 +114,19 @@ def test_run_scores_correct_solutions_one_and_wrong_ones_zero(diff, tmp_path, an
             assert [m.value for m in cell.measures.values()] == [score, 7, 0, 0, 0], name
 
 
-def test_measure_by_hand(tmp_path):
+def test_measure_by_hand(tmp_path, monkeypatch):
     journal = Journal(tmp_path / "journal.jsonl")
     solutions = [("\\boxed{3}", 10, True), ("\\boxed{4}", 20, True)]
     solutions += [("3, so the answer is 3", 90, False), ("?", 0, False)]
     for i, solution in enumerate(solutions):
         journal.add(str(i), **Generated(*solution)._asdict())
-    measures = protocol.measure([protocol.MathProblem("1 + 2 = ?", "3")] * 4, journal)
+    problems = [protocol.MathProblem("1 + 2 = ?", "3")] * 4
+    measures = protocol.measure(problems, journal)
     assert [measure.value for measure in measures.values()] == [0.5, 30, 0.5, 0, 0]
-
-
-def test_measure_counts_answers_that_time_out_or_crash(tmp_path, monkeypatch):
-    journal = Journal(tmp_path / "journal.jsonl")
-    for i in range(4):
-        journal.add(str(i), text="\\boxed{1}", tokens=1, finished=True)
-    outcomes = ["right", "timed out", "crashed", "wrong"]
+    outcomes = ["timed out", "crashed", "right", "crashed"]
     monkeypatch.setattr(protocol, "grade", lambda pairs: outcomes[: len(list(pairs))])
-    measures = protocol.measure([protocol.MathProblem("", "1")] * 4, journal)
-    assert [measures[name].value for name in ("accuracy", "timed_out", "crashed")] == [0.25, 0.25, 0.25]
+    measures = protocol.measure(problems, journal)
+    assert [measures[name].value for name in ("accuracy", "timed_out", "crashed")] == [0.25, 0.25, 0.5]
 
 
 def test_run_resumes_with_the_next_problem(diff, tmp_path, monkeypatch):
@@ -201,7 +195,7 @@ def test_run_without_a_chat_template(diff, tmp_path, answering, monkeypatch):
         cells = run(diff, protocol.Arguments(["mawps"], settings.data_dir, prompt="cot"), results)
         assert (cells["mawps"].data["chat"], model.stop_strings) == (chat, stop_strings)
     settings = protocol.Arguments(["mawps"], settings.data_dir, continuous_batching=True)
-    with pytest.raises(ValueError, match="does not support stop strings"):
+    with pytest.raises(ValueError, match="does not support the stop strings"):
         run(diff, settings, open_results(tmp_path / "continuous", settings))
 
 
@@ -212,7 +206,7 @@ def test_run_rejects_bad_input_before_anything_starts(diff, tmp_path, answering,
     with pytest.raises(ValueError, match=r"a solution \(--max_new_tokens 16,384\) needs 16,\d+ tokens, but .*=2,048"):
         run(diff, settings, open_results(tmp_path / "out", settings))
     (tmp_path / "data" / "college_math" / "test.jsonl").write_text('{"question": "1 + 1?"}\n')
-    with pytest.raises(ValueError, match="answer is needed"):
+    with pytest.raises(ValueError, match="KeyError.'answer'"):
         run(diff, settings, open_results(tmp_path / "out", settings))
     monkeypatch.setattr("diff_transformer.extras.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match="math_verify"):
