@@ -139,15 +139,15 @@ def test_section(finished):
     results = [load(finished, label) for label in LABELS]
     found = section(ResultSet(results))
     summaries, answers = (comparison.table() for comparison in found.comparisons)
-    *_, details = found.tables
     (row,) = summaries.rows
     assert summaries.columns[:5] == ["dataset", "paper: Transformer", "paper: DIFF", *LABELS]
     assert row[:3] == ["XSum", 0.44, 0.53]
     assert row[3].value == results[0].select(dataset="xsum")[0]["accuracy"]
     assert "samples 5 (paper: 100); rows from" in row[5] and "judge" not in row[5]
+    assert "1 replies without a verdict" in row[5] and "documents cut" not in row[5]
     (row,) = answers.rows
-    assert row[:3] == ["HotpotQA", 0.36, 0.46] and "1 documents cut" in row[5]
-    assert [line[:3] for line in details.rows[:2]] == [["XSum", label, 0] for label in LABELS]
+    assert row[:3] == ["HotpotQA", 0.36, 0.46]
+    assert "1 documents cut in the middle" in row[5] and "replies without a verdict" not in row[5]
     for r in results:
         r.settings["judge_model"] = "gpt-4o-mini"
     row = section(ResultSet(results)).comparisons[0].table().rows[0]
@@ -294,28 +294,25 @@ def test_load_rows_of_longbench(tmp_path, monkeypatch):
 def test_arguments_reject():
     for changes, message in [
         ({"datasets": ["xsum", "nothing"]}, "Got --datasets xsum nothing; .*xsum, cnn_dailymail"),
-        ({"datasets": ["xsum", "xsum=a.jsonl"]}, "at most once"),
-        ({"datasets": []}, "at least one of xsum"),
+        ({"datasets": ["xsum", "xsum=a.jsonl"]}, "can be named once"),
         ({"judge_model": "m"}, "needs both"),
         ({"judge_base_url": "http://localhost"}, "needs both"),
-        ({"samples": 0}, "Got --samples 0 .* at least 1"),
-        ({"judge_concurrency": 0}, "--judge_concurrency 0; .* at least 1"),
+        ({"samples": 0}, "Got --samples 0; it must be at least 1"),
     ]:
         with pytest.raises(ValueError, match=message):
             Arguments(**changes)
 
 
 def test_run_rejects_bad_input(twin_folders, data, tmp_path, capsys, monkeypatch):
-    (tmp_path / "rows.jsonl").write_text('{"document": "d", "ground_truth": "g", "output": "o", "label": "maybe"}\n')
+    (tmp_path / "rows.jsonl").write_text('{"document": "d"}\n')
     (tmp_path / "empty.jsonl").write_text('{"document": " ", "summary": "s"}\n')
     judge = ("--judge_base_url", "http://host/v1", "--judge_model", "m")
-    no_row = "no row with both a document and a reference. Name another"
     cases = {
         ("--datasets", f"xsum={tmp_path / 'rows.jsonl'}"): "summary is needed",
-        ("--datasets", f"xsum={tmp_path / 'empty.jsonl'}"): no_row,
+        ("--datasets", f"xsum={tmp_path / 'empty.jsonl'}"): "Found 0 rows of xsum with a document and a reference",
         ("--datasets", f"qasper={data / 'hotpotqa.jsonl'}", "--max_length", "300"): "Choose a larger --max_length",
         ("--max_length", "4096"): "2,048",
-        ("--judge_base_url", "http://user:hunter2@host", "--judge_model", "m"): "must not contain a user",
+        ("--judge_base_url", "http://user:hunter2@host", "--judge_model", "m"): "without a user",
         (*judge, "--judge_key_variable", "BROKEN_KEY"): "printable ASCII",
     }
     monkeypatch.setenv("BROKEN_KEY", "sk-\nhunter2")

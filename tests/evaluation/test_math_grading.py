@@ -62,6 +62,7 @@ WRONG_ANSWERS = {
     "18": ["81"],
     "5": ["-5", "I do not know", "\\frac{", ""],
     "12": ["1,2"],
+    "11/2": ["1 1/2"],
     "3/4": ["1 3/4"],
     "50%": ["5"],
     "2": ["2x", "2 pi", "2 or 3"],
@@ -112,13 +113,15 @@ def deadly(tmp_path, monkeypatch):
 
 
 @pytest.mark.process
-def test_grade_keeps_the_order_after_any_answer(deadly):
+def test_grade_keeps_the_order_after_any_answer(deadly, monkeypatch):
+    monkeypatch.setattr(grading, "TIME_LIMIT", 0.5)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
     pairs = [("1", "1.0"), ("2", "3"), ("2", "9^{9^{9^9}}"), ("4", None), ("5", "deadly"), ("6", "6"), ("1", "\ud800")]
     start = time.perf_counter()
-    outcomes = grade([*pairs, ("é", "\\text{é}\n")], processes=2, time_limit=0.5)
+    outcomes = grade([*pairs, ("é", "\\text{é}\n")])
     assert outcomes == [RIGHT, WRONG, TIMED_OUT, WRONG, CRASHED, RIGHT, WRONG, RIGHT]
     assert time.perf_counter() - start < 60, "the time limit does not hold"
-    assert grade([("1", None)]) == [WRONG] and grade([]) == [], "no answer starts a process"
+    assert grade([]) == []
 
 
 @pytest.mark.process
@@ -127,4 +130,4 @@ def test_grade_rejects_a_process_that_does_not_start(tmp_path, monkeypatch):
     script.write_text("raise SystemExit(4)")
     monkeypatch.setattr(grading, "_SCRIPT", str(script))
     with pytest.raises(RuntimeError, match="did not start: its exit code is 4"):
-        grade([("1", "1")], processes=1)
+        grade([("1", "1")])

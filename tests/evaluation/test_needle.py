@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from matplotlib.figure import Figure as Canvas
 from transformers import LlamaConfig
 
 from diff_transformer import cl100k_tokenizer
@@ -175,7 +174,9 @@ def test_section_of_table_2(tmp_path):
     assert one[5].value == 1 and one[5].n == 250 and one[5].stderr == pytest.approx(0.03 / 5**0.5)
     assert one[6].value == pytest.approx(0.3) and six[5].value == pytest.approx(0.7) and six[6] is None
     assert one[-1] == f"not stated in the paper: dataset {BOOKS}, wording yoco; other unfinished"
-    assert found.figures == []
+    by_depth = found.tables[1].rows
+    assert [row[:4] for row in by_depth] == [[4096, n, r, x] for n, r in ((1, 1), (6, 2)) for x in ("ours", "other")]
+    assert by_depth[1][4].value == 0.2 and by_depth[1][7:] == by_depth[3][4:6] == [None, None]
 
 
 def test_section_shows_the_papers_values_beside_the_same_length_n_and_r_alone(tmp_path):
@@ -194,10 +195,14 @@ def test_section_of_figure_5(tmp_path):
     assert [[round(value, 2) for value in row[3:5]] for row in rows] == [[0.95, 1.00], [0.52, 0.86]]
     assert "depth 0, 25 (paper: 0, 25, 50, 75, 100)" in rows[0][-1]
 
-    (figure,), canvas = found.figures, Canvas()
-    figure.draw(canvas)
-    assert [axis.get_title() for axis in canvas.axes] == ["ours", PAPER_TRANSFORMER, PAPER_DIFF]
-    numbers = [[text.get_text() for text in axis.texts] for axis in canvas.axes]
-    assert numbers[0] == ["0.25", "0.11", "0.75", "0.50", "0.11"]
-    assert numbers[1][:2] == ["0.96", "0.04"] and numbers[2][-2:] == ["1.00", "0.86"]
-    assert [label.get_text() for label in canvas.axes[0].get_xticklabels()] == ["8K", "64K"]
+    table = found.tables[1]
+    assert table.columns == ["tokens", "N", "R", "model", "depth 0 %", "depth 25 %"]
+    shown = {tuple(row[:4]): [x.value if isinstance(x, Measure) else x for x in row[4:]] for row in table.rows}
+    assert shown == {
+        (8192, 8, 1, "ours"): [0.25, 0.75],
+        (8192, 8, 1, PAPER_TRANSFORMER): [0.96, 0.92],
+        (8192, 8, 1, PAPER_DIFF): [1.00, 1.00],
+        (65536, 8, 1, "ours"): [0.11, None],
+        (65536, 8, 1, PAPER_TRANSFORMER): [0.04, 0.12],
+        (65536, 8, 1, PAPER_DIFF): [0.60, 0.88],
+    }

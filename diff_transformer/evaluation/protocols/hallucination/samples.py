@@ -24,7 +24,7 @@ LONGBENCH, LONGBENCH_REVISION = "zai-org/LongBench", "5e628be450b7e67fb7ae6e201b
 @dataclass(frozen=True)
 class JudgedTask:
     """Rows with columns for a document, a reference and, for question answering, a question. `prompt` is a template
-    for the document and the question. The output ends at `stop`, or after `max_new_tokens`."""
+    for the document and the question."""
 
     title: str
     source: str
@@ -32,7 +32,6 @@ class JudgedTask:
     reference: str
     prompt: str
     max_new_tokens: int
-    stop: str
     config: str | None = None
     question: str | None = None
 
@@ -40,19 +39,23 @@ class JudgedTask:
     def columns(self) -> list[str]:
         return [column for column in (self.document, self.reference, self.question) if column]
 
+    @property
+    def stop(self) -> str:
+        """Where the output ends: a base model does not end an answer, so it ends with the line."""
+        return "\n" if self.question else "\n\n"
+
 
 def _summary(
     title: str, source: str, columns: tuple[str, str], how: str, max_new_tokens: int, config: str | None = None
 ) -> JudgedTask:
     """The prompt is our own: the paper does not print any."""
     prompt = f"Article:\n{{document}}\n\nSummarize the article above {how}.\n\nSummary:"
-    return JudgedTask(title, source, *columns, prompt, max_new_tokens, "\n\n", config)
+    return JudgedTask(title, source, *columns, prompt, max_new_tokens, config)
 
 
 def _answer(title: str, name: str, prompt: str, max_new_tokens: int) -> JudgedTask:
-    """LongBench's prompt and length (Bai et al., 2023, arXiv:2308.14508). A base model does not end its answer, so it
-    ends with the line."""
-    return JudgedTask(title, LONGBENCH, "context", "answers", prompt, max_new_tokens, "\n", name, "input")
+    """LongBench's prompt and length (Bai et al., 2023, arXiv:2308.14508)."""
+    return JudgedTask(title, LONGBENCH, "context", "answers", prompt, max_new_tokens, name, "input")
 
 
 _CONCISELY = (
@@ -104,8 +107,8 @@ def load_rows(task: JudgedTask, source: str = "") -> "Dataset":
         path = hf_hub_download(LONGBENCH, "data.zip", repo_type="dataset", revision=LONGBENCH_REVISION)
     except (ValueError, OSError) as error:
         raise ValueError(
-            f"LongBench is not in the cache and cannot be downloaded from the Hub: {error} Provide a copy of its "
-            f"rows, a file with the columns {', '.join(task.columns)}: --datasets NAME=PATH."
+            f"LongBench cannot be downloaded from the Hub: {error} Provide its rows in a file with the columns "
+            f"{', '.join(task.columns)}: --datasets NAME=PATH."
         ) from error
     with zipfile.ZipFile(path) as archive, archive.open(f"data/{task.config}.jsonl") as lines:
         return Dataset.from_list([json.loads(line) for line in lines])
@@ -128,8 +131,7 @@ def draw(
         question = row[task.question] if task.question else ""
         if not (document or "").strip() or not reference:
             continue
-        text = task.prompt.format(document=document, question=question)
-        whole = prompt = prompt_ids(loaded.tokenizer, text)
+        whole = prompt = prompt_ids(loaded.tokenizer, task.prompt.format(document=document, question=question))
         if limit is not None and len(whole) > limit - task.max_new_tokens:
             half = (limit - task.max_new_tokens) // 2
             prompt = [*whole[:half], *whole[-half:]]  # as in LongBench
@@ -150,10 +152,6 @@ def draw(
         drawn.append(Sample(f"{name}/{index}", document, reference, prompt, len(prompt) < len(whole)))
         if len(drawn) == samples:
             break
-    if not drawn:
-        raise ValueError(
-            f"{name} has no row with both a document and a reference. Name another source: --datasets {name}=SOURCE."
-        )
     what = f"rows of {name} with a document and a reference"
     check_enough(len(drawn), samples, what, f"name a larger source (--datasets {name}=SOURCE)")
     return drawn

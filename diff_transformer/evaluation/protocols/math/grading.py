@@ -121,34 +121,24 @@ def _extraction():
     )
 
 
-def grade(
-    pairs: Iterable[tuple[str, str | None]], processes: int | None = None, time_limit: float = TIME_LIMIT
-) -> list[str]:
+def grade(pairs: Iterable[tuple[str, str | None]]) -> list[str]:
     """RIGHT, WRONG, TIMED_OUT or CRASHED for each pair of a gold answer and an answer; no answer (None) is wrong.
-
-    `processes` is by default one per available processor, up to 16; `time_limit` is in seconds of processor time.
 
     Raises RuntimeError if the processes do not start.
     """
     pairs = list(pairs)
-    processes = processes or min(len(os.sched_getaffinity(0)), _MAX_PROCESSES)
-    answered = [i for i, (_, answer) in enumerate(pairs) if answer is not None]
-    shares = [answered[i::processes] for i in range(processes)]
-    outcomes = [WRONG] * len(pairs)
+    processes = min(len(os.sched_getaffinity(0)), _MAX_PROCESSES)
     with ThreadPoolExecutor(processes) as threads:
-        graded = threads.map(lambda share: _grade([pairs[i] for i in share], time_limit), shares)
-        for share, found in zip(shares, graded, strict=True):
-            for i, outcome in zip(share, found, strict=True):
-                outcomes[i] = outcome
-    return outcomes
+        shares = list(threads.map(_grade, (pairs[i::processes] for i in range(processes))))
+    return [shares[i % processes][i // processes] for i in range(len(pairs))]
 
 
-def _grade(pairs: list[tuple[str, str | None]], time_limit: float) -> list[str]:
+def _grade(pairs: list[tuple[str, str | None]]) -> list[str]:
     """The outcomes of answers in one process after another: each takes the answers after that which ended the last."""
     outcomes: list[str] = []
     while len(outcomes) < len(pairs):
         requests = "".join(json.dumps(pair) + "\n" for pair in pairs[len(outcomes) :])
-        command = [sys.executable, _SCRIPT, str(time_limit)]
+        command = [sys.executable, _SCRIPT, str(TIME_LIMIT)]
         process = subprocess.run(command, input=requests, stdout=subprocess.PIPE, text=True)
         ready, *replies = process.stdout.splitlines() or [""]
         if not ready:
@@ -173,7 +163,8 @@ def serve(time_limit: float) -> None:
     print("true", file=replies, flush=True)  # ready
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_PROF, time_limit)
-        correct = is_correct(*json.loads(line))
+        gold, answer = json.loads(line)
+        correct = answer is not None and is_correct(gold, answer)
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(correct), file=replies, flush=True)
 

@@ -13,25 +13,19 @@ order of the question; and the first number given to a city counts. Swapped numb
 
 import random
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
 
-import numpy as np
 from tqdm.auto import tqdm
 
 from ....arguments import option
 from ...comparison import PAPER_DIFF, PAPER_TRANSFORMER, UNSTATED, Comparison, Row
 from ...generate import iterate_texts
 from ...models import LoadedModel, check_length
-from ...render import Figure, Section
+from ...render import Section, Table
 from ...results import Key, Measure, Results, ResultSet, mean
 from .haystack import NeedleArguments, NeedlePrompt, prompt_maker
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
 
 ORDER = 3
 NO_SETTINGS = ("lengths", "pairs")  # points of the grid, to which a later run may add
@@ -126,7 +120,6 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
 def section(results: ResultSet) -> Section:
     points = results.keys(*KEY)
     rows = [Row(x, "accuracy", dict(zip(KEY, x, strict=True)), _paper_average(*x)) for x in points]
-    lengths = Counter(point[1:] for point in points)
     return Section(
         title="Multi-needle retrieval",
         paper="Table 2 and Figure 5",
@@ -134,9 +127,11 @@ def section(results: ResultSet) -> Section:
         "numbers. Accuracy is the share of the queried numbers that are in the answer, averaged over the depths of "
         "the queried needles; all other needles are at random depths.",
         tables=[
-            Comparison("Accuracy, averaged over depths", results, ["tokens", "N", "R"], rows, PAPER_SETTINGS, digits=2)
+            Comparison(
+                "Accuracy, averaged over depths", results, ["tokens", "N", "R"], rows, PAPER_SETTINGS, digits=2
+            ),
+            _by_depth(results),
         ],
-        figures=[_map(results, *needles) for needles, count in sorted(lengths.items()) if count > 1],
         notes=[
             'The paper varies the depth of "the answer needle"; where several needles are queried, all of them are at '
             "that depth here. It does not name its haystack. A row stands beside the paper's values only if the paper "
@@ -151,38 +146,18 @@ def _paper_average(length: int, needles: int, queried: int) -> Sequence[float]:
     return PAPER_TABLE_2.get((needles, queried), ()) if length == 4096 else ()
 
 
-def _map(results: ResultSet, needles: int, queried: int) -> Figure:
-    """Accuracy by depth and length: a panel for each model and for the paper's, if it has these needles. What was not
-    measured is empty, and the last row is the mean over depths."""
-    key = {"needles": needles, "queried": queried}
-    grids: dict[str, dict[tuple[int, int], float]] = {}
-    for label in results.labels:
-        points = {(cell.key["length"], cell.key["depth"]) for cell in results.select(label, **key)}
-        grids[label] = {(x, y): mean(results.values(label, "accuracy", length=x, depth=y, **key)) for x, y in points}
-    lengths = sorted({x for grid in grids.values() for x, _ in grid})
-    if (needles, queried) == (8, 1):
-        shown = [(x, PAPER_FIGURE_5[x]) for x in lengths if x in PAPER_FIGURE_5]
-        for i, label in enumerate((PAPER_TRANSFORMER, PAPER_DIFF)):
-            grids[label] = {(x, y): row[i][j] for x, row in shown for j, y in enumerate(PAPER_DEPTHS)}
-    grids = {label: grid for label, grid in grids.items() if grid}
-    depths = sorted({depth for grid in grids.values() for _, depth in grid})
-
-    def draw(canvas: "Canvas") -> None:
-        axes = canvas.subplots(len(grids), squeeze=False)[:, 0]
-        for axis, (label, grid) in zip(axes, grids.items(), strict=True):
-            cells = np.ma.masked_invalid([[grid.get((x, depth), np.nan) for x in lengths] for depth in depths])
-            cells = np.ma.vstack([cells, cells.mean(axis=0)])
-            axis.imshow(cells, vmin=0, vmax=1, cmap="viridis", aspect="auto")
-            for (y, x), value in np.ma.ndenumerate(cells):
-                ink = "black" if value > 0.6 else "white"
-                axis.text(x, y, f"{value:.2f}", ha="center", va="center", color=ink)
-            axis.axhline(len(depths) - 0.5, color="white", linewidth=2)
-            axis.set_xticks(range(len(lengths)), [f"{x // 1024}K" if x % 1024 == 0 else f"{x:,}" for x in lengths])
-            axis.set_yticks(range(len(cells)), [*map(str, depths), "mean"])
-            axis.set(title=label, ylabel="depth (%)")
-        axes[-1].set_xlabel("tokens")
-
-    size = (max(4.0, 1.5 + 0.7 * len(lengths)), len(grids) * (0.8 + 0.35 * (len(depths) + 1)))
-    return Figure(
-        f"needle_{needles}_{queried}", f"Accuracy by depth and length: N = {needles}, R = {queried}.", draw, size
-    )
+def _by_depth(results: ResultSet) -> Table:
+    """A row for each point and model, and for the paper's models if Figure 5 has the point."""
+    depths = [depth for (depth,) in results.keys("depth")]
+    rows: list[list] = []
+    for point in results.keys(*KEY):
+        key = dict(zip(KEY, point, strict=True))
+        for label in results.labels:
+            measures = [results.measure(label, "accuracy", depth=depth, **key) for depth in depths]
+            rows.append([*point, label, *measures])
+        paper = PAPER_FIGURE_5.get(point[0], ()) if point[1:] == (8, 1) else ()
+        for label, values in zip((PAPER_TRANSFORMER, PAPER_DIFF), paper, strict=False):
+            shown = dict(zip(PAPER_DEPTHS, values, strict=True))
+            rows.append([*point, label, *(shown.get(depth) for depth in depths)])
+    columns = ["tokens", "N", "R", "model", *(f"depth {depth} %" for depth in depths)]
+    return Table("Accuracy by depth of the queried needles", columns, rows, digits=2)
