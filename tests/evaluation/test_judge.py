@@ -16,6 +16,8 @@ from diff_transformer.evaluation.protocols.hallucination.judge import (
 )
 from diff_transformer.evaluation.results import Journal
 
+MODULE = "diff_transformer.evaluation.protocols.hallucination.judge"
+
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
@@ -91,7 +93,6 @@ def test_ask_retries_after_errors_and_timeouts(monkeypatch):
         assert server.asked["Is it?"] == 4
 
 
-MODULE = "diff_transformer.evaluation.protocols.hallucination.judge"
 REJECTED = "too long for sk-secret"
 
 

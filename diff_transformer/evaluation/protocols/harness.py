@@ -33,23 +33,20 @@ class _Shipped(NamedTuple):
 
     file: str  # below lm_eval/tasks
     split: str  # the evaluated split; examples come from "train"
-    columns: tuple[str, ...]  # the columns it reads
     metric: str = "acc"
 
 
 # The paper does not say which accuracy it reports. It is `acc_norm` for HellaSwag and `acc` elsewhere, as shown by two
 # public models of Table 1, whose published results have both and agree to the last digit (Stability-AI/StableLM,
 # evals/)
-_ARC = ("question", "choices", "answerKey")
-_HELLASWAG = ("activity_label", "ctx_a", "ctx_b", "endings", "label")
 _SHIPPED = {
-    "arc_challenge": _Shipped("arc/arc_challenge.yaml", "test", _ARC),
-    "arc_easy": _Shipped("arc/arc_easy.yaml", "test", _ARC),
-    "boolq": _Shipped("super_glue/boolq/default.yaml", "validation", ("passage", "question", "label")),
-    "hellaswag": _Shipped("hellaswag/hellaswag.yaml", "validation", _HELLASWAG, "acc_norm"),
-    "openbookqa": _Shipped("openbookqa/openbookqa.yaml", "test", ("question_stem", "choices", "answerKey")),
-    "piqa": _Shipped("piqa/piqa.yaml", "validation", ("goal", "sol1", "sol2", "label")),
-    "winogrande": _Shipped("winogrande/default.yaml", "validation", ("sentence", "option1", "option2", "answer")),
+    "arc_challenge": _Shipped("arc/arc_challenge.yaml", "test"),
+    "arc_easy": _Shipped("arc/arc_easy.yaml", "test"),
+    "boolq": _Shipped("super_glue/boolq/default.yaml", "validation"),
+    "hellaswag": _Shipped("hellaswag/hellaswag.yaml", "validation", "acc_norm"),
+    "openbookqa": _Shipped("openbookqa/openbookqa.yaml", "test"),
+    "piqa": _Shipped("piqa/piqa.yaml", "validation"),
+    "winogrande": _Shipped("winogrande/default.yaml", "validation"),
 }
 TASKS = tuple(_SHIPPED)
 _AVERAGE = "average"
@@ -89,11 +86,12 @@ class Arguments:
 
 
 def load_task(task: str, shots: int = 0, data_dir: str | None = None) -> "Task":
-    """A task of lm-eval over the rows of the Hub, or of `data_dir` (see `Arguments`). Raises ValueError if these lack
-    the task's rows or columns, or are too few to draw `shots` from."""
+    """A task of lm-eval over the rows of the Hub, or of `data_dir` (see `Arguments`). Raises ValueError if rows are
+    missing, or are too few to draw `shots` from."""
     import lm_eval.tasks
 
-    file = Path(lm_eval.tasks.__file__).parent / _SHIPPED[task].file
+    shipped = _SHIPPED[task]
+    file = Path(lm_eval.tasks.__file__).parent / shipped.file
     manager = lm_eval.tasks.TaskManager(include_defaults=False)
     if data_dir is None:
         try:
@@ -103,28 +101,25 @@ def load_task(task: str, shots: int = 0, data_dir: str | None = None) -> "Task":
                 f"The rows of {task} cannot be read from the Hub: {error}. Provide them with --data_dir DIR (--help "
                 "lists the files)."
             ) from error
-    shipped, folder = _SHIPPED[task], Path(data_dir).expanduser().resolve()
-    whole = folder / f"{task}.jsonl"
+    folder = Path(data_dir).expanduser().resolve()
     files = {shipped.split: folder / task / f"{shipped.split}.jsonl"}
-    if whole.is_file() and not files[shipped.split].is_file():
-        files[shipped.split] = whole
+    if not files[shipped.split].is_file():
+        files[shipped.split] = folder / f"{task}.jsonl"
     if shots:
         files["train"] = folder / task / "train.jsonl"
     for split, data in files.items():
         if not data.is_file():
-            places = f"{data} or {whole}" if split != "train" else f"{data}, from which {shots} examples are drawn"
-            raise ValueError(f"{task} needs {places}: one line of JSON per row, with {', '.join(shipped.columns)}.")
-        rows = len(load_table(str(data), columns=shipped.columns))
-        if split == "train" and rows <= shots:  # lm-eval draws one more, in case one is the question itself
-            raise ValueError(f"{data} has {rows} rows; more than {shots} are needed to draw {shots} examples.")
-    splits = {"training_split": "train", "validation_split": "validation", "test_split": "test"}
+            raise ValueError(f"{task} with {shots} examples needs {data} (--help of --data_dir lists all files).")
+        if split == "train" and len(load_table(str(data))) <= shots:  # one more, in case one is the question itself
+            raise ValueError(f"{data} needs more than {shots} rows to draw {shots} examples.")
     local = {
         "include": str(file),
         "task": task,
         "dataset_path": "json",
         "dataset_name": None,
+        "training_split": "train" if shots else None,
+        "validation_split": "validation" if "validation" in files else None,
         "dataset_kwargs": {"data_files": {split: str(data) for split, data in files.items()}},
-        **{kind: split if split in files else None for kind, split in splits.items()},
     }
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / "task.yaml"
@@ -222,14 +217,7 @@ def _comparison(results: ResultSet, shots: int, caption: str, paper: Mapping[str
             differs = [f"{cut:,} prompts cut to the model's positions"] if cut else []
             key = {"task": task, "shots": shots}
             rows.append(Row([task, metric], metric, key, [column[i] for column in paper.values()], differs))
+    caption = f"Accuracy (%), {caption}"
     columns = tuple(paper) or (PAPER_TRANSFORMER, PAPER_DIFF)
-    return Comparison(
-        f"Accuracy (%), {caption}",
-        results,
-        ["task", "metric"],
-        rows,
-        PAPER_SETTINGS,
-        columns=columns,
-        percent=True,
-        digits=1,
-    )
+    names = ["task", "metric"]
+    return Comparison(caption, results, names, rows, PAPER_SETTINGS, columns=columns, percent=True, digits=1)
