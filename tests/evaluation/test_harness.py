@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""lm-eval's seven tasks on rows written here: prompts by hand, scores by a plain forward, runs, and the report."""
+"""lm-eval's seven tasks on rows written here: scores by a plain forward, runs, and the report."""
 
 import json
 from pathlib import Path
@@ -22,79 +22,49 @@ from diff_transformer.evaluation.protocols import harness  # noqa: E402
 from diff_transformer.evaluation.protocols.harness import METRICS, TABLE_1, TABLE_8  # noqa: E402
 
 
-def arc(question, key, *choices, labels="ABCD"):
-    labels = list(labels[: len(choices)])
-    row = {"id": "x", "question": question, "choices": {"text": list(choices), "label": labels}, "answerKey": key}
-    return row, [(f"Question: {question}\nAnswer:", f" {choice}") for choice in choices], labels.index(key)
-
-
-def boolq(passage, question, label):
-    row = {"passage": passage, "question": question, "label": label, "idx": 0}
-    return row, [(f"{passage}\nQuestion: {question}?\nAnswer:", f" {word}") for word in ("no", "yes")], label
+def arc(question, key, labels, *choices):
+    labels = list(labels)
+    return {"id": "x", "question": question, "choices": {"text": choices, "label": labels}, "answerKey": key}
 
 
 def openbookqa(stem, key, *choices):
-    row = {"id": "x", "question_stem": stem, "answerKey": key}
-    row["choices"] = {"text": list(choices), "label": list("ABCD")}
-    return row, [(stem, f" {choice}") for choice in choices], "ABCD".index(key)
+    return {"question_stem": stem, "choices": {"text": choices, "label": list("ABCD")}, "answerKey": key}
 
 
-def piqa(goal, label, *solutions):
-    row = {"goal": goal, "sol1": solutions[0], "sol2": solutions[1], "label": label}
-    return row, [(f"Question: {goal}\nAnswer:", f" {solution}") for solution in solutions], label
+def hellaswag(activity, a, b, label, *endings):
+    return {"activity_label": activity, "ctx_a": a, "ctx_b": b, "endings": endings, "label": label}
 
 
-def winogrande(before, after, answer, *options):
-    row = {"sentence": f"{before}_{after}", "option1": options[0], "option2": options[1], "answer": answer}
-    return row, [(before + option, f" {after.strip()}") for option in options], int(answer) - 1
-
-
-def hellaswag(activity, a, b, endings, label, query, cleaned):
-    row = {"ind": 1, "activity_label": activity, "ctx_a": a, "ctx_b": b, "ctx": f"{a} {b}", "endings": endings}
-    row |= {"label": label, "source_id": "wikihow", "split": "val", "split_type": "indomain"}
-    return row, [(query, f" {ending}") for ending in cleaned], int(label)
-
-
-# Task -> rows of the original dataset, the (context, continuation) of each choice as lm-eval has to ask, the right one
+# Task -> rows of the original dataset, each with the index of the right choice
 CASES = {
     "arc_challenge": [
-        arc("Which is a gas?", "2", "Iron", "Oxygen that we breathe", "Sand", labels="1234"),
-        arc("What melts?", "A", "Ice", "Steam", "Air", "Light"),
+        (arc("Which is a gas?", "2", "123", "Iron", "Oxygen that we breathe", "Sand"), 1),
+        (arc("What melts?", "A", "ABCD", "Ice", "Steam", "Air", "Light"), 0),
     ],
     "arc_easy": [
-        arc("What do plants need?", "C", "Noise", "Dark", "Light and water", "Salt"),
-        arc("Where do fish live?", "B", "Trees", "Water", "Sand", "Fire"),
+        (arc("What do plants need?", "C", "ABCD", "Noise", "Dark", "Light and water", "Salt"), 2),
+        (arc("Where do fish live?", "B", "ABCD", "Trees", "Water", "Sand", "Fire"), 1),
     ],
     "boolq": [
-        boolq("Cats are mammals and eat mice.", "are cats mammals", 1),
-        boolq("The moon is far away from us.", "is the moon near", 0),
+        ({"passage": "Cats are mammals and eat mice.", "question": "are cats mammals", "label": 1}, 1),
+        ({"passage": "The moon is far away from us.", "question": "is the moon near", "label": 0}, 0),
     ],
     "hellaswag": [
-        hellaswag(
-            "Baking bread",
-            "A man [header] mixes dough.",
-            "he",
-            ["bakes it.", "eats [title] the bowl now.", "flies  away.", "sleeps [step] for a year."],
-            "0",
-            "Baking bread: A man mixes dough. He",
-            ["bakes it.", "eats. the bowl now.", "flies away.", "sleeps for a year."],
-        ),
-        hellaswag(
-            "Swimming", "A dog jumps.", "it", ["swims.", "is red.", "sings.", "reads a long book."], "3",
-            "Swimming: A dog jumps. It", ["swims.", "is red.", "sings.", "reads a long book."],
-        ),
+        (hellaswag("Baking", "A man mixes dough.", "he", "0", "bakes it.", "eats the bowl.", "flies.", "sleeps."), 0),
+        (hellaswag("Swimming", "A dog jumps.", "it", "3", "swims.", "is red.", "sings.", "reads a long book."), 3),
     ],
     "openbookqa": [
-        openbookqa("The sun is", "D", "cold", "green", "a very small fish", "hot"),
-        openbookqa("Bees make", "A", "honey", "iron", "rain and snow", "books"),
+        (openbookqa("The sun is", "D", "cold", "green", "a very small fish", "hot"), 3),
+        (openbookqa("Bees make", "A", "honey", "iron", "rain and snow", "books"), 0),
     ],
     "piqa": [
-        piqa("Open a jar.", 0, "Turn the lid.", "Sing to the lid until it opens."),
-        piqa("Dry a shirt.", 1, "Put it into water.", "Hang it up."),
+        ({"goal": "Open a jar.", "sol1": "Turn the lid.", "sol2": "Sing to the lid until it opens.", "label": 0}, 0),
+        ({"goal": "Dry a shirt.", "sol1": "Put it into water.", "sol2": "Hang it up.", "label": 1}, 1),
     ],
     "winogrande": [
-        winogrande("The cup fell off the table since the ", " was tilted.", "2", "cup", "table"),
-        winogrande("Ann thanked Eve because ", " had helped.", "2", "Ann", "Eve"),
+        ({"sentence": "The cup fell off the table since the _ was tilted.", "option1": "cup", "option2": "table",
+          "answer": "2"}, 1),
+        ({"sentence": "Ann thanked Eve because _ had helped.", "option1": "Ann", "option2": "Eve", "answer": "2"}, 1),
     ],
 }  # fmt: skip
 
@@ -109,7 +79,7 @@ def data_dir(tmp_path_factory):
     """Half of the tasks as TASK.jsonl, all with examples, which are the same rows the other way round."""
     folder = tmp_path_factory.mktemp("rows")
     for i, (task, cases) in enumerate(CASES.items()):
-        rows = [row for row, *_ in cases]
+        rows = [row for row, _ in cases]
         split = "test" if task in ("arc_challenge", "arc_easy", "openbookqa") else "validation"
         write(folder / f"{task}.jsonl" if i % 2 else folder / task / f"{split}.jsonl", rows)
         write(folder / task / "train.jsonl", rows[::-1])
@@ -135,17 +105,16 @@ def log_likelihood(loaded, context, continuation):
 
 
 @pytest.mark.parametrize("task", harness.TASKS)
-def test_evaluate_task_asks_and_scores_as_by_hand(loaded, data_dir, task):
+def test_evaluate_task_scores_as_by_hand(loaded, data_dir, task):
     samples = harness.evaluate_task(language_model(loaded), task, data_dir=data_dir)
     assert len(samples) == len(CASES[task])
-    for sample, (_, asked, right) in zip(samples, CASES[task], strict=True):
-        assert [tuple(pair) for pair in sample["arguments"]] == asked, "another prompt than lm-eval documents"
-        expected = [log_likelihood(loaded, *pair) for pair in asked]
+    for sample, (_, right) in zip(samples, CASES[task], strict=True):
+        expected = [log_likelihood(loaded, *pair) for pair in sample["arguments"]]
         found = [value for value, _ in sample["filtered_resps"]]
         assert found == pytest.approx(expected, rel=1e-4), "not the log-likelihood of the continuation"
         assert sample["acc"] == (expected.index(max(expected)) == right)
         if "acc_norm" in sample["metrics"]:
-            lengths = [len(continuation) - 1 for _, continuation in asked]  # without the space
+            lengths = [len(continuation) - 1 for _, continuation in sample["arguments"]]  # without the space
             by_length = [value / n for value, n in zip(expected, lengths, strict=True)]
             assert sample["acc_norm"] == (by_length.index(max(by_length)) == right)
     assert ("acc_norm" in samples[0]["metrics"]) == (task not in ("boolq", "winogrande"))
@@ -167,17 +136,17 @@ def test_run_does_not_round_the_log_likelihoods_of_16_bits(twin_folders, data_di
 
 @pytest.mark.parametrize("task", harness.TASKS)
 def test_evaluate_task_puts_an_example_before_the_question(diff, data_dir, task):
-    samples = harness.evaluate_task(language_model(diff), task, shots=1, data_dir=data_dir)
-    examples = ["".join(asked[right]) + "\n\n" for _, asked, right in CASES[task]]
-    for sample, (_, asked, _) in zip(samples, CASES[task], strict=True):
-        for (longer, same), (context, continuation) in zip(sample["arguments"], asked, strict=True):
+    zero, one = (harness.evaluate_task(language_model(diff), task, shots, data_dir) for shots in (0, 1))
+    examples = ["".join(x["arguments"][right]) + "\n\n" for x, (_, right) in zip(zero, CASES[task], strict=True)]
+    for sample, without in zip(one, zero, strict=True):
+        for (longer, same), (context, continuation) in zip(sample["arguments"], without["arguments"], strict=True):
             assert same == continuation
             assert longer in [example + context for example in examples], "no training row, answered, precedes"
 
 
 def test_evaluate_task_draws_examples_by_the_seed_alone(diff, tmp_path):
-    write(tmp_path / "piqa.jsonl", [row for row, *_ in CASES["piqa"]])
-    write(tmp_path / "piqa" / "train.jsonl", [piqa(f"Do {i}.", 0, "Yes.", "No.")[0] for i in range(9)])
+    write(tmp_path / "piqa.jsonl", [row for row, _ in CASES["piqa"]])
+    write(tmp_path / "piqa" / "train.jsonl", [{**CASES["piqa"][0][0], "goal": f"Do {i}."} for i in range(9)])
 
     def prompts(seed, limit=None):
         found = harness.evaluate_task(language_model(diff), "piqa", 1, str(tmp_path), limit, seed)
@@ -205,7 +174,7 @@ def test_load_task_is_the_same_from_the_hub_and_from_local_rows(monkeypatch, dat
     import datasets
 
     asked = []
-    rows = [row for row, *_ in CASES[task]]
+    rows = [row for row, _ in CASES[task]]
 
     def load_dataset(path, name=None, **kwargs):
         asked.append((path, name))
@@ -224,7 +193,7 @@ def test_load_task_is_the_same_from_the_hub_and_from_local_rows(monkeypatch, dat
 
 
 def test_truncated_counts_the_prompts_that_are_cut(diff, tmp_path):
-    rows = [boolq("word " * n, "is it", 1)[0] for n in (10, 1500)]
+    rows = [{**CASES["boolq"][0][0], "passage": "word " * n} for n in (10, 1500)]
     write(tmp_path / "boolq.jsonl", rows)
     lm = language_model(diff)
     samples = harness.evaluate_task(lm, "boolq", data_dir=str(tmp_path))
