@@ -278,7 +278,7 @@ def test_prompts_are_longbenchs(name):
 
 def test_load_rows_of_longbench(tmp_path, monkeypatch):
     """A file in the archive of a fixed revision; offline without it, the error names the remedy."""
-    with pytest.raises(ValueError, match="context, answers, input: --datasets NAME=PATH"):
+    with pytest.raises(ValueError, match="a copy with context, answers, input: --datasets"):
         load_rows(TASKS["2wikimqa"])
     with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
         archive.writestr("data/2wikimqa.jsonl", '{"context": "c", "input": "q", "answers": ["a"]}\n')

@@ -64,9 +64,13 @@ def load(spec):
     return load_task(*find_source(str(spec)))
 
 
+def labels(task):
+    return {example.label for example in task.train}
+
+
 def test_load_task_reads_a_folder_with_texts_and_labels_on_one_line(colors, tmp_path):
     task = load(colors)
-    assert task.name == "colors" and task.labels == ["dark", "dark red", "green"]
+    assert task.name == "colors" and labels(task) == {"dark", "dark red", "green"}
     assert (len(task.train), len(task.test)) == (36, 18)
     assert task.test[0] == Example("blood test 0", "dark red")
     for split in ("train", "test"):
@@ -89,9 +93,9 @@ def test_load_task_reads_copies_of_the_known_datasets(tmp_path):
         rows = {"text": [f"text {name}" for name in classes], column: range(len(classes))}
         split = Dataset.from_dict(rows, features=features)
         DatasetDict({"train": split, "test": split}).save_to_disk(tmp_path / name)
-    assert load(f"banking77={tmp_path}/banking77").labels == ["Refund not showing up", "card arrival"]
+    assert labels(load(f"banking77={tmp_path}/banking77")) == {"Refund not showing up", "card arrival"}
     task = load(f"clinic150={tmp_path}/clinic150")
-    assert task.labels == ["pay bill", "yes"] and len(task.test) == 2, "out-of-scope examples are not a class"
+    assert labels(task) == {"pay bill", "yes"} and len(task.test) == 2, "out-of-scope examples are not a class"
 
 
 def test_sources_have_the_published_prompts_and_words():
@@ -111,9 +115,9 @@ def test_sources_have_the_published_prompts_and_words():
     [
         ([{"text": "a", "label": "x"}], [{"text": "sky", "label": "blue"}], "no example of labels of 'test': blue"),
         ([{"text": "a", "intent": "x"}], [], "has the columns text, intent; label is needed"),
-        *(([{"text": "a", "label": x}, {"text": "b", "label": y}], [], "both are needed, as text. Replace numbers")
+        *(([{"text": "a", "label": x}, {"text": "b", "label": y}], [], "both must be words")
           for x, y in ((None, "x"), ("_", "x"), (1, 0))),
-        ([{"text": None, "label": "x"}, {"text": "b", "label": "x"}], [], "both are needed, as text"),
+        ([{"text": None, "label": "x"}, {"text": "b", "label": "x"}], [], "both must be words"),
     ],
 )  # fmt: skip
 def test_load_task_rejects(tmp_path, train, test, message):
@@ -126,7 +130,7 @@ def test_load_task_rejects(tmp_path, train, test, message):
 def test_load_task_rejects_what_is_no_two_splits(colors, tmp_path):
     Dataset.from_dict({"text": ["a"], "label": ["b"]}).save_to_disk(tmp_path / "saved")
     for path in (colors / "train.jsonl", tmp_path / "saved"):
-        with pytest.raises(ValueError, match="one split, .* Name a folder"):
+        with pytest.raises(ValueError, match="one split, not train and test"):
             load(path)
 
 
@@ -263,7 +267,7 @@ def test_run_gives_the_model_one_start_token(colors, tmp_path):
 
 
 COMMAND = [
-    *("--lengths", "160", "240", "--queries", "4", "--order_seeds", "2", "--order_length", "200"),
+    *("--lengths", "160", "240", "--queries", "4", "--order_seeds", "2"),
     *("--device", "cpu"),
 ]
 
@@ -284,12 +288,12 @@ def test_run_twins_resumption_and_report(twin_folders, colors, tmp_path, monkeyp
     whole = {label: cells(tmp_path / "whole", label) for label in twin_folders}
     orders = [(order, seed) for order in ("random", "alternating") for seed in range(2)]
     expected = [{"shots": 1}, {"length": 160}, {"length": 240}]
-    expected += [{"length": 200, "order": order, "order_seed": seed} for order, seed in orders]
+    expected += [{"length": 240, "order": order, "order_seed": seed} for order, seed in orders]
     assert [key for key, _, _ in whole["DIFF"]] == [{"dataset": "colors", **key} for key in expected]
     diff, twin = ([data for _, _, data in whole[label]] for label in ("DIFF", "Transformer"))
     assert diff == twin, "the twins got different prompts"
     shown = [data["demonstrations"] for _, _, data in whole["DIFF"]]
-    assert shown[0] == 3 and shown[0] < shown[1] < shown[2] and len(set(shown[3:])) == 1
+    assert shown[0] == 3 and shown[0] < shown[1] < shown[2] and set(shown[3:]) == {shown[2]}
     assert all(data["tokens"] <= key.get("length", 160) for key, _, data in whole["DIFF"])
 
     # Stopped after 2 cells of the curve and, resumed, after 2 more, one of which is a permutation
@@ -310,7 +314,7 @@ def test_run_twins_resumption_and_report(twin_folders, colors, tmp_path, monkeyp
     assert main(["report", str(tmp_path / "whole")]) == 0
     page = (tmp_path / "whole/report.md").read_text()
     assert "Many-shot in-context learning" in page and "| colors | at random |" in page
-    assert (tmp_path / "whole/figures/many_shot_alternating.png").exists()
+    assert (tmp_path / "whole/figures/many_shot.png").exists()
 
 
 def run_with(loaded, tmp_path, data, **changes):
@@ -325,7 +329,7 @@ def test_run_rejects(loaded, colors, tmp_path):
         "needs 4,096 tokens, but the model has max_position_embeddings=2,048": {"lengths": [4096]},
         "fill a prompt of 40 tokens. With one it has .*Choose other --lengths": {"lengths": [40]},
         "fill a prompt of 2,048 tokens. .*, with all 36 it has": {"lengths": [2048]},
-        "two have the same name. Rename one": {"data": [str(colors)] * 2},
+        "have the same name. Rename one": {"data": [str(colors)] * 2},
         "--queries 0; it must be 1 or more": {"queries": 0},
     }
     for message, changes in cases.items():
@@ -404,7 +408,6 @@ def test_section():
     assert alternating[:4] == ["TREC", "alternately by class", 56.7, 13.4]
     assert [x and round(x.value, 6) for x in (*at_random[4:6], *alternating[4:6])] == [10.0, 40.0, 20.0, None]
     assert at_random[-1].endswith("length 99; 10 orders")
-    assert [figure.name for figure in found.figures] == ["many_shot", "many_shot_random", "many_shot_alternating"]
 
     likelihood = section(ResultSet([results_of("A", "x", {1: 0.5}, {}, scoring="likelihood", normalize=True)]))
     (averages,) = likelihood.comparisons

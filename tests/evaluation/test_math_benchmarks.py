@@ -81,7 +81,7 @@ def test_find_datasets(tmp_path):
     assert find_datasets(["gsm8k"], None, []) == {"gsm8k": "openai/gsm8k"}
     empty = str(tmp_path / "empty")  # not replaced by the datasets of the Hub
     cases = [
-        (list(BENCHMARKS), None, [], "No dataset is known for mawps, carp_en, tabmwp. All eight are in"),
+        (list(BENCHMARKS), None, [], "No dataset is known for mawps, carp_en, tabmwp. evaluation/data of"),
         (["gsm8k"], empty, [], "No dataset is known for gsm8k.*set --data_dir"),
         (["gsm8k"], None, ["gsm9k=there"], "Got --dataset gsm9k=there; it must be .*gsm8k, math,"),
         (["gsm8k"], None, ["gsm8k"], "Got --dataset gsm8k; it must be"),

@@ -49,21 +49,15 @@ COUNTS = {
 @dataclass
 class Arguments:
     datasets: list[str] = option(
-        list(TASKS),
-        f"Datasets from {', '.join(TASKS)}. NAME=SOURCE reads the rows, which must have the same columns, "
-        "from another dataset on the Hub or from a local file or folder.",
+        list(TASKS), f"From {', '.join(TASKS)}. NAME=SOURCE reads a Hub id, file or folder with the same columns."
     )
     samples: int = option(100, "Samples per dataset.")
-    max_length: int | None = option(
-        None, "Tokens of a prompt, the middle of which is cut, and its output; by default all positions."
-    )
+    max_length: int | None = option(None, "Tokens of a prompt with its output; by default all positions.")
     judge_base_url: str | None = option(
         None, "Address of an OpenAI-compatible server, with its /v1. Without it nothing is judged."
     )
     judge_model: str | None = option(None, "The judge's model, by its name on the server.")
-    judge_key_variable: str = option(
-        "OPENAI_API_KEY", "Environment variable that holds the judge's key, if it needs one."
-    )
+    judge_key_variable: str = option("OPENAI_API_KEY", "Environment variable with the judge's key, if it needs one.")
     judge_max_tokens: int = option(1024, "Maximum tokens of a reply, that is, of an explanation and its verdict.")
     judge_concurrency: int = option(8, "Number of requests at once.")
 
@@ -159,13 +153,11 @@ def section(results: ResultSet) -> Section:
         paper="Table 4",
         text="The share of summaries and answers that a judge finds accurate, that is, free of hallucination: higher "
         "is better. The judge is a language model, which is given a reference and the document, as far as the model "
-        "read it. It explains first and gives its verdict last. A reply without a verdict in the requested form "
-        "counts neither way, and an empty output counts as inaccurate.",
+        "read it. A reply without a verdict counts neither way, and an empty output counts as inaccurate.",
         tables=comparisons,
         notes=[
             "The paper gives neither its prompts nor the lengths of its outputs. The prompts for answers are "
-            "LongBench's, those for summaries are our own. The judge is asked what Chuang et al. (arXiv:2407.07071) "
-            "ask, in our own words.",
+            "LongBench's, all others are our own; the judge is asked what Chuang et al. (arXiv:2407.07071) ask.",
             "Only values by the same judge can be compared.",
         ],
     )

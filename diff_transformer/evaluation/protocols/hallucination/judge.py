@@ -1,11 +1,9 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """A language model behind an OpenAI-compatible API that decides whether an output is free of hallucination.
 
-The questions and the form of the verdict follow Chuang et al. (2024, arXiv:2407.07071), whom the paper follows. The
-wording of the prompt is our own.
-
-The client is openai's. `huggingface_hub.InferenceClient` rejects every address under HF_HUB_OFFLINE=1, even that of a
-judge on the same machine, and sends the Hub's saved token to it if no other key is given.
+The questions and the form of the verdict follow Chuang et al. (arXiv:2407.07071), whom the paper follows, in our own
+words. The client is openai's: that of huggingface_hub rejects every address under HF_HUB_OFFLINE=1, and sends the
+Hub's saved token if no other key is given.
 """
 
 import re
@@ -37,7 +35,7 @@ Explain first, by what the document says, why the output is accurate or not. The
 either "Conclusion: True" (everything is accurate) or "Conclusion: False" (something is not).\
 """
 
-_TIMEOUT = 120.0  # seconds without an answer
+_TIMEOUT = 120  # seconds without an answer
 _RETRIES = 10  # per request; openai waits 0.5, 1, 2, 4, 8, 8, ... seconds, or longer if the server says so
 _ADDRESS = re.compile(r"https?://[^/?#@\s]+(/[^?#\s]*)?")
 _VERDICT = re.compile(r"[*_`]*Conclusion:[*_` ]*(True|False)[*_`.]*")

@@ -6,7 +6,7 @@ import random
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from huggingface_hub import hf_hub_download
 
@@ -28,11 +28,11 @@ class JudgedTask:
 
     title: str
     source: str
-    document: str
-    reference: str
     prompt: str
     max_new_tokens: int
     config: str | None = None
+    document: str = "document"
+    reference: str = "summary"
     question: str | None = None
 
     @property
@@ -41,23 +41,13 @@ class JudgedTask:
 
     @property
     def stop(self) -> str:
-        """Where the output ends: a base model does not end an answer, so it ends with the line."""
+        """A base model does not end its answer, so it ends with the line."""
         return "\n" if self.question else "\n\n"
 
 
-def _summary(
-    title: str, source: str, columns: tuple[str, str], how: str, max_new_tokens: int, config: str | None = None
-) -> JudgedTask:
-    """The prompt is our own: the paper does not print any."""
-    prompt = f"Article:\n{{document}}\n\nSummarize the article above {how}.\n\nSummary:"
-    return JudgedTask(title, source, *columns, prompt, max_new_tokens, config)
-
-
-def _answer(title: str, name: str, prompt: str, max_new_tokens: int) -> JudgedTask:
-    """LongBench's prompt and length (Bai et al., 2023, arXiv:2308.14508)."""
-    return JudgedTask(title, LONGBENCH, "context", "answers", prompt, max_new_tokens, name, "input")
-
-
+# The prompts for summaries are our own: the paper does not print any. Those for answers, and their lengths, are
+# LongBench's (Bai et al., 2023, arXiv:2308.14508)
+_SUMMARY = "Article:\n{{document}}\n\nSummarize the article above {}.\n\nSummary:"
 _CONCISELY = (
     "Answer the question{} as concisely as you can, using a single phrase or sentence if possible. If the question "
     'cannot be answered based on the information in the article, write "unanswerable". If the question is a yes/no '
@@ -70,22 +60,20 @@ _ARTICLE = (
 _ONLY = "Answer the question based on the given passages. Only give me the answer and do not output any other words."
 _PASSAGES = f"{_ONLY}\n\nThe following are given passages.\n{{document}}\n\n{_ONLY}\n\nQuestion: {{question}}\nAnswer:"
 
+_COLUMNS = ("context", "answers", "input")
 TASKS = {
-    "xsum": _summary("XSum", "EdinburghNLP/xsum", ("document", "summary"), "in one sentence", 64),
-    "cnn_dailymail": _summary(
-        "CNN/DM", "abisee/cnn_dailymail", ("article", "highlights"), "in three sentences", 128, "3.0.0"
+    "xsum": JudgedTask("XSum", "EdinburghNLP/xsum", _SUMMARY.format("in one sentence"), 64),
+    "cnn_dailymail": JudgedTask(
+        "CNN/DM", "abisee/cnn_dailymail", _SUMMARY.format("in three sentences"), 128, "3.0.0", "article", "highlights"
     ),
-    "multi_news": _summary(
-        "MultiNews", "Awesome075/multi_news_parquet", ("document", "summary"), "in one paragraph", 256
-    ),
-    "qasper": _answer("Qasper", "qasper", _ARTICLE, 128),
-    "hotpotqa": _answer("HotpotQA", "hotpotqa", _PASSAGES, 32),
-    "2wikimqa": _answer("2WikiMQA", "2wikimqa", _PASSAGES, 32),
+    "multi_news": JudgedTask("MultiNews", "Awesome075/multi_news_parquet", _SUMMARY.format("in one paragraph"), 256),
+    "qasper": JudgedTask("Qasper", LONGBENCH, _ARTICLE, 128, "qasper", *_COLUMNS),
+    "hotpotqa": JudgedTask("HotpotQA", LONGBENCH, _PASSAGES, 32, "hotpotqa", *_COLUMNS),
+    "2wikimqa": JudgedTask("2WikiMQA", LONGBENCH, _PASSAGES, 32, "2wikimqa", *_COLUMNS),
 }
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     id: str
     document: str  # as the judge reads it: what the model read of it, followed by the question
     reference: str
@@ -94,10 +82,8 @@ class Sample:
 
 
 def load_rows(task: JudgedTask, source: str = "") -> "Dataset":
-    """The rows of a task, as published or from another `source` with the same columns.
-
-    Raises ValueError if they cannot be loaded or lack a column.
-    """
+    """The rows of a task, as published or from another `source` with the same columns. Raises ValueError if they
+    cannot be loaded or lack a column."""
     from datasets import Dataset
 
     if source or task.source != LONGBENCH:
@@ -107,8 +93,7 @@ def load_rows(task: JudgedTask, source: str = "") -> "Dataset":
         path = hf_hub_download(LONGBENCH, "data.zip", repo_type="dataset", revision=LONGBENCH_REVISION)
     except (ValueError, OSError) as error:
         raise ValueError(
-            f"LongBench cannot be downloaded from the Hub: {error} Provide its rows in a file with the columns "
-            f"{', '.join(task.columns)}: --datasets NAME=PATH."
+            f"LongBench cannot be downloaded: {error} Name a copy with {', '.join(task.columns)}: --datasets NAME=PATH"
         ) from error
     with zipfile.ZipFile(path) as archive, archive.open(f"data/{task.config}.jsonl") as lines:
         return Dataset.from_list([json.loads(line) for line in lines])
@@ -139,8 +124,8 @@ def draw(
             around = len(prompt_ids(loaded.tokenizer, before + after))
             if around > half:
                 raise ValueError(
-                    f"A prompt has room for {2 * half:,} tokens, too few for a document and the {around:,} tokens "
-                    "around it. Choose a larger --max_length, or a model with more positions."
+                    f"A prompt has room for {2 * half:,} tokens, too few for a document and the {around:,} around it. "
+                    "Choose a larger --max_length."
                 )
             ids = prompt[len(start_ids(loaded.tokenizer)) :]
             read = str(loaded.tokenizer.decode(ids, clean_up_tokenization_spaces=False))

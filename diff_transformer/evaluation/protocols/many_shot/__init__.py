@@ -31,7 +31,7 @@ ORDER = 5
 
 Stop = tuple[int, Key]  # a number of demonstrations, and the cell that is measured after them
 
-ORDER_NAMES = {"random": ("at random", "Figures 7a and 11"), "alternating": ("alternately by class", "Figure 7b")}
+ORDER_NAMES = {"random": "at random", "alternating": "alternately by class"}  # Figures 7a and 11, and Figure 7b
 # Title, then percent: Transformer and DIFF, the heights of Figure 6's dashed lines, read off
 AVERAGES = {
     "trec": ("TREC", 69.9, 87.9),
@@ -59,23 +59,17 @@ PAPER_SETTINGS = {
 class Arguments:
     datasets: list[str] = option(
         list(SOURCES),
-        f"Datasets: {', '.join(SOURCES)}; NAME=PATH for a copy of one of them; or a Hub id or local "
-        "folder with the splits train and test and the columns text and label.",
+        f"From {', '.join(SOURCES)}; NAME=PATH for a copy; or a Hub id or folder with train and test, text and label.",
     )
     lengths: list[int] = option(
-        [4096 * i for i in range(1, 17)],
-        "Tokens of the prompts of the curve, which hold as many demonstrations as fit. The first prompt of the curve "
-        "has one of each class.",
+        [4096 * i for i in range(1, 17)], "Tokens of the prompts of the curve; its first one has a text of each class."
     )
     queries: int = option(100, "Texts from the test split, the same for every prompt.")
     scoring: str = option("trie", "Constrained greedy decoding, or the likelihood of whole labels.", SCORINGS)
     orders: list[str] = option(list(ORDERS), "How the demonstrations are permuted.", ORDERS)
     order_seeds: int | None = option(
-        None,
-        "Permutations per order, by default as many as in the paper: 10 at random, 30 alternating for trec; 10 where "
-        "it has none. 0 measures none.",
+        None, "Permutations per order, by default as many as in the paper, or 10 where it has none. 0 measures none."
     )
-    order_length: int | None = option(None, "Tokens of a permuted prompt; by default the largest of --lengths.")
     # Settings that are no options any more: every file of results has them
     shots: list[int] = field(default_factory=lambda: [1], init=False)
     separator: str = field(default=r"\n==\n", init=False)
@@ -96,14 +90,12 @@ def number_of_orders(arguments: Arguments, dataset: str, order: str) -> int:
 
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
-    order_length = arguments.order_length or max(arguments.lengths)
-    check_length(loaded.model, max(order_length, *arguments.lengths), "A prompt")
+    longest = max(arguments.lengths)
+    check_length(loaded.model, longest, "A prompt")
     queries = min(arguments.queries, options.limit or arguments.queries)
     tasks = {task.name: task for task in (load_task(*find_source(spec)) for spec in arguments.datasets)}
     if len(tasks) < len(arguments.datasets):
-        raise ValueError(
-            f"Got --datasets {' '.join(arguments.datasets)}; two have the same name. Rename one: --datasets NAME=PATH."
-        )
+        raise ValueError(f"Two of {', '.join(arguments.datasets)} have the same name. Rename one: NAME=PATH.")
     plans = []  # all of them are made before the model runs, so that errors in a dataset show early
     for name, task in tasks.items():
         prompts = Prompts(task, loaded.tokenizer, queries, options.seed)
@@ -114,9 +106,9 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         sequences = [(prompts.demonstrations, curve)]
         for order in arguments.orders:
             for seed in range(number_of_orders(arguments, name, order)):
-                shown = prompts.fitting(order_length)
+                shown = prompts.fitting(longest)
                 permuted = ORDERS[order](prompts.demonstrations[:shown], f"{prompts.seed}|{order}|{seed}")
-                key: Key = {"dataset": name, "length": order_length, "order": order, "order_seed": seed}
+                key: Key = {"dataset": name, "length": longest, "order": order, "order_seed": seed}
                 sequences.append((permuted, [(shown, key)]))
         plans.append((prompts, sequences))
     for prompts, sequences in plans:
@@ -183,42 +175,30 @@ def condense(results: ResultSet) -> ResultSet:
 
 def section(results: ResultSet) -> Section:
     condensed = condense(results)
-    figures = [_figure("many_shot", "by number of demonstrations (Figure 6)", results)]
-    for order, (arranged, paper) in ORDER_NAMES.items():
-        caption = f"with demonstrations arranged {arranged} ({paper})"
-        figures.append(_figure(f"many_shot_{order}", caption, results, order))
-    datasets = dict.fromkeys(cell.key["dataset"] for cell in condensed.cells if "order" not in cell.key)
-    averages = [Row([_title(x)], "accuracy", {"dataset": x}, AVERAGES.get(x, ())[1:]) for x in datasets]
-    margins = [_margin(condensed, {"dataset": x, "order": y}) for x, y in condensed.keys("dataset", "order")]
-    comparisons = [
-        Comparison(
-            "Average accuracy (%) once it is stable: here, with at least half of the most demonstrations",
-            condensed,
-            ["dataset"],
-            averages,
-            {**PAPER_SETTINGS, "length": 65536},
-            contrast=("gain", lambda transformer, diff: f"{diff - transformer:.1f}"),
-            percent=True,
-            digits=1,
-        ),
-        Comparison(
-            "Best minus worst accuracy (%) over permutations of the same demonstrations: smaller is more robust",
-            condensed,
-            ["dataset", "arranged"],
-            margins,
-            {**PAPER_SETTINGS, "length": UNSTATED},
-            percent=True,
-            digits=1,
-        ),
-    ]
+    comparisons, figures = [], []
+    if rows := [
+        Row([_title(x)], "accuracy", {"dataset": x}, AVERAGES.get(x, ())[1:])
+        for x in dict.fromkeys(cell.key["dataset"] for cell in condensed.cells if "order" not in cell.key)
+    ]:
+        caption = "Average accuracy (%) once it is stable: here, with at least half of the most demonstrations"
+        settings = {**PAPER_SETTINGS, "length": 65536}
+        gain = ("gain", lambda transformer, diff: f"{diff - transformer:.1f}")
+        comparisons.append(
+            Comparison(caption, condensed, ["dataset"], rows, settings, contrast=gain, percent=True, digits=1)
+        )
+        figures.append(_figure(results))
+    if rows := [_margin(condensed, {"dataset": x, "order": y}) for x, y in condensed.keys("dataset", "order")]:
+        caption = "Best minus worst accuracy (%) over permutations of the same demonstrations: smaller is more robust"
+        settings, names = {**PAPER_SETTINGS, "length": UNSTATED}, ["dataset", "arranged"]
+        comparisons.append(Comparison(caption, condensed, names, rows, settings, percent=True, digits=1))
     return Section(
         title="Many-shot in-context learning",
         paper="Figures 6, 7 and 11",
         text="Accuracy of labelling a text after many labelled examples, by their number, and how much it depends on "
-        "their order. The paper prints gains and margins; its averages are read off the figure. It does not say from "
-        "where on accuracy is stable, how many queries there are, or how long the permuted prompts are.",
-        tables=[comparison for comparison in comparisons if comparison.rows],
-        figures=[figure for figure in figures if figure is not None],
+        "their order. The paper's averages are read off the figure. It does not say from where on accuracy is stable, "
+        "how many queries there are, or how long the permuted prompts are.",
+        tables=comparisons,
+        figures=figures,
     )
 
 
@@ -229,32 +209,31 @@ def _margin(results: ResultSet, key: dict[str, str]) -> Row:
     if expected is not None and numbers != [expected]:
         paper = []
         differs[0] += f"; the paper's margins, over {expected}, are left out: a margin grows with their number"
-    return Row([_title(key["dataset"]), ORDER_NAMES[key["order"]][0]], "margin", key, paper, differs)
+    return Row([_title(key["dataset"]), ORDER_NAMES[key["order"]]], "margin", key, paper, differs)
 
 
 def _title(dataset: str) -> str:
     return AVERAGES.get(dataset, (dataset,))[0]
 
 
-def _figure(name: str, caption: str, results: ResultSet, order: str | None = None) -> Figure | None:
-    """The curves, or the accuracies of the permutations in one order: a panel for each dataset."""
-    cells = [cell for cell in results.cells if cell.key.get("order") == order]
+def _figure(results: ResultSet) -> Figure:
+    """Figure 6: a panel for each dataset."""
+    cells = [cell for cell in results.cells if "order" not in cell.key]
     datasets = list(dict.fromkeys(cell.key["dataset"] for cell in cells))
-    if not datasets:
-        return None
     # A seed may have other numbers of demonstrations: all seeds are drawn at the last one's
-    shown = {tuple(cell.key.items()): cell.data["demonstrations"] for cell in cells}
+    shown = {str(cell.key): cell.data["demonstrations"] for cell in cells}
 
     def placed(cells: list[Cell]) -> list[Cell]:
-        found = [(cell, shown.get(tuple(cell.key.items()))) for cell in cells]
-        return [replace(cell, key={**cell.key, "demonstrations": n}) for cell, n in found if n is not None]
+        cells = [cell for cell in cells if str(cell.key) in shown]
+        return [replace(cell, key={**cell.key, "demonstrations": shown[str(cell.key)]}) for cell in cells]
 
     def draw(canvas):
-        x, xlabel = ("order_seed", "seed of the order") if order else ("demonstrations", "demonstrations")
         panels = canvas.subplots(len(datasets), squeeze=False)[:, 0]
         for axes, dataset in zip(panels, datasets, strict=True):
-            draw_models(axes, results.condensed(placed), "accuracy", x, {"dataset": dataset}, marker=".")
-            axes.set(title=_title(dataset), xlabel=xlabel, ylabel="accuracy")
+            draw_models(
+                axes, results.condensed(placed), "accuracy", "demonstrations", {"dataset": dataset}, marker="."
+            )
+            axes.set(title=_title(dataset), xlabel="demonstrations", ylabel="accuracy")
             axes.legend(frameon=False)
 
-    return Figure(name, f"Accuracy {caption}.", draw, (7.0, 3.2 * len(datasets)))
+    return Figure("many_shot", "Accuracy by number of demonstrations.", draw, (7.0, 3.2 * len(datasets)))

@@ -28,8 +28,7 @@ def continuation_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]
     head, whole = text_ids(tokenizer, before), text_ids(tokenizer, before + text)
     if whole[: len(head)] != head:
         raise ValueError(
-            f"{type(tokenizer).__name__} merges {text!r} with {before!r} before it, so it has no tokens of its own. "
-            "Begin it with another character."
+            f"{type(tokenizer).__name__} merges {text!r} with {before!r} before it. Change its beginning."
         )
     return whole[len(head) :]
 

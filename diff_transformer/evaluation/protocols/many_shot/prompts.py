@@ -67,17 +67,11 @@ SOURCES = {
 }
 
 
-@dataclass(frozen=True)
-class ClassificationTask:
+class ClassificationTask(NamedTuple):
     name: str
     source: Source
     train: list[Example]
     test: list[Example]
-
-    @property
-    def labels(self) -> list[str]:
-        """The labels of the training split, sorted."""
-        return sorted({example.label for example in self.train})
 
 
 def find_source(spec: str) -> tuple[str, Source]:
@@ -96,17 +90,11 @@ def load_task(name: str, source: Source) -> ClassificationTask:
     """
     path = Path(source.dataset).expanduser()
     if path.is_file() or (path / "state.json").is_file():
-        raise ValueError(
-            f"{path} has one split, but two are needed. Name a folder with train.jsonl and test.jsonl (or .csv, "
-            ".parquet), or with a saved DatasetDict."
-        )
+        raise ValueError(f"{path} has one split, not train and test. Name a folder with train.jsonl and test.jsonl.")
     task = ClassificationTask(name, source, _read(source, "train"), _read(source, "test"))
-    unknown = sorted({example.label for example in task.test} - set(task.labels))
+    unknown = {example.label for example in task.test} - {example.label for example in task.train}
     if unknown:
-        raise ValueError(
-            f"{source.dataset}: the split 'train' has no example of labels of 'test': {', '.join(unknown[:5])}. Add "
-            "examples, or drop the rows with these labels."
-        )
+        raise ValueError(f"{path}: 'train' has no example of labels of 'test': {', '.join(sorted(unknown)[:5])}.")
     return task
 
 
@@ -119,10 +107,7 @@ def _read(source: Source, split: str) -> list[Example]:
         if isinstance(feature, ClassLabel) and label is not None:
             label = feature.int2str(label)
         if not isinstance(text, str) or not isinstance(label, str) or not source.readable(label):
-            raise ValueError(
-                f"{source.dataset} has a row with the text {text!r} and the label {label!r}; both are needed, as "
-                "text. Replace numbers by the names of their classes, and drop rows without a text or a label."
-            )
+            raise ValueError(f"{source.dataset} has a row with text {text!r} and label {label!r}; both must be words.")
         if label not in source.left_out:
             # On one line: in the prompt a line break ends a text and a label
             examples.append(Example(" ".join(text.split()), source.readable(label)))
@@ -165,30 +150,31 @@ class Prompts:
 
     Text, label with its leading space, and separator are encoded separately, so that a label has the same tokens
     everywhere. `demonstrations` are all that exist; the first n are balanced by class for every n. `queries` are the
-    tokens of as many texts of the test split, `answers` the indices of their labels. `lengths` are the tokens of
-    prompts with the first 0, 1, ... demonstrations, the longest query and the longest label.
+    tokens of as many texts of the test split, `answers` the indices of their labels, sorted, in `label_ids`. `lengths`
+    are the tokens of prompts with the first 0, 1, ... demonstrations, the longest query and the longest label.
 
     Raises ValueError for labels without tokens, and for a test split that has fewer texts.
     """
 
     def __init__(self, task: ClassificationTask, tokenizer: PreTrainedTokenizerBase, queries: int, seed: int):
         self.task, self.seed = task, f"{seed}|{task.name}"
+        labels = sorted({example.label for example in task.train})
         prompt = task.source.prompt.removesuffix("{label}")
         head = prompt.rstrip(" ")
-        self.label_ids = label_ids(tokenizer, [prompt[len(head) :] + label for label in task.labels], SEPARATOR)
+        self.label_ids = label_ids(tokenizer, [prompt[len(head) :] + label for label in labels], SEPARATOR)
         self.start = start_ids(tokenizer)
 
         def query(text: str) -> list[int]:
             return continuation_ids(tokenizer, head.replace("{text}", text))
 
         rest = continuation_ids(tokenizer, SEPARATOR)[1:]  # a label already has the first token of what follows it
-        ending = {label: ids + rest for label, ids in zip(task.labels, self.label_ids, strict=True)}
+        ending = {label: ids + rest for label, ids in zip(labels, self.label_ids, strict=True)}
         self.demonstrations = balanced(task.train, f"{self.seed}|demonstrations")
         self._ids = {example: query(example.text) + ending[example.label] for example in self.demonstrations}
         check_enough(len(task.test), queries, f"texts in the test split of {task.name}", "provide a larger split")
         drawn = random.Random(f"{self.seed}|queries").sample(task.test, len(task.test))[:queries]
         self.queries = [query(example.text) for example in drawn]
-        self.answers = [task.labels.index(example.label) for example in drawn]
+        self.answers = [labels.index(example.label) for example in drawn]
         around = len(self.start) + max(map(len, self.queries)) + max(map(len, self.label_ids))
         self.lengths = list(accumulate((len(self._ids[example]) for example in self.demonstrations), initial=around))
 

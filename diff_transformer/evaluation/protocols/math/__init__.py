@@ -17,7 +17,7 @@ from ....extras import require
 from ...comparison import UNSTATED, Comparison, Row, percent
 from ...generate import iterate_continuously, iterate_texts
 from ...models import LoadedModel, check_length
-from ...render import Figure, Section, Table, color
+from ...render import Section, Table
 from ...results import Cell, Journal, Measure, Results, ResultSet, average
 from .benchmarks import BENCHMARKS, PROMPTS, STOP_STRINGS, MathProblem, encode_prompt, find_datasets, load_problems
 from .grading import CRASHED, RIGHT, TIMED_OUT, final_answer, grade
@@ -35,7 +35,7 @@ _PAPER: dict[str, tuple[str, str, dict[str, Pair], dict[str, Pair]]] = {
     "cot": (
         "Figure 9",
         "In the paper, after the first stage (20B tokens of synthetic mathematics), DIFF is ahead by 11.3 points on "
-        "average. The two averages are read off the end of the figure's curves; it does not show single benchmarks.",
+        "average, which is read off the end of the figure's curves.",
         {_AVERAGE: (20.1, 31.4)},  # in percent, at 20B tokens, read off the figure
         {},
     ),
@@ -58,19 +58,13 @@ _SHARES = {"cut_off": "cut off at the limit", "timed_out": "not graded in time",
 class Arguments:
     benchmarks: list[str] = option(list(BENCHMARKS), "Benchmarks.", list(BENCHMARKS))
     data_dir: str | None = option(
-        None,
-        "A folder with BENCHMARK/test.jsonl or BENCHMARK.jsonl, such as evaluation/data of "
-        "github.com/QwenLM/Qwen2.5-Math. By default datasets of the Hub, which lacks three of the eight.",
+        None, "A folder with BENCHMARK/test.jsonl or BENCHMARK.jsonl, as Qwen2.5-Math has; by default the Hub."
     )
     dataset: list[str] = option([], "BENCHMARK=PATH or BENCHMARK=HUB_ID, datasets of single benchmarks.")
     prompt: str = option("boxed", "cot for Figure 9, boxed for Figure 10.", list(PROMPTS))
-    max_new_tokens: int | None = option(
-        None, "Maximum tokens of a solution; by default 1024 for cot and 16384 for boxed."
-    )
+    max_new_tokens: int | None = option(None, "Maximum tokens of a solution; by default 1024 (cot) or 16384 (boxed).")
     chat: bool = option(True, "Use the tokenizer's chat template, if it has one.")
-    continuous_batching: bool = option(
-        False, "Replace a finished solution in the batch by the next: faster if lengths differ much."
-    )
+    continuous_batching: bool = option(False, "Replace a finished solution in the batch by the next one.")
 
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
@@ -134,18 +128,6 @@ def section(results: ResultSet) -> Section:
         [words, *(percent(averaged.measure(x, share, benchmark=_AVERAGE)) for x in results.labels)]
         for share, words in _SHARES.items()
     ]
-
-    def draw(canvas):
-        axes, width = canvas.subplots(), 0.8 / len(results.labels)
-        for i, label in enumerate(results.labels):
-            measures = [percent(results.measure(label, "accuracy", benchmark=name)) or Measure(0, 0) for name in names]
-            places = [x + (i - (len(results.labels) - 1) / 2) * width for x in range(len(names))]
-            heights, errors = [m.value for m in measures], [m.stderr or 0 for m in measures]
-            axes.bar(places, heights, width, yerr=errors, label=label, color=color(results.labels, label))
-        axes.set_xticks(range(len(names)), [BENCHMARKS[name].title for name in names])
-        axes.set(ylabel="accuracy (%)", ylim=(0, None))
-        axes.legend(frameon=False)
-
     return Section(
         title="Mathematics",
         paper=figure,
@@ -155,7 +137,6 @@ def section(results: ResultSet) -> Section:
             _comparison("Mean length of a solution (tokens)", averaged, names, "length", 0, lengths),
             Table("Share of the problems (%), average of the benchmarks", ["", *results.labels], shares, digits=1),
         ],
-        figures=[Figure("math", "Accuracy by benchmark; the error bars are standard errors.", draw, size=(9.0, 4.0))],
         notes=[
             "The paper states neither its prompts, nor its grader, nor how many problems of each benchmark it uses.",
             "A solution that is cut off is graded as it is. What is not graded counts as wrong.",

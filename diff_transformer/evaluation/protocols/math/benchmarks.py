@@ -87,9 +87,7 @@ def find_datasets(names: list[str], data_dir: str | None, datasets: list[str]) -
     """
     chosen = dict(dataset.partition("=")[::2] for dataset in datasets)
     if not set(chosen) <= set(BENCHMARKS) or not all(chosen.values()):
-        raise ValueError(
-            f"Got --dataset {' '.join(datasets)}; it must be BENCHMARK=PATH, for one of {', '.join(BENCHMARKS)}."
-        )
+        raise ValueError(f"Got --dataset {' '.join(datasets)}; it must be BENCHMARK=PATH, of {', '.join(BENCHMARKS)}.")
     found = {}
     for name in names:
         files = [Path(data_dir, name, "test.jsonl"), Path(data_dir, f"{name}.jsonl")] if data_dir else []
@@ -100,9 +98,8 @@ def find_datasets(names: list[str], data_dir: str | None, datasets: list[str]) -
     missing = [name for name in names if name not in found]
     if missing:
         raise ValueError(
-            f"No dataset is known for {', '.join(missing)}. All eight are in evaluation/data of "
-            "github.com/QwenLM/Qwen2.5-Math: set --data_dir to that folder, with <benchmark>/test.jsonl or "
-            "<benchmark>.jsonl, name files by --dataset BENCHMARK=PATH, or choose other --benchmarks."
+            f"No dataset is known for {', '.join(missing)}. evaluation/data of github.com/QwenLM/Qwen2.5-Math has all "
+            "eight: set --data_dir to that folder, or name files by --dataset BENCHMARK=PATH."
         )
     return found
 

@@ -102,8 +102,7 @@ class NeedleArguments(DocumentArguments):
 
     dataset: str = option(
         BOOKS,
-        f"The haystack, by default the books of PG-19's test set (from the Hub, {BOOKS}). {DATASET_HELP} That is "
-        "source code, not prose: a stand-in without the Hub.",
+        f"The haystack, by default books of PG-19. {DATASET_HELP} That is source code: a stand-in without the Hub.",
     )
     dataset_split: str = option("test", "Its split.")
     depths: list[int] = option(
@@ -112,9 +111,8 @@ class NeedleArguments(DocumentArguments):
     samples: int = option(50, "Prompts per cell.")
     wording: str = option(
         "yoco",
-        "The prompt. `yoco`: from earlier code of the authors, for base models, numbers up to 50000. "
-        "`lwm`: from the Large World Model, for chat models, numbers of 7 digits, needles at ends of sentences. "
-        "`plain`: just a letter and a number, for small models trained on such lines.",
+        "yoco: for base models. lwm: for chat models, needles at ends of sentences. plain: for small models trained "
+        "on lines of a letter and a number.",
         choices=WORDINGS,
     )
     chunk_size: int = option(CHUNK, "Tokens per forward pass.")
@@ -122,7 +120,7 @@ class NeedleArguments(DocumentArguments):
     def __post_init__(self):
         outside = [depth for depth in self.depths if not 0 <= depth <= 100]
         if outside:
-            raise ValueError(f"Got the depths {outside}; they must be percentages of the haystack, from 0 to 100.")
+            raise ValueError(f"Got the depths {outside}; they must be percentages, from 0 to 100.")
         if self.samples < 1:
             raise ValueError(f"Got --samples {self.samples}; at least one per cell is needed.")
 
