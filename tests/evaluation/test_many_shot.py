@@ -16,7 +16,7 @@ from tokenizers import processors
 from transformers import LlamaConfig
 
 from diff_transformer import cl100k_tokenizer
-from diff_transformer.evaluation.__main__ import Options, main
+from diff_transformer.evaluation.__main__ import Options
 from diff_transformer.evaluation.models import LoadedModel
 from diff_transformer.evaluation.protocols import many_shot
 from diff_transformer.evaluation.protocols.many_shot import (
@@ -86,16 +86,15 @@ def test_load_task_reads_copies_of_the_known_datasets(tmp_path):
     assert load(f"trec={tmp_path}/trec").test == [Example("Who ?", "human")]
     assert load(f"trec_fine={tmp_path}/trec").test == [Example("Who ?", "human individual")]
 
-    names = {"banking77": ("label", ["card_arrival", "Refund_not_showing_up"])}
-    names["clinic150"] = ("intent", ["pay_bill", "oos", "yes"])
-    for name, (column, classes) in names.items():
-        features = Features({"text": Value("string"), column: ClassLabel(names=classes)})
-        rows = {"text": [f"text {name}" for name in classes], column: range(len(classes))}
-        split = Dataset.from_dict(rows, features=features)
+    for name, column, codes, expected in (
+        ("banking77", "label", ["card_arrival", "Refund_not_shown"], {"card arrival", "Refund not shown"}),
+        ("clinic150", "intent", ["pay_bill", "oos", "yes"], {"pay bill", "yes"}),  # without out-of-scope examples
+    ):
+        features = Features({"text": Value("string"), column: ClassLabel(names=codes)})
+        split = Dataset.from_dict({"text": codes, column: range(len(codes))}, features=features)
         DatasetDict({"train": split, "test": split}).save_to_disk(tmp_path / name)
-    assert labels(load(f"banking77={tmp_path}/banking77")) == {"Refund not showing up", "card arrival"}
-    task = load(f"clinic150={tmp_path}/clinic150")
-    assert labels(task) == {"pay bill", "yes"} and len(task.test) == 2, "out-of-scope examples are not a class"
+        task = load(f"{name}={tmp_path}/{name}")
+        assert labels(task) == expected and len(task.test) == 2
 
 
 def test_sources_have_the_published_prompts_and_words():
@@ -166,10 +165,9 @@ def test_orders_are_permutations_that_depend_on_the_seed(pool, seed):
     assert classes == [label for turn in range(max(number.values())) for label in first if turn < number[label]]
 
 
-def test_seeds_give_different_orders(colors):
-    pool = load(str(colors)).train
+def test_orders_differ_by_seed(colors):
     for order in (balanced, randomly, alternating):
-        assert len({tuple(order(pool, str(seed))) for seed in range(5)}) == 5
+        assert len({tuple(order(load(colors).train, str(seed))) for seed in range(5)}) == 5
 
 
 def test_prompts_read_as_text_and_hold_as_many_demonstrations_as_fit(colors):
@@ -230,14 +228,13 @@ def test_run_scores_a_model_with_one_label(tmp_path):
     for split in ("train", "test"):
         write(tmp_path / f"data/{split}.jsonl", [{"text": text, "label": label} for text, label in labels.items()])
     tokenizer = cl100k_tokenizer(vocab_size=300)
-    arguments = Arguments([str(tmp_path / "data")], lengths=[80], queries=5, order_seeds=1)
+    data, options = [str(tmp_path / "data")], {"lengths": [80], "queries": 5, "order_seeds": 1}
     for label, accuracy in (("green", 0.4), ("red", 0.6)):
         ids = tokenizer(f" {label}\n", add_special_tokens=False)["input_ids"]
         assert len(set(ids)) == len(ids), "the model needs a label whose tokens all differ"
+        always = LoadedModel(label, Always(ids), tokenizer, {})
         for scoring in ("trie", "likelihood"):
-            arguments.scoring = scoring
-            results = Results(tmp_path / f"{label}.{scoring}.json", "many_shot", {"label": label}, {}, 0)
-            many_shot.run(LoadedModel(label, Always(ids), tokenizer, {}), arguments, Options(), results)
+            results = run_with(always, tmp_path / label / scoring, data, scoring=scoring, **options)
             assert [cell["accuracy"] for cell in results.cells] == [pytest.approx(accuracy)] * (2 + 2)
             assert results.cells[0].measures["accuracy"].n == 5
 
@@ -266,62 +263,45 @@ def test_run_gives_the_model_one_start_token(colors, tmp_path):
     assert len(permuted[0]) == 1 + results.cells[-1].data["demonstrations"]
 
 
-COMMAND = [
-    *("--lengths", "160", "240", "--queries", "4", "--order_seeds", "2"),
-    *("--device", "cpu"),
-]
-
-
-def run_cli(folders, out, data, *more):
-    models = [x for label, path in folders.items() for x in ("--model", f"{label}={path}")]
-    return main(["evaluate", "many_shot", *models, "--datasets", str(data), "--out", str(out), *COMMAND, *more])
-
-
-def cells(out, label):
-    found = Results.load(out / f"many_shot/{label}.json")
-    return [(cell.key, cell.measures, cell.data) for cell in found.cells]
+def run_with(loaded, folder, data, **changes):
+    arguments = Arguments(data, **{"lengths": [300], "queries": 3, "order_seeds": 0, **changes})
+    results = Results.open(folder, "many_shot", {"label": "x"}, {}, 0)
+    many_shot.run(loaded, arguments, Options(), results)
+    return results
 
 
 @pytest.mark.slow
-def test_run_twins_resumption_and_report(twin_folders, colors, tmp_path, monkeypatch):
-    assert run_cli(twin_folders, tmp_path / "whole", colors) == 0
-    whole = {label: cells(tmp_path / "whole", label) for label in twin_folders}
+def test_run_resumes(loaded, colors, tmp_path, monkeypatch):
+    """Stopped after 2 cells of the curve and, resumed, after 2 more, one of which is a permutation."""
+
+    def run(folder):
+        data = [str(colors)]
+        found = run_with(loaded, tmp_path / folder, data, lengths=[240, 160], queries=4, order_seeds=2).cells
+        return [(cell.key, cell.measures, cell.data) for cell in found]
+
+    whole = run("whole")
     orders = [(order, seed) for order in ("random", "alternating") for seed in range(2)]
     expected = [{"shots": 1}, {"length": 160}, {"length": 240}]
     expected += [{"length": 240, "order": order, "order_seed": seed} for order, seed in orders]
-    assert [key for key, _, _ in whole["DIFF"]] == [{"dataset": "colors", **key} for key in expected]
-    diff, twin = ([data for _, _, data in whole[label]] for label in ("DIFF", "Transformer"))
-    assert diff == twin, "the twins got different prompts"
-    shown = [data["demonstrations"] for _, _, data in whole["DIFF"]]
+    assert [key for key, *_ in whole] == [{"dataset": "colors", **key} for key in expected]
+    shown = [data["demonstrations"] for *_, data in whole]
     assert shown[0] == 3 and shown[0] < shown[1] < shown[2] and set(shown[3:]) == {shown[2]}
-    assert all(data["tokens"] <= key.get("length", 160) for key, _, data in whole["DIFF"])
+    assert all(data["tokens"] <= key.get("length", 160) for key, _, data in whole)
 
-    # Stopped after 2 cells of the curve and, resumed, after 2 more, one of which is a permutation
-    add = Results.add
-    for stop in (2, 2, math.inf):
-        added = []
+    add, added = Results.add, []
 
-        def limited(self, *args, stop=stop, added=added):
-            if len(added) == stop:
-                raise ValueError("stopped")
-            added.append(add(self, *args))
+    def limited(*args):
+        if len(added) == 2:
+            raise KeyboardInterrupt
+        added.append(add(*args))
 
-        monkeypatch.setattr(Results, "add", limited)
-        expected = 0 if stop == math.inf else 1
-        assert run_cli({"DIFF": twin_folders["DIFF"]}, tmp_path / "parts", colors) == expected
-    assert cells(tmp_path / "parts", "DIFF") == whole["DIFF"], "a resumed run differs from an uninterrupted one"
-
-    assert main(["report", str(tmp_path / "whole")]) == 0
-    page = (tmp_path / "whole/report.md").read_text()
-    assert "Many-shot in-context learning" in page and "| colors | at random |" in page
-    assert (tmp_path / "whole/figures/many_shot.png").exists()
-
-
-def run_with(loaded, tmp_path, data, **changes):
-    arguments = Arguments(data, **{"lengths": [300], "queries": 3, "order_seeds": 0, **changes})
-    results = Results(tmp_path / "r.json", "many_shot", {"label": "x"}, {}, 0)
-    many_shot.run(loaded, arguments, Options(), results)
-    return results
+    monkeypatch.setattr(Results, "add", limited)
+    for _ in range(2):
+        added.clear()
+        with pytest.raises(KeyboardInterrupt):
+            run("parts")
+    monkeypatch.setattr(Results, "add", add)
+    assert run("parts") == whole, "a resumed run differs from an uninterrupted one"
 
 
 def test_run_rejects(loaded, colors, tmp_path):
