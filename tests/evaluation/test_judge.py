@@ -7,13 +7,7 @@ import pytest
 from judge_server import FALSE, TRUE, completion, judge_server
 
 from diff_transformer.evaluation.protocols import hallucination
-from diff_transformer.evaluation.protocols.hallucination.judge import (
-    PROMPT,
-    Judge,
-    JudgeError,
-    Reply,
-    read_verdict,
-)
+from diff_transformer.evaluation.protocols.hallucination.judge import PROMPT, Judge, JudgeError, Reply, read_verdict
 from diff_transformer.evaluation.results import Journal
 
 MODULE = "diff_transformer.evaluation.protocols.hallucination.judge"
@@ -40,15 +34,15 @@ VERDICTS = {
     False: [FALSE, "x\n**Conclusion:** False", "Conclusion: True\nNo, wait.\nConclusion: False"],
     None: [
         *("", "True", "conclusion: true", "The Conclusion: True", "Conclusion: True or False", "Conclusion: Truely"),
-        *("Conclusion: True\nThat is all.", "Conclusion: Partially True"),
+        "Conclusion: True\nThat is all.",
     ],
 }
 
 
-@pytest.mark.parametrize("verdict", VERDICTS)
-def test_read_verdict(verdict):
-    for text in VERDICTS[verdict]:
-        assert read_verdict(text) is verdict, text
+def test_read_verdict():
+    for verdict, texts in VERDICTS.items():
+        for text in texts:
+            assert read_verdict(text) is verdict, text
 
 
 def test_prompt_asks_for_the_explanation_first_and_the_verdict_last():
@@ -141,36 +135,28 @@ def test_judge_rejects(url, key, message):
     assert "secret" not in str(failed.value) and "sécret" not in str(failed.value)
 
 
-@pytest.fixture
-def ask_all(tmp_path):
-    """A function that asks n questions, three at once, and returns the journal of the replies."""
-
-    def ask(judge, n):
-        journal = Journal(tmp_path / "verdicts.jsonl")
-        questions = {str(i): (f"document {i}", "reference", "output") for i in range(n)}
-        return journal, lambda: hallucination.ask(judge, questions, 3, journal, "")
-
-    return ask
+def ask_all(judge, journal, n):
+    questions = {str(i): (f"document {i}", "reference", "output") for i in range(n)}
+    return hallucination.ask(judge, questions, 3, journal, "")
 
 
-def test_ask_of_many_is_bounded_and_complete(ask_all):
+def test_ask_of_many_is_bounded_and_complete(tmp_path):
     with judge_server(TRUE) as server:
         server.delay = 0.05
-        _, run = ask_all(judge(server), 12)
-        assert len(run()) == 12
+        assert len(ask_all(judge(server), Journal(tmp_path / "verdicts.jsonl"), 12)) == 12
         assert server.most_at_once == 3, f"{server.most_at_once} requests at once, not 3"
         assert len(server.asked) == 12 and set(server.asked.values()) == {1}
 
 
-def test_ask_of_many_keeps_what_it_has_and_asks_no_more_after_a_failure(ask_all):
+def test_ask_of_many_keeps_what_it_has_and_asks_no_more_after_a_failure(tmp_path):
     def script(prompt, times):
         if "document 5" not in prompt:
             return TRUE
         time.sleep(0.3)
         return 401
 
+    journal = Journal(tmp_path / "verdicts.jsonl")
     with judge_server(script) as server:
-        journal, run = ask_all(judge(server), 2000)
         with pytest.raises(JudgeError, match="401"):
-            run()
+            ask_all(judge(server), journal, 2000)
         assert 1 <= len(journal.records) <= len(server.requests) - 1 < 1500

@@ -32,11 +32,6 @@ def run(loaded, arguments, results, **options):
     return {cell.key["benchmark"]: cell for cell in results.cells}
 
 
-def plain(results):
-    """The cells without their times."""
-    return [(cell.key, cell.measures, cell.data) for cell in results.cells]
-
-
 @pytest.fixture(autouse=True)
 def grade_in_this_process(request, monkeypatch):
     if "process" not in request.keywords:
@@ -130,8 +125,7 @@ def test_measure_by_hand(tmp_path, monkeypatch):
 
 
 def test_run_resumes_with_the_next_problem(diff, tmp_path, monkeypatch):
-    data = write_rows(tmp_path / "data", copies=3)
-    settings = protocol.Arguments(["mawps", "carp_en"], data, max_new_tokens=6)
+    settings = protocol.Arguments(["mawps", "carp_en"], write_rows(tmp_path / "data", copies=3), max_new_tokens=6)
     whole = open_results(tmp_path / "whole", settings)
     run(diff, settings, whole, batch_size=1)
 
@@ -146,22 +140,20 @@ def test_run_resumes_with_the_next_problem(diff, tmp_path, monkeypatch):
     monkeypatch.setattr(Journal, "add", add_at_most)
     with pytest.raises(KeyboardInterrupt):
         run(diff, settings, open_results(tmp_path / "out", settings), batch_size=1)
+    with pytest.raises(ValueError, match="another max_new_tokens"):
+        open_results(tmp_path / "out", replace(settings, max_new_tokens=7))
     most = None
     resumed = open_results(tmp_path / "out", settings)
     assert len(resumed.cells) == 1
     run(diff, settings, resumed, batch_size=1)
-    assert plain(resumed) == plain(whole) and len(added) == 6, "a solution was written twice"
+    plain = [[(cell.key, cell.measures, cell.data) for cell in results.cells] for results in (resumed, whole)]
+    assert plain[0] == plain[1] and len(added) == 6, "a solution was written twice"
 
 
-def test_run_with_other_settings_does_not_resume_a_journal(diff, tmp_path, answering):
-    def stop(i):
-        if i == 1:
-            raise KeyboardInterrupt
-        return Generated("", 1, True)
-
-    answering(stop)
-    settings = protocol.Arguments(["mawps"], write_rows(tmp_path / "data", copies=2), max_new_tokens=6)
-    with pytest.raises(KeyboardInterrupt):
+def test_run_begins_its_file_before_the_first_solution(diff, tmp_path, answering):
+    settings = protocol.Arguments(["mawps"], write_rows(tmp_path / "data"), max_new_tokens=6)
+    answering(lambda i: pytest.fail("stopped"))
+    with pytest.raises(pytest.fail.Exception):
         run(diff, settings, open_results(tmp_path, settings))
     with pytest.raises(ValueError, match="another max_new_tokens"):
         open_results(tmp_path, replace(settings, max_new_tokens=7))
