@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from diff_transformer.evaluation.__main__ import Options, main
+from diff_transformer.evaluation.__main__ import Options
 from diff_transformer.evaluation.models import load_model
 from diff_transformer.evaluation.render import sections
-from diff_transformer.evaluation.results import Cell, Measure, Results, ResultSet, load_results
+from diff_transformer.evaluation.results import Cell, Measure, Results, ResultSet
 
 pytest.importorskip("lm_eval", reason="the harness is lm-eval")
 
@@ -120,16 +120,11 @@ def test_evaluate_task_scores_as_by_hand(loaded, data_dir, task):
     assert ("acc_norm" in samples[0]["metrics"]) == (task not in ("boolq", "winogrande"))
 
 
-def test_run_does_not_round_the_log_likelihoods_of_16_bits(twin_folders, data_dir):
+def test_run_does_not_round_the_log_likelihoods_of_16_bits(twin_folders, data_dir, tmp_path, monkeypatch):
     """lm-eval sums in the type of the model if it is not told otherwise: bf16 has whole nats at such sizes."""
-    loaded = load_model(str(twin_folders["DIFF"]), dtype="bfloat16", device="cpu")
-    options = Options(device="cpu", batch_size=2)
     found, accuracies = [], harness.accuracies
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(harness, "accuracies", lambda samples: found.extend(samples) or accuracies(samples))
-        results = Results(Path("unused.json"), "harness", {"label": "x"}, {}, 0)
-        patch.setattr(results, "save", lambda: None)
-        harness.run(loaded, harness.Arguments(["hellaswag"], [0], data_dir), options, results)
+    monkeypatch.setattr(harness, "accuracies", lambda samples: found.extend(samples) or accuracies(samples))
+    run(load_model(str(twin_folders["DIFF"]), dtype="bfloat16", device="cpu"), tmp_path, ["hellaswag"], [0], data_dir)
     log_likelihoods = [response[0] for sample in found for response in sample["filtered_resps"]]
     assert len(log_likelihoods) == 8 and all(2 * x != round(2 * x) for x in log_likelihoods)
 
@@ -218,22 +213,20 @@ def test_load_task_rejects_missing_rows(tmp_path):
 
 
 def test_run_rejects_negative_shots(diff, tmp_path):
-    arguments = harness.Arguments(shots=[-1])
     with pytest.raises(ValueError, match="--shots -1"):
-        harness.run(diff, arguments, None, Results(tmp_path / "x", "harness", {"label": "x"}, {}, 0))
+        run(diff, tmp_path, ["piqa"], [-1])
 
 
-def command(twin_folders, data_dir, out, *more):
-    models = [word for label in twin_folders for word in ("--model", str(twin_folders[label]))]
-    fixed = ["--data_dir", data_dir, "--batch_size", "4", "--device", "cpu", "--out", str(out)]
-    return ["evaluate", "harness", *models, *fixed, *map(str, more)]
+def run(loaded, out, *arguments):
+    results = Results.open(out, "harness", {"label": "DIFF"}, {"limit": None, "data_dir": "rows"}, 0)
+    harness.run(loaded, harness.Arguments(*arguments), Options(batch_size=2), results)
+    return results
 
 
 @pytest.mark.slow
-def test_run_twins_and_resumption(twin_folders, data_dir, tmp_path, monkeypatch):
-    tasks = ("--tasks", "boolq", "piqa", "--shots", 0, 1)
-    assert main(command(twin_folders, data_dir, tmp_path / "whole", *tasks)) == 0
-
+def test_run_resumes(diff, data_dir, tmp_path, monkeypatch):
+    arguments = (["boolq", "piqa"], [0, 1], data_dir)
+    whole = run(diff, tmp_path / "whole", *arguments)
     evaluate_task, calls = harness.evaluate_task, []
 
     def stop_after_three(*args):
@@ -244,17 +237,13 @@ def test_run_twins_and_resumption(twin_folders, data_dir, tmp_path, monkeypatch)
 
     monkeypatch.setattr(harness, "evaluate_task", stop_after_three)
     with pytest.raises(KeyboardInterrupt):
-        main(command({"DIFF": twin_folders["DIFF"]}, data_dir, tmp_path / "parts", *tasks))
-    monkeypatch.setattr(harness, "evaluate_task", evaluate_task)
-    assert len(load_results(tmp_path / "parts")["harness"][0].cells) == 3
-    assert main(command({"DIFF": twin_folders["DIFF"]}, data_dir, tmp_path / "parts", *tasks)) == 0
-
-    whole, (parts,) = (load_results(tmp_path / name)["harness"] for name in ("whole", "parts"))
-    assert [r.label for r in whole] == ["DIFF", "Transformer"] and len(parts.cells) == 4
-    assert [(c.key, c.measures, c.data) for c in whole[0].cells] == [(c.key, c.measures, c.data) for c in parts.cells]
-    zero, table_1, one_shot = sections({"harness": whole})[0].comparisons
-    differs = f"models of 0.1 million parameters; data dir {data_dir}"
-    assert [row[-1] for row in zero.table().rows] == [differs] * 2, "an average of some tasks is shown"
+        run(diff, tmp_path / "parts", *arguments)
+    calls.clear()
+    parts = run(diff, tmp_path / "parts", *arguments)
+    assert len(calls) == 1 and len(parts.cells) == 4
+    assert [(c.key, c.measures, c.data) for c in whole.cells] == [(c.key, c.measures, c.data) for c in parts.cells]
+    zero, table_1, one_shot = sections({"harness": [whole]})[0].comparisons
+    assert [row[-1] for row in zero.table().rows] == ["data dir rows"] * 2, "an average of some tasks is shown"
 
 
 def results_of(label, accuracies, cut=0, shots=0, **settings):
@@ -298,17 +287,11 @@ def test_tables_have_averages_of_their_rows():
 def test_metrics_are_those_of_table_1():
     """(acc, acc_norm) in percent, as Stability AI published them (github.com/Stability-AI/StableLM, evals/external/
     openlm-research-open_llama_3b_v2.json and evals/stablelm-base-alpha-3b-v2.json): no other choice is the paper's."""
-    published = {
-        "OpenLLaMA-3B-v2": [
-            *((33.87, 36.09), (67.59, 63.51), (65.69, None), (52.23, 69.99), (26.0, 37.6), (76.66, 77.86)),
-            (62.9, None),
-        ],
-        "StableLM-base-alpha-3B-v2": [
-            *((32.42, 35.07), (67.26, 63.26), (64.56, None), (51.06, 68.58), (26.4, 38.6), (76.01, 78.02)),
-            (62.12, None),
-        ],
-    }
-    for model, values in published.items():
+    acc = {"OpenLLaMA-3B-v2": (33.87, 67.59, 65.69, 52.23, 26.0, 76.66, 62.9)}
+    acc["StableLM-base-alpha-3B-v2"] = (32.42, 67.26, 64.56, 51.06, 26.4, 76.01, 62.12)
+    norm = {"OpenLLaMA-3B-v2": (36.09, 63.51, None, 69.99, 37.6, 77.86, None)}
+    norm["StableLM-base-alpha-3B-v2"] = (35.07, 63.26, None, 68.58, 38.6, 78.02, None)
+    for model in acc:
         for i, (task, metric) in enumerate(METRICS.items()):
-            shown = values[i][("acc", "acc_norm").index(metric)]
+            shown = {"acc": acc, "acc_norm": norm}[metric][model][i]
             assert shown == pytest.approx(TABLE_1[model][i], abs=0.051), f"{metric} of {task}"
