@@ -25,8 +25,7 @@ SOLUTIONS = [
     ("The answer is $\\left( 1 \\right. )$. So.", "$\\left( 1 \\right. )$"),
     ("\\boxed{7}, or rather \\boxed{\\frac{1}{", "7"),  # cut off by the limit
     ("\\fbox{ 8 }", "8"),
-    ("The answer is 3. Wait, the answer is 4. Done in 5 minutes.", "4"),
-    ("The answer is $3.50 per egg.", "$3.50 per egg"),
+    ("The answer is 3. Wait, the answer is $3.50 per egg. Done in 5 minutes.", "$3.50 per egg"),
     ("**Answer:** Mrs. Hilt\nShe has 3.", "Mrs. Hilt"),
     ("The answer is:\n\\[\n12\n\\]", "12"),
     ("2 + 3 = 5, the answer is", "5"),

@@ -19,7 +19,6 @@ from diff_transformer.evaluation.protocols.needle import Arguments, accuracy, as
 from diff_transformer.evaluation.protocols.needle.haystack import BOOKS
 from diff_transformer.evaluation.results import Measure, Results, ResultSet
 
-OPTIONS = Options(device="cpu")
 TOKENIZER = cl100k_tokenizer(vocab_size=300)
 TEXT = str(Path(needle.__file__))  # any text
 SMALL = Arguments(dataset=TEXT, lengths=[1000], pairs=["1:1", "3:2"], depths=[0, 100], samples=3, max_new_tokens=40)
@@ -64,81 +63,56 @@ def test_parse_pair_rejects(pair):
         parse_pair(pair)
 
 
-def reading(answer):
-    """An `iterate_texts` that reads needles and question from the tokens and gives `answer(cities, numbers)`."""
-
-    def iterate_texts(model, tokenizer, rows, max_new_tokens, **_):
-        for i, text in enumerate(tokenizer.batch_decode(rows)):
-            asked = re.search(r"\? The special magic (.+) numbers? (is|are) $", text)[1].split(" and ")
-            numbers = dict(re.findall(r"\nThe special magic (.+) number is: (\d+)\n", text))
-            yield i, Generated(answer(asked, numbers), 1, True)
-
-    return iterate_texts
-
-
 def in_order(cities, numbers):
     return " and ".join(numbers[city] for city in cities)
-
-
-def by_name(cities, numbers):
-    return "".join(f"{city}: {numbers[city]}; " for city in reversed(cities))
 
 
 def swapped(cities, numbers):
     return " and ".join(numbers[city] for city in reversed(cities)) if len(cities) > 1 else "0"
 
 
-def of_another_city(cities, numbers):
-    return " and ".join(str(number) for city, number in numbers.items() if city not in cities) or "none"
-
-
 @pytest.fixture
 def read_with(monkeypatch):
-    def read_with(answer, folder, arguments=SMALL, **options):
+    """Runs a model that reads needles and question from its tokens and gives `answer(cities, numbers)`."""
+
+    def read_with(answer, folder, **changes):
+        def iterate_texts(model, tokenizer, rows, max_new_tokens, **_):
+            for i, text in enumerate(tokenizer.batch_decode(rows)):
+                read_with.lengths.append(len(rows[i]) + max_new_tokens)
+                asked = re.search(r"\? The special magic (.+) numbers? (is|are) $", text)[1].split(" and ")
+                numbers = dict(re.findall(r"\nThe special magic (.+) number is: (\d+)\n", text))
+                yield i, Generated(answer(asked, numbers), 1, True)
+
+        options, arguments = Options(limit=changes.pop("limit", None)), replace(SMALL, **changes)
         model = SimpleNamespace(config=LlamaConfig(max_position_embeddings=4096))
         results = Results.open(folder, "needle", {"label": "Reader"}, asdict(arguments), 0)
-        monkeypatch.setattr(needle, "iterate_texts", reading(answer))
-        loaded = LoadedModel("Reader", model, TOKENIZER, results.model)
-        needle.run(loaded, arguments, replace(OPTIONS, **options), results)
+        monkeypatch.setattr(needle, "iterate_texts", iterate_texts)
+        needle.run(LoadedModel("Reader", model, TOKENIZER, results.model), arguments, options, results)
         return results
 
+    read_with.lengths = []
     return read_with
 
 
-@pytest.mark.parametrize("answer, expected", [(in_order, 1), (by_name, 1), (swapped, 0), (of_another_city, 0)])
+@pytest.mark.parametrize("answer, expected", [(in_order, 1.0), (swapped, 0.0)])
 def test_run_scores_models_that_copy_and_that_err(read_with, tmp_path, answer, expected):
-    results = read_with(answer, tmp_path)
-    assert [cell.measures["accuracy"] for cell in results.cells] == [Measure(float(expected), 3, 0.0)] * 4
-    record = results.select(needles=3, queried=2, depth=100)[0].data["answers"][0]
-    assert list(record) == ["wanted", "answer"] and len(record["wanted"]) == 2
-    if expected:
-        assert record["answer"] == answer(list(record["wanted"]), record["wanted"])
+    results = read_with(answer, tmp_path, lengths=[4096, 900])
+    assert [cell.measures["accuracy"] for cell in results.cells] == [Measure(expected, 3, 0.0)] * 8
+    assert read_with.lengths == [900] * 12 + [4096] * 12, "a prompt and its answer do not have the length"
+    record = results.select(length=900, needles=3, queried=2, depth=100)[0].data["answers"][0]
+    assert len(record["wanted"]) == 2 and record["answer"] == answer(list(record["wanted"]), record["wanted"])
 
 
 def test_run_draws_samples_that_depend_on_no_other_cell_or_sample(read_with, tmp_path):
-    alone = read_with(in_order, tmp_path / "alone", replace(SMALL, pairs=["3:2"], depths=[100]), limit=2)
-    whole = read_with(in_order, tmp_path / "whole")
-    (expected,) = whole.select(needles=3, depth=100)
+    alone = read_with(in_order, tmp_path / "alone", pairs=["3:2"], depths=[100], limit=2)
+    (expected,) = read_with(in_order, tmp_path / "whole").select(needles=3, depth=100)
     assert alone.cells[0].data["answers"] == expected.data["answers"][:2]
-
-
-def test_run_makes_prompts_that_have_the_length_with_their_answers(loaded, tmp_path, monkeypatch):
-    seen = []
-
-    def recorded(model, tokenizer, rows, max_new_tokens, **_):
-        seen.extend(len(row) + max_new_tokens for row in rows)
-        return [(i, Generated("", 0, True)) for i in range(len(rows))]
-
-    monkeypatch.setattr(needle, "iterate_texts", recorded)
-    results = Results.open(tmp_path, "needle", loaded.identity, {}, 0)
-    needle.run(loaded, replace(SMALL, lengths=[2048, 900]), OPTIONS, results)
-    assert seen == [900] * 12 + [2048] * 12
 
 
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"lengths": [2049]}, "max_position_embeddings=2,048"),
+        ({"lengths": [4097]}, "max_position_embeddings=4,096"),
         ({"lengths": [100]}, "no room for a haystack"),
         ({"depths": [101]}, r"depths \[101\]; .*from 0 to 100"),
         ({"depths": [0, -1]}, r"depths \[-1\]; .*from 0 to 100"),
@@ -146,10 +120,9 @@ def test_run_makes_prompts_that_have_the_length_with_their_answers(loaded, tmp_p
         ({"samples": 0}, "at least one"),
     ],
 )
-def test_run_rejects(loaded, tmp_path, changes, message):
-    results = Results.open(tmp_path, "needle", loaded.identity, {}, 0)
+def test_run_rejects(read_with, tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
-        needle.run(loaded, replace(SMALL, **changes), OPTIONS, results)
+        read_with(in_order, tmp_path, **changes)
 
 
 def results_of(label, values, folder, arguments=None):
