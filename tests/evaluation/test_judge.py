@@ -76,7 +76,7 @@ def test_ask_reads_no_verdict_from_a_reply_cut_by_its_limit():
 
 def test_ask_retries_after_errors_and_timeouts(monkeypatch):
     monkeypatch.setattr(f"{MODULE}._TIMEOUT", 0.3)
-    answers = [500, (429, {}, ""), "slow", TRUE]
+    answers = [500, (429, ""), "slow", TRUE]
 
     def script(prompt, times):
         time.sleep(0.5 * (answers[times] == "slow"))
@@ -94,8 +94,8 @@ REJECTED = "too long for sk-secret"
     ("script", "message", "requests"),
     [
         (500, "failed: Error code: 500 no.*--judge_concurrency", 3),
-        ((401, {}, REJECTED), r"failed: Error code: 401 too long for \*\*\*.*--judge_key_variable", 1),
-        ((200, {}, "<html>"), "no chat completion: <html>", 1),
+        ((401, REJECTED), r"failed: Error code: 401 too long for \*\*\*.*--judge_key_variable", 1),
+        ((200, "<html>"), "no chat completion: <html>", 1),
         ({"error": "busy"}, "no chat completion.*busy", 1),
     ],
 )
@@ -141,8 +141,7 @@ def ask_all(judge, journal, n):
 
 
 def test_ask_of_many_is_bounded_and_complete(tmp_path):
-    with judge_server(TRUE) as server:
-        server.delay = 0.05
+    with judge_server(lambda prompt, times: time.sleep(0.05) or TRUE) as server:
         assert len(ask_all(judge(server), Journal(tmp_path / "verdicts.jsonl"), 12)) == 12
         assert server.most_at_once == 3, f"{server.most_at_once} requests at once, not 3"
         assert len(server.asked) == 12 and set(server.asked.values()) == {1}
