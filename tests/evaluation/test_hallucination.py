@@ -197,17 +197,17 @@ def judged(loaded, data, tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize(("answer", "accuracy"), [(TRUE, 0.5), ("It depends.", 0.0)])
-def test_run_counts_an_empty_output_as_inaccurate(judged, answer, accuracy):
-    (cell,) = judged([Generated(" \n", 1, True), Generated("A summary.", 3, True)], answer).cells
-    assert cell["accuracy"] == accuracy and cell.data["empty"] == 1 and cell["length"] == 2.0
-    assert cell.data["unparsed"] + cell.measures["accuracy"].n == 2
-
-
-def test_run_without_any_verdict_has_no_accuracy(judged):
-    results = judged([Generated("A summary.", 3, True)], "It depends.")
-    assert results.cells[0].data["unparsed"] == 1 and "accuracy" not in results.cells[0].measures
-    assert section(ResultSet([results])).comparisons[0].table().rows[0][3] is None
+@pytest.mark.parametrize(
+    ("empty", "answer", "accuracy"), [(1, TRUE, 0.5), (1, "It depends.", 0.0), (0, "It depends.", None)]
+)
+def test_run_counts_an_empty_output_as_inaccurate_and_no_verdict_as_nothing(judged, empty, answer, accuracy):
+    outputs = [Generated(" \n", 1, True)] * empty + [Generated("A summary.", 3, True)]
+    results = judged(outputs, answer)
+    (cell,) = results.cells
+    measure = cell.measures.get("accuracy")
+    assert (measure and measure.value) == accuracy and cell["length"] == 3 - empty
+    assert cell.data["empty"] == empty and cell.data["unparsed"] + (measure.n if measure else 0) == len(outputs)
+    assert section(ResultSet([results])).comparisons[0].table().rows[0][3] == measure
 
 
 def test_ask_takes_another_judge_or_output_for_another_question(tmp_path):

@@ -4,16 +4,15 @@
 import json
 import math
 from collections import Counter
-from types import SimpleNamespace
+from itertools import pairwise
 
 import pytest
-import torch
+from bigrams import Bigrams
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure as Canvas
 from tokenizers import processors
-from transformers import LlamaConfig
 
 from diff_transformer import cl100k_tokenizer
 from diff_transformer.evaluation.__main__ import Options
@@ -204,22 +203,9 @@ def test_prompts_have_queries_that_do_not_depend_on_their_number(colors):
 # The protocol
 
 
-class Always:
+def always(label: list[int]) -> Bigrams:
     """A model that always answers with one label, by giving each of its tokens after the previous one."""
-
-    def __init__(self, label: list[int]):
-        self.label = torch.tensor(label)
-        self.device = torch.device("cpu")
-        self.config = LlamaConfig(max_position_embeddings=4096, num_hidden_layers=1)
-
-    def __call__(self, input_ids, past_key_values, use_cache, logits_to_keep=0):
-        past_key_values.update(*torch.zeros(2, len(input_ids), 1, input_ids.shape[1], 1), 0)
-        logits = torch.zeros(*input_ids.shape, 400)
-        logits[..., self.label[0]] = 50.0
-        for token, following in zip(self.label, self.label[1:], strict=False):
-            logits[input_ids == token] = 0.0
-            logits[input_ids == token, following] = 50.0
-        return SimpleNamespace(logits=logits[:, -logits_to_keep:])
+    return Bigrams({token: {following: 1.0} for token, following in pairwise(label)}, label[0])
 
 
 def test_run_scores_a_model_with_one_label(tmp_path):
@@ -232,9 +218,9 @@ def test_run_scores_a_model_with_one_label(tmp_path):
     for label, accuracy in (("green", 0.4), ("red", 0.6)):
         ids = tokenizer(f" {label}\n", add_special_tokens=False)["input_ids"]
         assert len(set(ids)) == len(ids), "the model needs a label whose tokens all differ"
-        always = LoadedModel(label, Always(ids), tokenizer, {})
+        loaded = LoadedModel(label, always(ids), tokenizer, {})
         for scoring in ("trie", "likelihood"):
-            results = run_with(always, tmp_path / label / scoring, data, scoring=scoring, **options)
+            results = run_with(loaded, tmp_path / label / scoring, data, scoring=scoring, **options)
             assert [cell["accuracy"] for cell in results.cells] == [pytest.approx(accuracy)] * (2 + 2)
             assert results.cells[0].measures["accuracy"].n == 5
 
@@ -245,17 +231,10 @@ def test_run_gives_the_model_one_start_token(colors, tmp_path):
     tokenizer.add_special_tokens({"bos_token": "<s>"})
     begin = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", tokenizer.bos_token_id)])
     tokenizer.backend_tokenizer.post_processor = begin
-    seen = []
-
-    class Recording(Always):
-        def __call__(self, input_ids, **kwargs):
-            seen.append(input_ids)
-            return super().__call__(input_ids, **kwargs)
-
-    recording = LoadedModel("x", Recording([70, 71]), tokenizer, {})
-    results = run_with(recording, tmp_path, [str(colors)], order_seeds=2)
+    model = always([70, 71])
+    results = run_with(LoadedModel("x", model, tokenizer, {}), tmp_path, [str(colors)], order_seeds=2)
     begin = tokenizer.bos_token_id
-    prompts = [ids[0].tolist() for ids in seen if begin in ids]
+    prompts = [ids[0].tolist() for ids in model.seen if begin in ids]
     assert len(prompts) == 5, "expected the curve's first prompt and two permutations for each order"
     assert all(prompt[0] == begin and prompt.count(begin) == 1 for prompt in prompts)
     permuted = [tokenizer.decode(prompt[1:]).split("\n==\n") for prompt in prompts[1:]]
@@ -315,6 +294,13 @@ def test_run_rejects(loaded, colors, tmp_path):
     for message, changes in cases.items():
         with pytest.raises(ValueError, match=message):
             run_with(loaded, tmp_path, **{"data": [str(colors)], **changes})
+
+
+def test_run_rejects_a_first_prompt_that_exceeds_the_positions(colors, tmp_path):
+    model = always([70, 71])
+    model.config.max_position_embeddings = 70
+    with pytest.raises(ValueError, match="colors: a prompt needs .*max_position_embeddings=70"):
+        run_with(LoadedModel("x", model, cl100k_tokenizer(vocab_size=300), {}), tmp_path, [str(colors)], lengths=[70])
 
 
 def test_run_rejects_logits_that_are_nan(loaded, colors, tmp_path, monkeypatch):

@@ -153,9 +153,10 @@ def test_section_of_table_2(tmp_path):
 
 
 def test_section_shows_the_papers_values_beside_the_same_length_n_and_r_alone(tmp_path):
-    asked = [(4096, 2, 2), (4096, 4, 1), (4096, 6, 1), (128, 6, 2)]
-    results = ResultSet([results_of("ours", dict.fromkeys(asked, [0.5] * 5), tmp_path)])
-    shown = {tuple(row[:3]): row[3:5] for row in section(results).comparisons[0].table().rows}
+    asked = [(4096, 2, 2), (4096, 4, 1), (4096, 6, 1), (8192, 6, 2)]
+    found = section(ResultSet([results_of("ours", dict.fromkeys(asked, [0.5] * 5), tmp_path)]))
+    assert {row[3] for row in found.tables[1].rows} == {"ours"}
+    shown = {tuple(row[:3]): row[3:5] for row in found.comparisons[0].table().rows}
     assert shown == dict.fromkeys(asked, [None, None]) | {(4096, 2, 2): [0.85, 0.92]}
 
 

@@ -104,21 +104,13 @@ def test_needle_prompt_cuts_other_parts_of_the_haystack_for_other_samples():
 
 
 def test_wordings_read_as_published():
-    prompt = build(needles=2, queried=2, depth=100, seed=3)
-    (city, _), (other, _) = prompt.spans.items()
-    text = TOKENIZER.decode(prompt.input_ids)
-    one, two = prompt.wanted
-    assert text.startswith(
-        "There is a special magic number inside a lot of irrelevant text. Find it and memorize them."
+    assert YOCO.head.startswith(
+        "There is a special magic number inside a lot of irrelevant text. Find it and memorize"
     )
-    assert text.endswith(
-        f"\nThe special magic {city} number is: {prompt.wanted[city]}\n"
-        f"\nThe special magic {other} number is: {prompt.wanted[other]}\n"
-        f"\nWhat are the special magic {one} and {two} numbers? The special magic {one} and {two} numbers are "
-    )
+    assert YOCO.needle == LWM.needle == "\nThe special magic {city} number is: {number}\n"
     assert YOCO.question(["Oslo"]) == "\nWhat is the special magic Oslo number? The special magic Oslo number is "
-    assert "A, B and C" in YOCO.question(["A", "B", "C"])
-
+    two = "\nWhat are the special magic A and B numbers? The special magic A and B numbers are "
+    assert YOCO.question(["A", "B"]) == two and "A, B and C" in YOCO.question(["A", "B", "C"])
     rest = "? Don't give information outside the document. ASSISTANT: "
     assert LWM.head == "You are a helpful assistant. USER: "
     assert LWM.question(["Oslo"]) == f" What is the special magic number for Oslo{rest}"
