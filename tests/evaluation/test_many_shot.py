@@ -281,6 +281,8 @@ def test_run_resumes(loaded, colors, tmp_path, monkeypatch):
             run("parts")
     monkeypatch.setattr(Results, "add", add)
     assert run("parts") == whole, "a resumed run differs from an uninterrupted one"
+    monkeypatch.setattr(many_shot, "prefill", None)
+    assert run("parts") == whole, "a finished run reads its prompts again"
 
 
 def test_run_rejects(loaded, colors, tmp_path):
