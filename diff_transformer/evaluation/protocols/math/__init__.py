@@ -17,7 +17,7 @@ from ....extras import require
 from ...comparison import UNSTATED, Comparison, Row, percent
 from ...generate import iterate_continuously, iterate_texts
 from ...models import LoadedModel, check_length
-from ...render import Section, Table
+from ...render import Figure, Section, Table, color
 from ...results import Cell, Journal, Measure, Results, ResultSet, average
 from .benchmarks import BENCHMARKS, PROMPTS, STOP_STRINGS, MathProblem, encode_prompt, find_datasets, load_problems
 from .grading import CRASHED, RIGHT, TIMED_OUT, final_answer, grade
@@ -128,6 +128,18 @@ def section(results: ResultSet) -> Section:
         [words, *(percent(averaged.measure(x, share, benchmark=_AVERAGE)) for x in results.labels)]
         for share, words in _SHARES.items()
     ]
+
+    def draw(canvas):
+        axes, width = canvas.subplots(), 0.8 / len(results.labels)
+        for i, label in enumerate(results.labels):
+            measures = [percent(results.measure(label, "accuracy", benchmark=name)) or Measure(0, 0) for name in names]
+            places = [x + (i - (len(results.labels) - 1) / 2) * width for x in range(len(names))]
+            heights, errors = [m.value for m in measures], [m.stderr or 0 for m in measures]
+            axes.bar(places, heights, width, yerr=errors, label=label, color=color(results.labels, label))
+        axes.set_xticks(range(len(names)), [BENCHMARKS[name].title for name in names])
+        axes.set(ylabel="accuracy (%)", ylim=(0, None))
+        axes.legend(frameon=False)
+
     return Section(
         title="Mathematics",
         paper=figure,
@@ -137,6 +149,7 @@ def section(results: ResultSet) -> Section:
             _comparison("Mean length of a solution (tokens)", averaged, names, "length", 0, lengths),
             Table("Share of the problems (%), average of the benchmarks", ["", *results.labels], shares, digits=1),
         ],
+        figures=[Figure("math", "Accuracy by benchmark; the error bars are standard errors.", draw, size=(9.0, 4.0))],
         notes=[
             "The paper states neither its prompts, nor its grader, nor how many problems of each benchmark it uses.",
             "A solution that is cut off is graded as it is. What is not graded counts as wrong.",
