@@ -3,7 +3,6 @@
 
 import json
 import threading
-import time
 from collections import Counter
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,7 +18,7 @@ def completion(text):
 
 class JudgeServer(ThreadingHTTPServer):
     """`script(prompt, times)` gives the answer to a prompt that was asked `times` times before: a text, a number (the
-    HTTP status), a tuple (status, headers, body) or a dict (the JSON)."""
+    HTTP status), a tuple (status, body) or a dict (the JSON)."""
 
     daemon_threads = True
 
@@ -29,7 +28,6 @@ class JudgeServer(ThreadingHTTPServer):
         self.asked = Counter()  # prompt -> times
         self.requests = []  # path, headers and body
         self.at_once = self.most_at_once = 0
-        self.delay = 0.0
 
     @property
     def url(self):
@@ -51,20 +49,20 @@ class Handler(BaseHTTPRequestHandler):
             server.at_once += 1
             server.most_at_once = max(server.most_at_once, server.at_once)
         try:
-            time.sleep(server.delay)
             answer = server.script(prompt, times)
         finally:
             with server.lock:
                 server.at_once -= 1
+        status, content, kind = 200, "no", "text/plain"
         if isinstance(answer, int):
-            answer = (answer, {}, "no")
-        if not isinstance(answer, tuple):
-            content = json.dumps(answer if isinstance(answer, dict) else completion(answer))
-            answer = (200, {"Content-Type": "application/json"}, content)
-        status, headers, content = answer
+            status = answer
+        elif isinstance(answer, tuple):
+            status, content = answer
+        else:
+            content, kind = json.dumps(answer if isinstance(answer, dict) else completion(answer)), "application/json"
         self.send_response(status)
-        for name, value in {"Content-Length": str(len(content.encode())), **headers}.items():
-            self.send_header(name, value)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content.encode())))
         self.end_headers()
         self.wfile.write(content.encode())
 

@@ -4,7 +4,6 @@
 import json
 import re
 import zipfile
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,15 +138,15 @@ def test_section(finished):
     results = [load(finished, label) for label in LABELS]
     found = section(ResultSet(results))
     summaries, answers = (comparison.table() for comparison in found.comparisons)
-    *_, details = found.tables
     (row,) = summaries.rows
     assert summaries.columns[:5] == ["dataset", "paper: Transformer", "paper: DIFF", *LABELS]
     assert row[:3] == ["XSum", 0.44, 0.53]
     assert row[3].value == results[0].select(dataset="xsum")[0]["accuracy"]
     assert "samples 5 (paper: 100); rows from" in row[5] and "judge" not in row[5]
+    assert "1 replies without a verdict" in row[5] and "documents cut" not in row[5]
     (row,) = answers.rows
-    assert row[:3] == ["HotpotQA", 0.36, 0.46] and "1 documents cut" in row[5]
-    assert [line[:3] for line in details.rows[:2]] == [["XSum", label, 0] for label in LABELS]
+    assert row[:3] == ["HotpotQA", 0.36, 0.46]
+    assert "1 documents cut in the middle" in row[5] and "replies without a verdict" not in row[5]
     for r in results:
         r.settings["judge_model"] = "gpt-4o-mini"
     row = section(ResultSet(results)).comparisons[0].table().rows[0]
@@ -164,17 +163,14 @@ def test_run_resumes_and_asks_nothing_twice(finished, twin_folders, data, tmp_pa
             raise KeyboardInterrupt
         left[0] -= 1
         add(journal, id, **record)
-        assert f'"{id}"' in journal.path.read_text(), "a process that is killed now would lose the record"
 
     monkeypatch.setattr(Journal, "add", interrupted)
     with judge_server(verdict) as server:
         arguments = (twin_folders, data, tmp_path, server, "--batch_size", "1", "--judge_concurrency", "1")
-        for allowed in (3, 9):
-            left[0] = allowed
+        for left[0] in (3, 9):
             with pytest.raises(KeyboardInterrupt):
                 evaluate(*arguments, labels=["DIFF"])
-        before = Counter(server.asked)
-        assert 0 < len(before) < 10
+        assert 0 < len(server.asked) < 10
         with (tmp_path / "hallucination" / "DIFF.verdicts.jsonl").open("a") as journal:
             journal.write('{"id": "xsum/0/cut o')
         left[0] = -1
@@ -201,34 +197,17 @@ def judged(loaded, data, tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize(("answer", "accuracy"), [(TRUE, 0.5), ("It depends.", 0.0)])
-def test_run_counts_an_empty_output_as_inaccurate(judged, answer, accuracy):
-    (cell,) = judged([Generated(" \n", 1, True), Generated("A summary.", 3, True)], answer).cells
-    assert cell["accuracy"] == accuracy and cell.data["empty"] == 1 and cell["length"] == 2.0
-    assert cell.data["unparsed"] + cell.measures["accuracy"].n == 2
-
-
-def test_run_without_any_verdict_has_no_accuracy(judged):
-    results = judged([Generated("A summary.", 3, True)], "It depends.")
-    assert results.cells[0].data["unparsed"] == 1 and "accuracy" not in results.cells[0].measures
-    table = section(ResultSet([results])).comparisons[0].table()
-    assert table.text(table.rows[0][3]) == "–"
-
-
-def test_run_keeps_everything_if_the_judge_fails(twin_folders, data, tmp_path, capsys, monkeypatch):
-    shorten_outputs(monkeypatch)
-    first = []
-
-    def script(prompt, times):
-        first.append(prompt)
-        return verdict(prompt, times) if len(first) <= 2 else 401
-
-    with judge_server(script) as server:
-        assert evaluate(twin_folders, data, tmp_path, server, "--judge_concurrency", "1", labels=["DIFF"]) == 1
-    error = capsys.readouterr().err
-    assert "401" in error and "--judge_key_variable" in error and KEY not in error
-    kept = {name: (tmp_path / "hallucination" / f"DIFF.{name}.jsonl").read_text() for name in ("outputs", "verdicts")}
-    assert kept["outputs"].count("\n") == 12 and kept["verdicts"].count("\n") == 2
+@pytest.mark.parametrize(
+    ("empty", "answer", "accuracy"), [(1, TRUE, 0.5), (1, "It depends.", 0.0), (0, "It depends.", None)]
+)
+def test_run_counts_an_empty_output_as_inaccurate_and_no_verdict_as_nothing(judged, empty, answer, accuracy):
+    outputs = [Generated(" \n", 1, True)] * empty + [Generated("A summary.", 3, True)]
+    results = judged(outputs, answer)
+    (cell,) = results.cells
+    measure = cell.measures.get("accuracy")
+    assert (measure and measure.value) == accuracy and cell["length"] == 3 - empty
+    assert cell.data["empty"] == empty and cell.data["unparsed"] + (measure.n if measure else 0) == len(outputs)
+    assert section(ResultSet([results])).comparisons[0].table().rows[0][3] == measure
 
 
 def test_ask_takes_another_judge_or_output_for_another_question(tmp_path):
@@ -278,7 +257,7 @@ def test_prompts_are_longbenchs(name):
 
 def test_load_rows_of_longbench(tmp_path, monkeypatch):
     """A file in the archive of a fixed revision; offline without it, the error names the remedy."""
-    with pytest.raises(ValueError, match="context, answers, input: --datasets NAME=PATH"):
+    with pytest.raises(ValueError, match="a copy with context, answers, input: --datasets"):
         load_rows(TASKS["2wikimqa"])
     with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
         archive.writestr("data/2wikimqa.jsonl", '{"context": "c", "input": "q", "answers": ["a"]}\n')
@@ -294,33 +273,29 @@ def test_load_rows_of_longbench(tmp_path, monkeypatch):
 def test_arguments_reject():
     for changes, message in [
         ({"datasets": ["xsum", "nothing"]}, "Got --datasets xsum nothing; .*xsum, cnn_dailymail"),
-        ({"datasets": ["xsum", "xsum=a.jsonl"]}, "at most once"),
-        ({"datasets": []}, "at least one of xsum"),
+        ({"datasets": ["xsum", "xsum=a.jsonl"]}, "can be named once"),
         ({"judge_model": "m"}, "needs both"),
         ({"judge_base_url": "http://localhost"}, "needs both"),
-        ({"samples": 0}, "Got --samples 0 .* at least 1"),
-        ({"judge_concurrency": 0}, "--judge_concurrency 0; .* at least 1"),
+        ({"samples": 0}, "Got --samples 0; it must be at least 1"),
     ]:
         with pytest.raises(ValueError, match=message):
             Arguments(**changes)
 
 
 def test_run_rejects_bad_input(twin_folders, data, tmp_path, capsys, monkeypatch):
-    (tmp_path / "rows.jsonl").write_text('{"document": "d", "ground_truth": "g", "output": "o", "label": "maybe"}\n')
-    (tmp_path / "empty.jsonl").write_text('{"document": " ", "summary": "s"}\n')
-    judge = ("--judge_base_url", "http://host/v1", "--judge_model", "m")
-    no_row = "no row with both a document and a reference. Name another"
+    rows = {"rows": '{"document": "d"}', "empty": '{"document": " ", "summary": "s"}'}
+    for name, row in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text(f"{row}\n")
     cases = {
         ("--datasets", f"xsum={tmp_path / 'rows.jsonl'}"): "summary is needed",
-        ("--datasets", f"xsum={tmp_path / 'empty.jsonl'}"): no_row,
+        ("--datasets", f"xsum={tmp_path / 'empty.jsonl'}"): "Found 0 rows of xsum with a document and a reference",
         ("--datasets", f"qasper={data / 'hotpotqa.jsonl'}", "--max_length", "300"): "Choose a larger --max_length",
         ("--max_length", "4096"): "2,048",
-        ("--judge_base_url", "http://user:hunter2@host", "--judge_model", "m"): "must not contain a user",
-        (*judge, "--judge_key_variable", "BROKEN_KEY"): "printable ASCII",
+        ("--judge_base_url", "http://user:hunter2@host", "--judge_model", "m"): "without a user",
+        (*("--judge_base_url", "http://host/v1", "--judge_model", "m"), "--judge_key_variable", "KEY"): "ASCII",
     }
-    monkeypatch.setenv("BROKEN_KEY", "sk-\nhunter2")
+    monkeypatch.setenv("KEY", "sk-\nhunter2")
     for more, message in cases.items():
         assert evaluate(twin_folders, data, tmp_path / "out", None, *more, labels=["DIFF"]) == 1
         error = capsys.readouterr().err
         assert message in error and "hunter2" not in error
-    assert not [path for path in (tmp_path / "out").rglob("*.json*") if "hunter2" in path.read_text()]

@@ -7,14 +7,10 @@ import pytest
 from judge_server import FALSE, TRUE, completion, judge_server
 
 from diff_transformer.evaluation.protocols import hallucination
-from diff_transformer.evaluation.protocols.hallucination.judge import (
-    PROMPT,
-    Judge,
-    JudgeError,
-    Reply,
-    read_verdict,
-)
+from diff_transformer.evaluation.protocols.hallucination.judge import PROMPT, Judge, JudgeError, Reply, read_verdict
 from diff_transformer.evaluation.results import Journal
+
+MODULE = "diff_transformer.evaluation.protocols.hallucination.judge"
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +21,7 @@ def environment(monkeypatch):
 
 
 def judge(server, **changes):
-    return Judge(server.url, "gpt-4o", **{"timeout": 5.0, **changes})
+    return Judge(server.url, "gpt-4o", **changes)
 
 
 def ask(judge, prompt="Is it?"):
@@ -38,15 +34,15 @@ VERDICTS = {
     False: [FALSE, "x\n**Conclusion:** False", "Conclusion: True\nNo, wait.\nConclusion: False"],
     None: [
         *("", "True", "conclusion: true", "The Conclusion: True", "Conclusion: True or False", "Conclusion: Truely"),
-        *("Conclusion: True\nThat is all.", "Conclusion: Partially True"),
+        "Conclusion: True\nThat is all.",
     ],
 }
 
 
-@pytest.mark.parametrize("verdict", VERDICTS)
-def test_read_verdict(verdict):
-    for text in VERDICTS[verdict]:
-        assert read_verdict(text) is verdict, text
+def test_read_verdict():
+    for verdict, texts in VERDICTS.items():
+        for text in texts:
+            assert read_verdict(text) is verdict, text
 
 
 def test_prompt_asks_for_the_explanation_first_and_the_verdict_last():
@@ -78,15 +74,16 @@ def test_ask_reads_no_verdict_from_a_reply_cut_by_its_limit():
         assert ask(judge(server)) == Reply("Conclusion: True", None, "judge-2026-01-01")
 
 
-def test_ask_retries_after_errors_and_timeouts():
-    answers = [500, (429, {}, ""), "slow", TRUE]
+def test_ask_retries_after_errors_and_timeouts(monkeypatch):
+    monkeypatch.setattr(f"{MODULE}._TIMEOUT", 0.3)
+    answers = [500, (429, ""), "slow", TRUE]
 
     def script(prompt, times):
         time.sleep(0.5 * (answers[times] == "slow"))
         return answers[times]
 
     with judge_server(script) as server:
-        assert ask(judge(server, timeout=0.3)).verdict is True
+        assert ask(judge(server)).verdict is True
         assert server.asked["Is it?"] == 4
 
 
@@ -97,13 +94,13 @@ REJECTED = "too long for sk-secret"
     ("script", "message", "requests"),
     [
         (500, "failed: Error code: 500 no.*--judge_concurrency", 3),
-        ((401, {}, REJECTED), r"failed: Error code: 401 too long for \*\*\*.*--judge_key_variable", 1),
-        ((200, {}, "<html>"), "no chat completion: <html>", 1),
+        ((401, REJECTED), r"failed: Error code: 401 too long for \*\*\*.*--judge_key_variable", 1),
+        ((200, "<html>"), "no chat completion: <html>", 1),
         ({"error": "busy"}, "no chat completion.*busy", 1),
     ],
 )
 def test_ask_fails(script, message, requests, monkeypatch):
-    monkeypatch.setattr("diff_transformer.evaluation.protocols.hallucination.judge._RETRIES", 2)
+    monkeypatch.setattr(f"{MODULE}._RETRIES", 2)
     with judge_server(script) as server:
         with pytest.raises(JudgeError, match=f"{message}.*run the same command again") as failed:
             ask(judge(server, api_key="sk-secret"))
@@ -120,52 +117,45 @@ def test_ask_keeps_the_key_out_of_texts_and_logs(caplog):
 
 
 @pytest.mark.parametrize(
-    ("url", "model", "key", "message"),
+    ("url", "key", "message"),
     [
-        ("localhost:8000", "m", None, "must be like"),
-        ("file:///etc/passwd", "m", None, "must be like"),
-        ("http://user:secret@host/v1", "m", None, "environment variable"),
-        ("http://host/v1?key=secret", "m", None, "environment variable"),
-        ("http://host/v1", "m", "secret\n", "printable ASCII"),
-        ("http://host/v1", "m", "sécret", "printable ASCII"),
+        ("localhost:8000", None, "must be like"),
+        ("file:///etc/passwd", None, "must be like"),
+        ("http://user:secret@host/v1", None, "without a user"),
+        ("http://host/v1?key=secret", None, "or parameters"),
+        ("http://host#secret", None, "or parameters"),
+        ("http://host/v1", "secret\n", "printable ASCII"),
+        ("http://host/v1", "sécret", "printable ASCII"),
     ],
 )
-def test_judge_rejects(url, model, key, message):
+def test_judge_rejects(url, key, message):
+    Judge("https://[::1]:8000", "m", "secret")
     with pytest.raises(ValueError, match=message) as failed:
-        Judge(url, model, key)
-    assert "secret" not in str(failed.value)
+        Judge(url, "m", key)
+    assert "secret" not in str(failed.value) and "sécret" not in str(failed.value)
 
 
-@pytest.fixture
-def ask_all(tmp_path):
-    """A function that asks n questions, three at once, and returns the journal of the replies."""
-
-    def ask(judge, n):
-        journal = Journal(tmp_path / "verdicts.jsonl")
-        questions = {str(i): (f"document {i}", "reference", "output") for i in range(n)}
-        return journal, lambda: hallucination.ask(judge, questions, 3, journal, "")
-
-    return ask
+def ask_all(judge, journal, n):
+    questions = {str(i): (f"document {i}", "reference", "output") for i in range(n)}
+    return hallucination.ask(judge, questions, 3, journal, "")
 
 
-def test_ask_of_many_is_bounded_and_complete(ask_all):
-    with judge_server(TRUE) as server:
-        server.delay = 0.05
-        _, run = ask_all(judge(server), 12)
-        assert len(run()) == 12
+def test_ask_of_many_is_bounded_and_complete(tmp_path):
+    with judge_server(lambda prompt, times: time.sleep(0.05) or TRUE) as server:
+        assert len(ask_all(judge(server), Journal(tmp_path / "verdicts.jsonl"), 12)) == 12
         assert server.most_at_once == 3, f"{server.most_at_once} requests at once, not 3"
         assert len(server.asked) == 12 and set(server.asked.values()) == {1}
 
 
-def test_ask_of_many_keeps_what_it_has_and_asks_no_more_after_a_failure(ask_all):
+def test_ask_of_many_keeps_what_it_has_and_asks_no_more_after_a_failure(tmp_path):
     def script(prompt, times):
         if "document 5" not in prompt:
             return TRUE
         time.sleep(0.3)
         return 401
 
+    journal = Journal(tmp_path / "verdicts.jsonl")
     with judge_server(script) as server:
-        journal, run = ask_all(judge(server), 2000)
         with pytest.raises(JudgeError, match="401"):
-            run()
+            ask_all(judge(server), journal, 2000)
         assert 1 <= len(journal.records) <= len(server.requests) - 1 < 1500

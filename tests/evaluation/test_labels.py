@@ -1,11 +1,9 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Choosing among labels, compared with constrained `generate`, full forward passes, and logits set by hand."""
 
-import math
-from types import SimpleNamespace
-
 import pytest
 import torch
+from bigrams import Bigrams
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import DynamicCache, PreTrainedTokenizerFast
 
@@ -20,21 +18,6 @@ from diff_transformer.evaluation.protocols.many_shot.labels import (
 
 LABELS = [" transfer", " transfer timing", " refund", " refund not showing up", " card arrival", " cash"]
 PROMPTS = ["query: hello\nintent:", "query: where is my card?\nintent:", "query: now!!\nintent:", "query: a\nintent:"]
-
-
-class Bigrams:
-    """A model whose next token depends only on the last one, with the probabilities of a table."""
-
-    def __init__(self, table: dict[int, dict[int, float]], vocab_size: int = 10):
-        self.config, self.device = SimpleNamespace(), torch.device("cpu")
-        self.logits = torch.full((vocab_size, vocab_size), math.log(1e-30))
-        for last, row in table.items():
-            for token, probability in row.items():
-                self.logits[last, token] = math.log(probability)
-
-    def __call__(self, input_ids, past_key_values, use_cache, logits_to_keep=0):
-        past_key_values.update(*torch.zeros(2, len(input_ids), 1, input_ids.shape[1], 1), 0)
-        return SimpleNamespace(logits=self.logits[input_ids][:, -logits_to_keep:])  # -0: all of them
 
 
 def choose(model, prompts, sequences, **kwargs):

@@ -27,17 +27,16 @@ def write(tmp_path):
 def test_load_problems_reads_question_and_gold_answer(write, name):
     row, question, answer = ROWS[name]
     assert load_problems(name, write(row)) == [MathProblem(question, answer)]
-    for column in BENCHMARKS[name].columns:
-        row = {k: v for k, v in ROWS[name][0].items() if k != column}
-        with pytest.raises(ValueError, match=rf"{column} is needed"):
-            load_problems(name, write(row))
 
 
 def test_load_problems_rejects_rows_without_a_gold_answer(write):
     gsm8k, math, svamp, asdiv = (ROWS[name][0] for name in ("gsm8k", "math", "svamp", "asdiv"))
     cases = [
-        ("gsm8k", [gsm8k, {**gsm8k, "answer": "1500"}], "row 2, is not a problem of GSM-8K: the answer has no ####"),
-        ("math", [{**math, "solution": "It is 3."}], "row 1, is not a problem of MATH: the solution has no"),
+        ("gsm8k", [gsm8k, {**gsm8k, "answer": "1500"}], "row 2, is not a problem of GSM-8K"),
+        ("gsm8k", [{"answer": "#### 1500"}], "row 1, is not a problem of GSM-8K: KeyError.'question'"),
+        ("gsm8k", [{**gsm8k, "answer": None}], "row 1, is not a problem of GSM-8K"),
+        ("tabmwp", [{**ROWS["tabmwp"][0], "choices": 3}], "row 1, is not a problem of TABMWP"),
+        ("math", [{**math, "solution": "It is 3."}], "row 1, is not a problem of MATH: .*it has no answer"),
         ("svamp", [{**svamp, "Answer": "many"}], "row 1, is not a problem of SVAMP"),
         ("asdiv", [{**asdiv, "answer": "3 (red); 4 (blue)"}], "no problem of ASDiv. Choose another"),
     ]
@@ -46,16 +45,11 @@ def test_load_problems_rejects_rows_without_a_gold_answer(write):
             load_problems(name, write(*rows))
 
 
-def test_load_problems_of_asdiv_skips_rows_with_several_answers(write):
-    row = ROWS["asdiv"][0]
-    problems = load_problems("asdiv", write({**row, "answer": "3 (red); 4 (blue)"}, row))
-    assert [problem.answer for problem in problems] == ["16"]
-
-
 @pytest.mark.parametrize(("answer", "hint"), [("Yes", " (Yes or No)"), ("false", " (True or False)"), ("Ben", "")])
-def test_load_problems_names_the_choices_of_a_closed_question(write, answer, hint):
+def test_load_problems_skips_several_answers_and_names_the_choices(write, answer, hint):
     row, question, _ = ROWS["asdiv"]
-    assert load_problems("asdiv", write({**row, "answer": answer})) == [MathProblem(question + hint, answer)]
+    several = {**row, "answer": "3 (red); 4 (blue)"}
+    assert load_problems("asdiv", write(several, {**row, "answer": answer})) == [MathProblem(question + hint, answer)]
 
 
 def test_load_problems_of_tabmwp_without_title_and_choices(write):
@@ -87,11 +81,10 @@ def test_find_datasets(tmp_path):
     assert find_datasets(["gsm8k"], None, []) == {"gsm8k": "openai/gsm8k"}
     empty = str(tmp_path / "empty")  # not replaced by the datasets of the Hub
     cases = [
-        (list(BENCHMARKS), None, [], "No dataset is known for mawps, carp_en, tabmwp. All eight are in"),
-        (["gsm8k"], empty, [], r"No dataset is known for gsm8k: .*empty has neither"),
-        (["gsm9k"], None, [], "choose from gsm8k, math,"),
-        (["gsm8k"], None, ["gsm9k=there"], "choose from gsm8k, math,"),
-        (["gsm8k"], None, ["there"], "choose from gsm8k, math,"),
+        (list(BENCHMARKS), None, [], "No dataset is known for mawps, carp_en, tabmwp. evaluation/data of"),
+        (["gsm8k"], empty, [], "No dataset is known for gsm8k.*set --data_dir"),
+        (["gsm8k"], None, ["gsm9k=there"], "Got --dataset gsm9k=there; it must be .*gsm8k, math,"),
+        (["gsm8k"], None, ["gsm8k"], "Got --dataset gsm8k; it must be"),
     ]
     for names, data_dir, datasets, message in cases:
         with pytest.raises(ValueError, match=message):
@@ -107,6 +100,4 @@ def test_encode_prompt():
     boxed = "Please reason step by step, and put your final answer within \\boxed{}."
     assert text("cot", False) == "Question: 1 + 1 = ?\nPlease reason step by step.\nAnswer:"
     assert text("boxed", False) == f"Question: 1 + 1 = ?\n{boxed}\nAnswer:"
-    user = f"<|im_start|>user\n1 + 1 = ?\n{boxed}<|im_end|>\n<|im_start|>assistant\n"
-    assert text("boxed", True) == user
-    assert text("boxed", True, "Think.") == f"<|im_start|>system\nThink.<|im_end|>\n{user}"
+    assert text("boxed", True) == f"<|im_start|>user\n1 + 1 = ?\n{boxed}<|im_end|>\n<|im_start|>assistant\n"

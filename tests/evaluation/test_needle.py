@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from matplotlib.figure import Figure as Canvas
 from transformers import LlamaConfig
 
 from diff_transformer import cl100k_tokenizer
@@ -16,41 +15,20 @@ from diff_transformer.evaluation.comparison import DIFFERS, PAPER_DIFF, PAPER_TR
 from diff_transformer.evaluation.generate import Generated
 from diff_transformer.evaluation.models import LoadedModel
 from diff_transformer.evaluation.protocols import needle
-from diff_transformer.evaluation.protocols.needle import (
-    Arguments,
-    accuracy,
-    assigned_numbers,
-    parse_pair,
-    section,
-)
+from diff_transformer.evaluation.protocols.needle import Arguments, accuracy, assigned_numbers, parse_pair, section
 from diff_transformer.evaluation.protocols.needle.haystack import BOOKS
 from diff_transformer.evaluation.results import Measure, Results, ResultSet
 
-OPTIONS = Options(device="cpu")
 TOKENIZER = cl100k_tokenizer(vocab_size=300)
 TEXT = str(Path(needle.__file__))  # any text
 SMALL = Arguments(dataset=TEXT, lengths=[1000], pairs=["1:1", "3:2"], depths=[0, 100], samples=3, max_new_tokens=40)
-TWO = {"New York": "123", "Oslo": "4567"}
 
 
-@pytest.mark.parametrize(
-    "answer, expected",
-    [
-        ("123", 1),
-        ("123.\nWhat else?", 1),
-        ("The special magic New York number is: 123, I think", 1),
-        ("99 or 123", 1),  # anywhere, as the authors have it
-        ("51234", 0),
-        ("1234", 0),
-        ("0123", 0),
-        ("1,123", 0),
-        ("123.5", 0),
-        ("", 0),
-        ("no idea", 0),
-    ],
-)
-def test_accuracy_of_one_city(answer, expected):
-    assert accuracy(answer, {"New York": "123"}) == expected
+def test_accuracy_of_one_city_takes_its_whole_number_anywhere():
+    for answer in ("123", "99 or 123", "The special magic New York number is: 123, I think", "123.\nWhat else?"):
+        assert accuracy(answer, {"New York": "123"}) == 1, answer
+    for answer in ("51234", "1234", "0123", "1,123", "123.5", "", "no idea"):
+        assert accuracy(answer, {"New York": "123"}) == 0, answer
 
 
 @pytest.mark.parametrize(
@@ -59,11 +37,8 @@ def test_accuracy_of_one_city(answer, expected):
         ("123 and 4567", 1),
         ("123, 4567\nThe special magic Oslo number is: 99", 1),  # the first number that a city is given counts
         ("4567 and 123", 0),
-        ("123 and 99", 0.5),
-        ("123", 0.5),
-        ("4567", 0),
         ("123 and 45678", 0.5),
-        ("New York: 123\nOslo: 4567", 1),
+        ("123", 0.5),
         ("The special magic number for Oslo is 4567, and for New York it is 123.", 1),
         ("New York: 4567, Oslo: 123", 0),
         ("Oslo is 4567", 0.5),
@@ -74,118 +49,80 @@ def test_accuracy_of_one_city(answer, expected):
     ],
 )
 def test_accuracy_of_two_cities(answer, expected):
-    assert accuracy(answer, TWO) == expected
+    assert accuracy(answer, {"New York": "123", "Oslo": "4567"}) == expected
 
 
-def test_assigned_numbers():
+def test_assigned_numbers_of_three_cities():
     assert assigned_numbers("C: 3, A and B: 1, 2, 9", ["A", "B", "C"]) == {"C": "3", "A": "1", "B": "2"}
     assert assigned_numbers("1 2", ["A", "B", "C"]) == {"A": "1", "B": "2"}
 
 
 @pytest.mark.parametrize("pair", ["6", "6:", "2:6", "0:0", "a:b", "6:-1", "6:2:1"])
-def test_parse_pair_of_nonsense(pair):
+def test_parse_pair_rejects(pair):
     with pytest.raises(ValueError, match=r"it must be N:R"):
         parse_pair(pair)
-
-
-def reading(answer):
-    """An `iterate_texts` that reads needles and question from the tokens and gives `answer(cities, numbers)`."""
-
-    def iterate_texts(model, tokenizer, rows, max_new_tokens, **_):
-        for i, text in enumerate(tokenizer.batch_decode(rows)):
-            asked = re.search(r"\? The special magic (.+) numbers? (is|are) $", text)[1].split(" and ")
-            numbers = dict(re.findall(r"\nThe special magic (.+) number is: (\d+)\n", text))
-            yield i, Generated(answer(asked, numbers), 1, True)
-
-    return iterate_texts
 
 
 def in_order(cities, numbers):
     return " and ".join(numbers[city] for city in cities)
 
 
-def by_name(cities, numbers):
-    return "".join(f"{city}: {numbers[city]}; " for city in reversed(cities))
-
-
 def swapped(cities, numbers):
     return " and ".join(numbers[city] for city in reversed(cities)) if len(cities) > 1 else "0"
 
 
-def of_another_city(cities, numbers):
-    return " and ".join(str(number) for city, number in numbers.items() if city not in cities) or "none"
-
-
-def one_more(cities, numbers):
-    return " and ".join(str(int(numbers[city]) + 1) for city in cities)
-
-
-def digits_around(cities, numbers):
-    return " and ".join(f"1{numbers[city]}1" for city in cities)
-
-
 @pytest.fixture
 def read_with(monkeypatch):
-    def read_with(answer, folder, arguments=SMALL, **options):
+    """Runs a model that reads needles and question from its tokens and gives `answer(cities, numbers)`."""
+
+    def read_with(answer, folder, **changes):
+        def iterate_texts(model, tokenizer, rows, max_new_tokens, **_):
+            for i, text in enumerate(tokenizer.batch_decode(rows)):
+                read_with.lengths.append(len(rows[i]) + max_new_tokens)
+                asked = re.search(r"\? The special magic (.+) numbers? (is|are) $", text)[1].split(" and ")
+                numbers = dict(re.findall(r"\nThe special magic (.+) number is: (\d+)\n", text))
+                yield i, Generated(answer(asked, numbers), 1, True)
+
+        options, arguments = Options(limit=changes.pop("limit", None)), replace(SMALL, **changes)
         model = SimpleNamespace(config=LlamaConfig(max_position_embeddings=4096))
         results = Results.open(folder, "needle", {"label": "Reader"}, asdict(arguments), 0)
-        monkeypatch.setattr(needle, "iterate_texts", reading(answer))
-        loaded = LoadedModel("Reader", model, TOKENIZER, results.model)
-        needle.run(loaded, arguments, replace(OPTIONS, **options), results)
+        monkeypatch.setattr(needle, "iterate_texts", iterate_texts)
+        needle.run(LoadedModel("Reader", model, TOKENIZER, results.model), arguments, options, results)
         return results
 
+    read_with.lengths = []
     return read_with
 
 
-@pytest.mark.parametrize("answer", [in_order, by_name])
-def test_a_model_that_copies_is_always_right(read_with, tmp_path, answer):
-    results = read_with(answer, tmp_path)
-    assert len(results.cells) == 4
-    assert all(cell.measures["accuracy"] == Measure(1.0, 3, 0.0) for cell in results.cells)
-    record = results.select(needles=3, queried=2, depth=100)[0].data["answers"][0]
-    assert record["answer"] == answer(list(record["wanted"]), record["wanted"])
+@pytest.mark.parametrize("answer, expected", [(in_order, 1.0), (swapped, 0.0)])
+def test_run_scores_models_that_copy_and_that_err(read_with, tmp_path, answer, expected):
+    results = read_with(answer, tmp_path, lengths=[4096, 900])
+    assert [cell.measures["accuracy"] for cell in results.cells] == [Measure(expected, 3, 0.0)] * 8
+    assert read_with.lengths == [900] * 12 + [4096] * 12, "a prompt and its answer do not have the length"
+    record = results.select(length=900, needles=3, queried=2, depth=100)[0].data["answers"][0]
+    assert len(record["wanted"]) == 2 and record["answer"] == answer(list(record["wanted"]), record["wanted"])
 
 
-@pytest.mark.parametrize("answer", [swapped, of_another_city, one_more, digits_around])
-def test_a_model_that_errs_is_always_wrong(read_with, tmp_path, answer):
-    assert all(cell["accuracy"] == 0 for cell in read_with(answer, tmp_path).cells)
-
-
-def test_samples_depend_on_no_other_cell_or_sample(read_with, tmp_path):
-    alone = read_with(in_order, tmp_path / "alone", replace(SMALL, pairs=["3:2"], depths=[100]), limit=2)
-    whole = read_with(in_order, tmp_path / "whole")
-    (expected,) = whole.select(needles=3, depth=100)
+def test_run_draws_samples_that_depend_on_no_other_cell_or_sample(read_with, tmp_path):
+    alone = read_with(in_order, tmp_path / "alone", pairs=["3:2"], depths=[100], limit=2)
+    (expected,) = read_with(in_order, tmp_path / "whole").select(needles=3, depth=100)
     assert alone.cells[0].data["answers"] == expected.data["answers"][:2]
-
-
-def test_a_prompt_and_its_answer_have_the_length(loaded, tmp_path, monkeypatch):
-    seen = []
-
-    def recorded(model, tokenizer, rows, max_new_tokens, **_):
-        seen.extend(len(row) + max_new_tokens for row in rows)
-        return [(i, Generated("", 0, True)) for i in range(len(rows))]
-
-    monkeypatch.setattr(needle, "iterate_texts", recorded)
-    results = Results.open(tmp_path, "needle", loaded.identity, {}, 0)
-    needle.run(loaded, replace(SMALL, lengths=[2048, 900]), OPTIONS, results)
-    assert seen == [900] * 12 + [2048] * 12
 
 
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"lengths": [2049]}, "max_position_embeddings=2,048"),
+        ({"lengths": [4097]}, "max_position_embeddings=4,096"),
         ({"lengths": [100]}, "no room for a haystack"),
-        ({"depths": [120]}, "from 0 to 100"),
+        ({"depths": [101]}, r"depths \[101\]; .*from 0 to 100"),
+        ({"depths": [0, -1]}, r"depths \[-1\]; .*from 0 to 100"),
         ({"pairs": ["1-1"]}, "must be N:R"),
         ({"samples": 0}, "at least one"),
-        ({"max_new_tokens": 0}, "at least one"),
     ],
 )
-def test_run_rejects(loaded, tmp_path, changes, message):
-    results = Results.open(tmp_path, "needle", loaded.identity, {}, 0)
+def test_run_rejects(read_with, tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
-        needle.run(loaded, replace(SMALL, **changes), OPTIONS, results)
+        read_with(in_order, tmp_path, **changes)
 
 
 def results_of(label, values, folder, arguments=None):
@@ -199,7 +136,7 @@ def results_of(label, values, folder, arguments=None):
     return results
 
 
-def test_report_of_table_2(tmp_path):
+def test_section_of_table_2(tmp_path):
     ours = results_of("ours", {(4096, 1, 1): [1.0] * 5, (4096, 6, 2): [0.5, 0.6, 0.7, 0.8, 0.9]}, tmp_path)
     other = results_of("other", {(4096, 1, 1): [0.2, 0.3, 0.4]}, tmp_path)
     found = section(ResultSet([ours, other]))
@@ -210,18 +147,20 @@ def test_report_of_table_2(tmp_path):
     assert one[5].value == 1 and one[5].n == 250 and one[5].stderr == pytest.approx(0.03 / 5**0.5)
     assert one[6].value == pytest.approx(0.3) and six[5].value == pytest.approx(0.7) and six[6] is None
     assert one[-1] == f"not stated in the paper: dataset {BOOKS}, wording yoco; other unfinished"
-    assert found.figures == []
+    by_depth = found.tables[1].rows
+    assert [row[:4] for row in by_depth] == [[4096, n, r, x] for n, r in ((1, 1), (6, 2)) for x in ("ours", "other")]
+    assert by_depth[1][4].value == 0.2 and by_depth[1][7:] == by_depth[3][4:6] == [None, None]
 
 
-def test_only_the_same_needles_stand_beside_the_papers(tmp_path):
-    """N alone does not make the task of Table 2: R does, too."""
-    asked = [(4096, 2, 2), (4096, 4, 1), (4096, 6, 1), (128, 6, 2)]
-    results = ResultSet([results_of("ours", dict.fromkeys(asked, [0.5] * 5), tmp_path)])
-    shown = {tuple(row[:3]): row[3:5] for row in section(results).comparisons[0].table().rows}
+def test_section_shows_the_papers_values_beside_the_same_length_n_and_r_alone(tmp_path):
+    asked = [(4096, 2, 2), (4096, 4, 1), (4096, 6, 1), (8192, 6, 2)]
+    found = section(ResultSet([results_of("ours", dict.fromkeys(asked, [0.5] * 5), tmp_path)]))
+    assert {row[3] for row in found.tables[1].rows} == {"ours"}
+    shown = {tuple(row[:3]): row[3:5] for row in found.comparisons[0].table().rows}
     assert shown == dict.fromkeys(asked, [None, None]) | {(4096, 2, 2): [0.85, 0.92]}
 
 
-def test_report_of_figure_5(tmp_path):
+def test_section_of_figure_5(tmp_path):
     arguments = Arguments(lengths=[8192, 65536], pairs=["8:1"], depths=[0, 25])
     ours = results_of("ours", {(8192, 8, 1): [0.25, 0.75], (65536, 8, 1): [0.11]}, tmp_path, arguments)
     found = section(ResultSet([ours]))
@@ -230,10 +169,14 @@ def test_report_of_figure_5(tmp_path):
     assert [[round(value, 2) for value in row[3:5]] for row in rows] == [[0.95, 1.00], [0.52, 0.86]]
     assert "depth 0, 25 (paper: 0, 25, 50, 75, 100)" in rows[0][-1]
 
-    canvas = Canvas()
-    found.figures[0].draw(canvas)
-    assert [axis.get_title() for axis in canvas.axes] == ["ours", PAPER_TRANSFORMER, PAPER_DIFF]
-    numbers = [[text.get_text() for text in axis.texts] for axis in canvas.axes]
-    assert numbers[0] == ["0.25", "0.11", "0.75", "0.50", "0.11"]
-    assert numbers[1][:2] == ["0.96", "0.04"] and numbers[2][-2:] == ["1.00", "0.86"]
-    assert [label.get_text() for label in canvas.axes[0].get_xticklabels()] == ["8K", "64K"]
+    table = found.tables[1]
+    assert table.columns == ["tokens", "N", "R", "model", "depth 0 %", "depth 25 %"]
+    shown = {tuple(row[:4]): [x.value if isinstance(x, Measure) else x for x in row[4:]] for row in table.rows}
+    assert shown == {
+        (8192, 8, 1, "ours"): [0.25, 0.75],
+        (8192, 8, 1, PAPER_TRANSFORMER): [0.96, 0.92],
+        (8192, 8, 1, PAPER_DIFF): [1.00, 1.00],
+        (65536, 8, 1, "ours"): [0.11, None],
+        (65536, 8, 1, PAPER_TRANSFORMER): [0.04, 0.12],
+        (65536, 8, 1, PAPER_DIFF): [0.60, 0.88],
+    }

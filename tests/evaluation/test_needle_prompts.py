@@ -13,7 +13,6 @@ from diff_transformer.evaluation.protocols.attention_allocation import SPANS, to
 from diff_transformer.evaluation.protocols.needle.haystack import (
     CITIES,
     WORDINGS,
-    NeedleArguments,
     haystack_tokens,
     needle_prompt,
     numbers_for,
@@ -21,7 +20,7 @@ from diff_transformer.evaluation.protocols.needle.haystack import (
 
 TOKENIZER = cl100k_tokenizer(vocab_size=300)
 SMALL = cl100k_tokenizer(vocab_size=1024)  # has tokens of several digits, for `plain`
-YOCO, PLAIN = WORDINGS["yoco"], WORDINGS["plain"]
+YOCO, LWM, PLAIN = WORDINGS.values()
 TEXT = "".join(f"It rained on day {i}. Nobody went out for 3.5 hours or more, until the sun came.\n" for i in range(9))
 HAYSTACK = TOKENIZER(TEXT)["input_ids"]
 SMALL_HAYSTACK = SMALL(TEXT)["input_ids"]
@@ -52,7 +51,7 @@ def without_needles(prompt):
     seed=st.integers(0, 2**32),
     wording=st.sampled_from(list(WORDINGS.values())),
 )
-def test_every_needle_survives_where_it_should_be(pair, length, depth, seed, wording):
+def test_needle_prompt_has_every_needle_where_it_should_be(pair, length, depth, seed, wording):
     needles, queried = pair
     tokenizer, haystack = (SMALL, SMALL_HAYSTACK) if wording.single_tokens else (TOKENIZER, HAYSTACK)
     prompt = build(length, needles, queried, depth, seed, wording, tokenizer, haystack)
@@ -84,7 +83,7 @@ def test_every_needle_survives_where_it_should_be(pair, length, depth, seed, wor
         assert places[city] <= target if wording.at_sentence_ends else places[city] == target
 
 
-def test_needles_that_are_not_asked_for_are_anywhere():
+def test_needle_prompt_puts_needles_that_are_not_queried_anywhere():
     places = []
     for seed in range(200):
         prompt = build(needles=2, depth=0, seed=seed)
@@ -93,49 +92,32 @@ def test_needles_that_are_not_asked_for_are_anywhere():
     assert 0.4 < sum(places) / 200 < 0.6 and min(places) < 0.1 and max(places) > 0.9
 
 
-def test_cities_asked_for_at_one_depth_stand_in_either_order():
+def test_needle_prompt_puts_cities_queried_at_one_depth_in_either_order():
     prompts = [build(needles=2, queried=2, seed=seed) for seed in range(20)]
     assert {list(prompt.spans) == list(prompt.wanted) for prompt in prompts} == {True, False}
 
 
-def test_samples_have_other_parts_of_the_haystack():
+def test_needle_prompt_cuts_other_parts_of_the_haystack_for_other_samples():
     haystack = list(range(100, 300)) * 40
     fillers = [build(length=800, needles=1, depth=100, seed=seed, haystack=haystack) for seed in range(4)]
-    starts = {prompt.input_ids[prompt.context[0]] for prompt in fillers}
-    assert len(starts) > 1
+    assert len({prompt.input_ids[prompt.context[0]] for prompt in fillers}) > 1
 
 
-def test_wording_of_yoco():
-    prompt = build(needles=2, queried=2, depth=100, seed=3)
-    (city, (first, _)), (other, _) = prompt.spans.items()
-    text = TOKENIZER.decode(prompt.input_ids)
-    one, two = prompt.wanted
-    assert text.startswith(
-        "There is a special magic number inside a lot of irrelevant text. Find it and memorize them."
+def test_wordings_read_as_published():
+    assert YOCO.head.startswith(
+        "There is a special magic number inside a lot of irrelevant text. Find it and memorize"
     )
-    assert text.endswith(
-        f"\nThe special magic {city} number is: {prompt.wanted[city]}\n"
-        f"\nThe special magic {other} number is: {prompt.wanted[other]}\n"
-        f"\nWhat are the special magic {one} and {two} numbers? The special magic {one} and {two} numbers are "
-    )
+    assert YOCO.needle == LWM.needle == "\nThe special magic {city} number is: {number}\n"
     assert YOCO.question(["Oslo"]) == "\nWhat is the special magic Oslo number? The special magic Oslo number is "
-    assert "A, B and C" in YOCO.question(["A", "B", "C"])
+    two = "\nWhat are the special magic A and B numbers? The special magic A and B numbers are "
+    assert YOCO.question(["A", "B"]) == two and "A, B and C" in YOCO.question(["A", "B", "C"])
+    rest = "? Don't give information outside the document. ASSISTANT: "
+    assert LWM.head == "You are a helpful assistant. USER: "
+    assert LWM.question(["Oslo"]) == f" What is the special magic number for Oslo{rest}"
+    assert LWM.question(["A", "B", "C"]) == f" What are the special magic numbers for A, B, and C{rest}"
 
 
-def test_wording_of_lwm():
-    wording = WORDINGS["lwm"]
-    prompt = build(needles=1, wording=wording, depth=0)
-    (city,) = prompt.wanted
-    text = TOKENIZER.decode(prompt.input_ids)
-    needle = f"\nThe special magic {city} number is: {prompt.wanted[city]}\n"
-    assert text.startswith(f"You are a helpful assistant. USER: {needle}")
-    assert text.endswith(
-        f" What is the special magic number for {city}? Don't give information outside the document. ASSISTANT: "
-    )
-    assert "for A, B, and C?" in wording.question(["A", "B", "C"])
-
-
-def test_wording_of_plain():
+def test_wording_of_plain_in_single_tokens():
     """Of 14 tokens 7 are filler: 4 before the needle at 50 percent, which rounds up, and 3 after it."""
     (letter,) = SMALL("x")["input_ids"]
     prompt = build(14, 1, 1, 50, wording=PLAIN, tokenizer=SMALL, haystack=[letter])
@@ -148,25 +130,23 @@ def test_wording_of_plain():
 
 
 @pytest.mark.slow
-def test_numbers_of_plain_are_single_tokens():
+def test_numbers_for_plain_are_single_tokens():
     digits = list(range(10))
     assert numbers_for(PLAIN, TOKENIZER) == digits
     assert numbers_for(PLAIN, SMALL) == [*digits, 10, 11, 12, 14, 15, 16, 18, 19, 20, 25, 30, 32, 201]
-    assert numbers_for(PLAIN, cl100k_tokenizer()) == list(range(1000))
     for seed in range(3):
         prompt = build(200, 23, 23, 0, seed, PLAIN, SMALL, SMALL_HAYSTACK)
         assert sorted(map(int, prompt.numbers.values())) == numbers_for(PLAIN, SMALL)
-    with pytest.raises(ValueError, match="Got 24 needles.*needles <= 23 is needed.*has 23 names and numbers"):
-        build(200, 24, 1, wording=PLAIN, tokenizer=SMALL, haystack=SMALL_HAYSTACK)
-    with pytest.raises(ValueError, match="Got 11 needles.*needles <= 10 is needed.*has 10 names and numbers"):
-        build(200, 11, 1, wording=PLAIN)
     whole = cl100k_tokenizer()
-    with pytest.raises(ValueError, match="Got 27 needles.*needles <= 26 is needed.*has 26 names and numbers"):
-        build(400, 27, 1, wording=PLAIN, tokenizer=whole, haystack=whole(TEXT)["input_ids"])
+    assert numbers_for(PLAIN, whole) == list(range(1000))
+    for needles, most, tokenizer in ((24, 23, SMALL), (11, 10, TOKENIZER), (27, 26, whole)):
+        message = f"Got {needles} needles.*needles <= {most} is needed.*has {most} names and numbers"
+        with pytest.raises(ValueError, match=message):
+            build(400, needles, 1, wording=PLAIN, tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize("depth", [0, 40, 100])
-def test_attention_spans_cover_a_plain_prompt(depth):
+def test_token_spans_cover_a_plain_prompt(depth):
     prompt = build(90, 4, 1, depth, wording=PLAIN, tokenizer=SMALL, haystack=SMALL_HAYSTACK)
     spans = [SPANS[i] for i in token_spans(prompt)]
     assert len(spans) == 90 and spans[0] == "first" and spans[-2:] == ["query"] * 2 and spans.count("query") == 2
@@ -176,12 +156,12 @@ def test_attention_spans_cover_a_plain_prompt(depth):
     assert spans.count("before") + spans.count("after") == 90 - 1 - 4 - 2
 
 
-def test_sentence_ends_are_before_the_depth_and_next_to_it():
+def test_needle_prompt_of_lwm_takes_the_sentence_end_before_the_depth():
     sentences = [TOKENIZER(text)["input_ids"] for text in ("One two. ", "Three four five. ")]
     haystack = [*sentences[0], *sentences[1]]
     for depth in range(0, 100, 10):
         for seed in range(2):
-            prompt = build(needles=1, depth=depth, seed=seed, wording=WORDINGS["lwm"], haystack=haystack)
+            prompt = build(needles=1, depth=depth, seed=seed, wording=LWM, haystack=haystack)
             filler, places = without_needles(prompt)
             (place,) = places.values()
             between = TOKENIZER.decode(filler[place : round(len(filler) * depth / 100)])
@@ -191,27 +171,25 @@ def test_sentence_ends_are_before_the_depth_and_next_to_it():
 
 def test_cities_are_many_and_no_name_is_in_another():
     assert len(CITIES) == len(set(CITIES)) >= 100
-    assert sum(" " in city for city in CITIES) >= 10
     assert not [(a, b) for a in CITIES for b in CITIES if a != b and a.lower() in b.lower()]
 
 
-def test_haystack_is_of_all_documents_and_special_tokens_are_text():
-    tokens = haystack_tokens(["one", "<|endoftext|>two"], TOKENIZER)
+def test_haystack_tokens_are_of_all_documents_up_to_the_limit(monkeypatch):
+    tokens = haystack_tokens(["one", "", "<|endoftext|>two"], TOKENIZER)
     assert TOKENIZER.decode(tokens) == "one\n<|endoftext|>two\n"
-    assert TOKENIZER.eos_token_id not in tokens
-
-
-def test_haystack_ends_when_it_is_long_enough(monkeypatch):
-    monkeypatch.setattr("diff_transformer.evaluation.protocols.needle.haystack.HAYSTACK_TOKENS", 10)
+    assert TOKENIZER.eos_token_id not in tokens, "special tokens of a document are text"
+    with pytest.raises(ValueError, match="no text to hide needles in"):
+        haystack_tokens(["", ""], TOKENIZER)
 
     def texts():
         yield "abc" * 10
         raise AssertionError("read on")
 
+    monkeypatch.setattr("diff_transformer.evaluation.protocols.needle.haystack.HAYSTACK_TOKENS", 10)
     assert len(haystack_tokens(texts(), TOKENIZER)) == 10
 
 
-def test_a_token_that_begins_texts_begins_the_prompt_once():
+def test_needle_prompt_begins_once_with_the_token_that_begins_texts():
     tokenizer = cl100k_tokenizer(vocab_size=300, bos_token="<|fim_prefix|>")
     bos = tokenizer.bos_token_id
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
@@ -223,17 +201,6 @@ def test_a_token_that_begins_texts_begins_the_prompt_once():
 
 
 @pytest.mark.parametrize("needles, queried", [(0, 0), (2, 0), (2, 3), (len(CITIES) + 1, 1)])
-def test_impossible_numbers_of_needles(needles, queried):
+def test_needle_prompt_rejects_impossible_numbers_of_needles(needles, queried):
     with pytest.raises(ValueError, match="1 <= queried <= needles"):
         build(needles=needles, queried=queried)
-
-
-@pytest.mark.parametrize("wrong", [{"depths": [0, 101]}, {"depths": [-1]}, {"samples": 0}])
-def test_values_that_no_prompt_can_have(wrong):
-    with pytest.raises(ValueError, match="Got"):
-        NeedleArguments(**wrong)
-
-
-def test_texts_without_text_are_rejected():
-    with pytest.raises(ValueError, match="no text to hide needles in"):
-        haystack_tokens(["", ""], TOKENIZER)

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 
@@ -28,32 +28,21 @@ ORDER = 1
 NO_SETTINGS = ("tasks", "shots")  # points of the grid, to which a later run may add
 
 
-class _Shipped(NamedTuple):
-    """A task that lm-eval ships, and the accuracy of it that is shown."""
-
-    file: str  # below lm_eval/tasks
-    split: str  # the evaluated split; examples come from "train"
-    columns: tuple[str, ...]  # the columns it reads
-    metric: str = "acc"
-
-
-# The paper does not say which accuracy it reports. It is `acc_norm` for HellaSwag and `acc` elsewhere, as shown by two
-# public models of Table 1, whose published results have both and agree to the last digit (Stability-AI/StableLM,
-# evals/)
-_ARC = ("question", "choices", "answerKey")
-_HELLASWAG = ("activity_label", "ctx_a", "ctx_b", "endings", "label")
+# For each task its file below lm_eval/tasks, its split, and the accuracy that is shown. The paper does not say which
+# one it reports. It is `acc_norm` for HellaSwag and `acc` elsewhere, as shown by two public models of Table 1, whose
+# published results have both and agree to the last digit (Stability-AI/StableLM, evals/)
 _SHIPPED = {
-    "arc_challenge": _Shipped("arc/arc_challenge.yaml", "test", _ARC),
-    "arc_easy": _Shipped("arc/arc_easy.yaml", "test", _ARC),
-    "boolq": _Shipped("super_glue/boolq/default.yaml", "validation", ("passage", "question", "label")),
-    "hellaswag": _Shipped("hellaswag/hellaswag.yaml", "validation", _HELLASWAG, "acc_norm"),
-    "openbookqa": _Shipped("openbookqa/openbookqa.yaml", "test", ("question_stem", "choices", "answerKey")),
-    "piqa": _Shipped("piqa/piqa.yaml", "validation", ("goal", "sol1", "sol2", "label")),
-    "winogrande": _Shipped("winogrande/default.yaml", "validation", ("sentence", "option1", "option2", "answer")),
+    "arc_challenge": ("arc/arc_challenge.yaml", "test", "acc"),
+    "arc_easy": ("arc/arc_easy.yaml", "test", "acc"),
+    "boolq": ("super_glue/boolq/default.yaml", "validation", "acc"),
+    "hellaswag": ("hellaswag/hellaswag.yaml", "validation", "acc_norm"),
+    "openbookqa": ("openbookqa/openbookqa.yaml", "test", "acc"),
+    "piqa": ("piqa/piqa.yaml", "validation", "acc"),
+    "winogrande": ("winogrande/default.yaml", "validation", "acc"),
 }
 TASKS = tuple(_SHIPPED)
 _AVERAGE = "average"
-METRICS = {task: shipped.metric for task, shipped in _SHIPPED.items()}
+METRICS = {task: metric for task, (_, _, metric) in _SHIPPED.items()}
 
 # In percent: the tasks and their average; None is a dash in the paper
 _Column = Sequence[float | None]
@@ -82,49 +71,41 @@ class Arguments:
     shots: list[int] = option([0, 5], "Numbers of examples in the prompt.")
     data_dir: str | None = option(
         None,
-        "A folder of rows with the columns of the original datasets, used instead of the Hub: TASK.jsonl, "
-        "or TASK/test.jsonl (arc_challenge, arc_easy, openbookqa) or TASK/validation.jsonl (all other tasks), and "
-        "TASK/train.jsonl for the examples.",
+        "A folder of rows as in the original datasets, used instead of the Hub: TASK.jsonl, or TASK/test.jsonl (ARC, "
+        "OpenBookQA) or TASK/validation.jsonl (all other tasks), and TASK/train.jsonl for the examples.",
     )
 
 
 def load_task(task: str, shots: int = 0, data_dir: str | None = None) -> "Task":
-    """A task of lm-eval over the rows of the Hub, or of `data_dir` (see `Arguments`). Raises ValueError if these lack
-    the task's rows or columns, or are too few to draw `shots` from."""
+    """A task of lm-eval over the rows of the Hub, or of `data_dir` (see `Arguments`). Raises ValueError if rows are
+    missing, or are too few to draw `shots` from."""
     import lm_eval.tasks
 
-    file = Path(lm_eval.tasks.__file__).parent / _SHIPPED[task].file
+    shipped, evaluated, _ = _SHIPPED[task]
+    file = Path(lm_eval.tasks.__file__).parent / shipped
     manager = lm_eval.tasks.TaskManager(include_defaults=False)
     if data_dir is None:
         try:
             return manager.load([str(file)])["tasks"][task]
         except (OSError, ValueError) as error:  # from datasets, which says what it tried
-            raise ValueError(
-                f"The rows of {task} cannot be read from the Hub: {error}. Provide them with --data_dir DIR (--help "
-                "lists the files)."
-            ) from error
-    shipped, folder = _SHIPPED[task], Path(data_dir).expanduser().resolve()
-    whole = folder / f"{task}.jsonl"
-    files = {shipped.split: folder / task / f"{shipped.split}.jsonl"}
-    if whole.is_file() and not files[shipped.split].is_file():
-        files[shipped.split] = whole
-    if shots:
-        files["train"] = folder / task / "train.jsonl"
+            raise ValueError(f"{task} cannot be read from the Hub: {error}. Provide its rows: --data_dir.") from error
+    folder = Path(data_dir).expanduser().resolve()
+    files = {split: folder / task / f"{split}.jsonl" for split in ([evaluated, "train"] if shots else [evaluated])}
+    if not files[evaluated].is_file():
+        files[evaluated] = folder / f"{task}.jsonl"
     for split, data in files.items():
         if not data.is_file():
-            places = f"{data} or {whole}" if split != "train" else f"{data}, from which {shots} examples are drawn"
-            raise ValueError(f"{task} needs {places}: one line of JSON per row, with {', '.join(shipped.columns)}.")
-        rows = len(load_table(str(data), columns=shipped.columns))
-        if split == "train" and rows <= shots:  # lm-eval draws one more, in case one is the question itself
-            raise ValueError(f"{data} has {rows} rows; more than {shots} are needed to draw {shots} examples.")
-    splits = {"training_split": "train", "validation_split": "validation", "test_split": "test"}
+            raise ValueError(f"{task} with {shots} examples needs {data} (--help of --data_dir lists all files).")
+        if split == "train" and len(load_table(str(data))) <= shots:  # one more, in case one is the question itself
+            raise ValueError(f"{data} needs more than {shots} rows to draw {shots} examples.")
     local = {
         "include": str(file),
         "task": task,
         "dataset_path": "json",
         "dataset_name": None,
+        "training_split": "train" if shots else None,
+        "validation_split": "validation" if "validation" in files else None,
         "dataset_kwargs": {"data_files": {split: str(data) for split, data in files.items()}},
-        **{kind: split if split in files else None for kind, split in splits.items()},
     }
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / "task.yaml"
@@ -194,9 +175,8 @@ def section(results: ResultSet) -> Section:
         "highest log-likelihood (acc), or the highest log-likelihood divided by its length (acc_norm).",
         tables=comparisons,
         notes=[
-            "The paper states neither its version of lm-eval nor which accuracy it reports. Published results of "
-            "OpenLLaMA-3B-v2 and StableLM-base-alpha-3B-v2, which have both, agree with its Table 1 for acc_norm on "
-            "HellaSwag and acc elsewhere, so these are shown; the files of results hold both.",
+            "The paper states neither its version of lm-eval nor which accuracy it reports. acc_norm on HellaSwag and "
+            "acc elsewhere agree with published results of two models of its Table 1; the files of results hold both.",
             "Examples in the prompt are drawn with the seed of the run.",
         ],
     )
@@ -222,14 +202,7 @@ def _comparison(results: ResultSet, shots: int, caption: str, paper: Mapping[str
             differs = [f"{cut:,} prompts cut to the model's positions"] if cut else []
             key = {"task": task, "shots": shots}
             rows.append(Row([task, metric], metric, key, [column[i] for column in paper.values()], differs))
+    caption = f"Accuracy (%), {caption}"
     columns = tuple(paper) or (PAPER_TRANSFORMER, PAPER_DIFF)
-    return Comparison(
-        f"Accuracy (%), {caption}",
-        results,
-        ["task", "metric"],
-        rows,
-        PAPER_SETTINGS,
-        columns=columns,
-        percent=True,
-        digits=1,
-    )
+    names = ["task", "metric"]
+    return Comparison(caption, results, names, rows, PAPER_SETTINGS, columns=columns, percent=True, digits=1)

@@ -21,14 +21,14 @@ from ....extras import require
 from ...comparison import UNSTATED, Comparison, Row
 from ...generate import iterate_texts
 from ...models import LoadedModel
-from ...render import Section, Table
-from ...results import Cell, Journal, Measure, Results, ResultSet
+from ...render import Section
+from ...results import Journal, Measure, Results, ResultSet
 from .judge import PROMPT, Judge
 from .samples import TASKS, draw, load_rows
 
 ORDER = 6
 # No existing cell depends on how the judge is reached
-NO_SETTINGS = ("judge_base_url", "judge_key_variable", "judge_concurrency", "judge_timeout")
+NO_SETTINGS = ("judge_base_url", "judge_key_variable", "judge_concurrency")
 
 # Table 4 (page 8): Transformer, DIFF
 PAPER = {
@@ -37,45 +37,40 @@ PAPER = {
 }
 PAPER_SAMPLES = 100
 PAPER_SETTINGS = {"judge_model": "gpt-4o", "samples": PAPER_SAMPLES, "max_length": UNSTATED}
-COUNTS = ("samples", "unparsed", "empty", "cut", "unfinished")
+# What a report says of a row: the most of any model
+COUNTS = {
+    "unparsed": "replies without a verdict",
+    "empty": "empty outputs",
+    "cut": "documents cut in the middle",
+    "unfinished": "outputs at the limit",
+}
 
 
 @dataclass
 class Arguments:
     datasets: list[str] = option(
-        list(TASKS),
-        f"Datasets from {', '.join(TASKS)}. NAME=SOURCE reads the rows, which must have the same columns, "
-        "from another dataset on the Hub or from a local file or folder.",
+        list(TASKS), f"From {', '.join(TASKS)}. NAME=SOURCE reads a Hub id, file or folder with the same columns."
     )
     samples: int = option(100, "Samples per dataset.")
-    max_length: int | None = option(
-        None, "Tokens of a prompt, the middle of which is cut, and its output; by default all positions."
-    )
+    max_length: int | None = option(None, "Tokens of a prompt with its output; by default all positions.")
     judge_base_url: str | None = option(
         None, "Address of an OpenAI-compatible server, with its /v1. Without it nothing is judged."
     )
     judge_model: str | None = option(None, "The judge's model, by its name on the server.")
-    judge_key_variable: str = option(
-        "OPENAI_API_KEY", "Environment variable that holds the judge's key, if it needs one."
-    )
+    judge_key_variable: str = option("OPENAI_API_KEY", "Environment variable with the judge's key, if it needs one.")
     judge_max_tokens: int = option(1024, "Maximum tokens of a reply, that is, of an explanation and its verdict.")
     judge_concurrency: int = option(8, "Number of requests at once.")
-    judge_timeout: float = option(120.0, "Seconds to wait for a reply.")
 
     def __post_init__(self):
         names = [entry.partition("=")[0] for entry in self.datasets]
-        if not names or not set(names) <= set(TASKS) or len(set(names)) < len(names):
+        if not set(names) <= set(TASKS) or len(set(names)) < len(names):
             raise ValueError(
-                f"Got --datasets {' '.join(self.datasets)}; it needs at least one of {', '.join(TASKS)}, each at most "
-                "once."
+                f"Got --datasets {' '.join(self.datasets)}; each of {', '.join(TASKS)} can be named once."
             )
         if (self.judge_base_url is None) != (self.judge_model is None):
             raise ValueError("Got only one of --judge_base_url and --judge_model; a judge needs both.")
-        if self.samples < 1 or self.judge_concurrency < 1:
-            raise ValueError(
-                f"Got --samples {self.samples} and --judge_concurrency {self.judge_concurrency}; each must be at "
-                "least 1."
-            )
+        if self.samples < 1:
+            raise ValueError(f"Got --samples {self.samples}; it must be at least 1.")
 
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
@@ -83,8 +78,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     if arguments.judge_base_url is not None:
         require("openai")  # which is used after the generation
         api_key = os.environ.get(arguments.judge_key_variable, "").strip() or None
-        limits = (arguments.judge_max_tokens, arguments.judge_timeout)
-        judge = Judge(arguments.judge_base_url, arguments.judge_model or "", api_key, *limits)
+        judge = Judge(arguments.judge_base_url, arguments.judge_model or "", api_key, arguments.judge_max_tokens)
     sources = {name: source for name, _, source in (entry.partition("=") for entry in arguments.datasets)}
     samples = min(arguments.samples, options.limit or arguments.samples)
     outputs = results.journal("outputs")
@@ -113,11 +107,15 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         measures = {"length": Measure.of(output["tokens"] for _, output in pairs)}
         if parsed:
             measures["accuracy"] = Measure.of(parsed)
-        cut = sum(sample.cut for sample, _ in pairs)
-        unfinished = sum(not output["finished"] for _, output in pairs)
-        counts = (len(pairs), len(pairs) - len(parsed), len(pairs) - len(asked), cut, unfinished)
-        names = sorted({reply["model"] for reply in replies if reply["model"]})
-        results.add({"dataset": name}, measures, {**dict(zip(COUNTS, counts, strict=True)), "judge": names})
+        data = {
+            "samples": len(pairs),
+            "unparsed": len(pairs) - len(parsed),
+            "empty": len(pairs) - len(asked),
+            "cut": sum(sample.cut for sample, _ in pairs),
+            "unfinished": sum(not output["finished"] for _, output in pairs),
+            "judge": sorted({reply["model"] for reply in replies if reply["model"]}),
+        }
+        results.add({"dataset": name}, measures, data)
 
 
 def ask(
@@ -144,49 +142,31 @@ def _digest(*content: Any) -> str:
 
 
 def section(results: ResultSet) -> Section:
-    comparisons = [
-        Comparison(f"{caption}, accuracy", results, ["dataset"], rows, PAPER_SETTINGS, digits=2)
-        for caption, paper in PAPER.items()
-        if (rows := [_row(name, values, results) for name, values in paper.items() if _cells(name, results)])
-    ]
+    comparisons = []
+    for caption, paper in PAPER.items():
+        rows = [_row(name, paper[name], results) for name in paper if (name,) in results.keys("dataset")]
+        if rows:
+            comparison = Comparison(f"{caption}, accuracy", results, ["dataset"], rows, PAPER_SETTINGS, digits=2)
+            comparisons.append(comparison)
     return Section(
         title="Contextual hallucination",
         paper="Table 4",
         text="The share of summaries and answers that a judge finds accurate, that is, free of hallucination: higher "
         "is better. The judge is a language model, which is given a reference and the document, as far as the model "
-        "read it. It explains first and gives its verdict last. A reply without a verdict in the requested form "
-        "counts neither way, and an empty output counts as inaccurate.",
-        tables=[*comparisons, _details(results)],
+        "read it. A reply without a verdict counts neither way, and an empty output counts as inaccurate.",
+        tables=comparisons,
         notes=[
             "The paper gives neither its prompts nor the lengths of its outputs. The prompts for answers are "
-            "LongBench's, those for summaries are our own. The judge is asked what Chuang et al. (arXiv:2407.07071) "
-            "ask, in our own words.",
+            "LongBench's, all others are our own; the judge is asked what Chuang et al. (arXiv:2407.07071) ask.",
             "Only values by the same judge can be compared.",
         ],
     )
 
 
-def _cells(name: str, results: ResultSet) -> list[Cell]:
-    return [cell for cell in results.cells if cell.matches(dataset=name)]
-
-
 def _row(name: str, paper: tuple[float, float], results: ResultSet) -> Row:
     source = dict(entry.partition("=")[::2] for entry in results.settings["datasets"])[name]
     differs = [f"rows from {source}"] if source else []
-    if cut := max(cell.data["cut"] for cell in _cells(name, results)):
-        differs.append(f"{cut} documents cut in the middle")
+    for count, what in COUNTS.items():
+        if most := max(cell.data[count] for cell in results.cells if cell.matches(dataset=name)):
+            differs.append(f"{most} {what}")
     return Row([TASKS[name].title], "accuracy", {"dataset": name}, paper, differs)
-
-
-def _details(results: ResultSet) -> Table:
-    columns = ["dataset", "model", "seed", "outputs", "unparsed", "empty", "cut documents", "outputs at the limit"]
-    rows = [
-        [
-            *(TASKS[name].title, r.label, r.seed, *(cell.data[count] for count in COUNTS)),
-            *(cell.measures["length"], ", ".join(cell.data["judge"]) or r.settings["judge_model"]),
-        ]
-        for name in TASKS
-        for r in results.results
-        for cell in r.select(dataset=name)
-    ]
-    return Table("What was judged", [*columns, "mean length (tokens)", "judge"], rows, digits=2)

@@ -1,17 +1,14 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """A language model behind an OpenAI-compatible API that decides whether an output is free of hallucination.
 
-The questions and the form of the verdict follow Chuang et al. (2024, arXiv:2407.07071), whom the paper follows. The
-wording of the prompt is our own.
-
-The client is openai's. `huggingface_hub.InferenceClient` rejects every address under HF_HUB_OFFLINE=1, even that of a
-judge on the same machine, and sends the Hub's saved token to it if no other key is given.
+The questions and the form of the verdict follow Chuang et al. (arXiv:2407.07071), whom the paper follows, in our own
+words. The client is openai's: that of huggingface_hub rejects every address under HF_HUB_OFFLINE=1, and sends the
+Hub's saved token if no other key is given.
 """
 
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import urlsplit
 
 if TYPE_CHECKING:  # imported where it is used: `--help` works without the extras
     from openai import OpenAI
@@ -38,8 +35,9 @@ Explain first, by what the document says, why the output is accurate or not. The
 either "Conclusion: True" (everything is accurate) or "Conclusion: False" (something is not).\
 """
 
+_TIMEOUT = 120  # seconds without an answer
 _RETRIES = 10  # per request; openai waits 0.5, 1, 2, 4, 8, 8, ... seconds, or longer if the server says so
-_SET_KEY = "Set the key in the environment variable that --judge_key_variable names."
+_ADDRESS = re.compile(r"https?://[^/?#@\s]+(/[^?#\s]*)?")
 _VERDICT = re.compile(r"[*_`]*Conclusion:[*_` ]*(True|False)[*_`.]*")
 
 
@@ -61,36 +59,29 @@ def read_verdict(text: str) -> bool | None:
 
 @dataclass
 class Judge:
-    """Raises ValueError for an invalid address, for one that contains a secret, which would end up in the results, and
-    for a key that no HTTP header can hold."""
+    """Raises ValueError for an invalid address, for one that may contain a secret, which would end up in the results,
+    and for a key that no HTTP header can hold."""
 
     base_url: str  # of an OpenAI-compatible server, as in http://localhost:8000/v1
     model: str
     api_key: str | None = field(default=None, repr=False)
     max_tokens: int = 1024
-    timeout: float = 120.0  # seconds without an answer
 
     def __post_init__(self):
-        url = urlsplit(self.base_url)
-        if url.scheme not in ("http", "https") or not url.hostname:
-            raise ValueError(f"Got the judge's address {self.base_url!r}; it must be like http://localhost:8000/v1.")
-        if url.username or url.password or url.query or url.fragment:
+        if not _ADDRESS.fullmatch(self.base_url):
             raise ValueError(
-                "The judge's address must not contain a user, a password or parameters, because it is written into "
-                f"the results. {_SET_KEY}"
+                "The judge's address must be like http://localhost:8000/v1, without a user, a password or parameters, "
+                "because it is written into the results. Set the key in the variable of --judge_key_variable."
             )
         if self.api_key and not (self.api_key.isascii() and self.api_key.isprintable()):
-            raise ValueError(
-                "The judge's key contains characters other than printable ASCII, which no HTTP header can hold. "
-                f"{_SET_KEY}"
-            )
+            raise ValueError("The judge's key (--judge_key_variable) has characters other than printable ASCII.")
 
     def connect(self) -> "OpenAI":
         from openai import OpenAI
 
         # Without a key of its own the client would take OPENAI_API_KEY from the environment
         key = self.api_key or "EMPTY"
-        return OpenAI(api_key=key, base_url=self.base_url, timeout=self.timeout, max_retries=_RETRIES)
+        return OpenAI(api_key=key, base_url=self.base_url, timeout=_TIMEOUT, max_retries=_RETRIES)
 
     def ask(self, client: "OpenAI", prompt: str) -> Reply:
         """The reply, at temperature 0. Raises JudgeError if a retry cannot help or all retries have failed."""
@@ -114,9 +105,8 @@ class Judge:
 
     def _failed(self, reason: str) -> JudgeError:
         return JudgeError(
-            f"The judge {self.model} at {self.base_url} failed: {self._redacted(reason)[:500]}. Check its address "
-            "(--judge_base_url, which usually ends with /v1), its model (--judge_model), its key (in the environment "
-            "variable of --judge_key_variable), and how many requests it takes at once (--judge_concurrency). All "
+            f"The judge {self.model} at {self.base_url} failed: {self._redacted(reason)[:500]}. Check its address, "
+            "which usually ends with /v1, its model, its key (--judge_key_variable), and --judge_concurrency. All "
             "replies so far are kept: run the same command again."
         )
 

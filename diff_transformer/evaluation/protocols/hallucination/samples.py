@@ -6,7 +6,7 @@ import random
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from huggingface_hub import hf_hub_download
 
@@ -24,37 +24,30 @@ LONGBENCH, LONGBENCH_REVISION = "zai-org/LongBench", "5e628be450b7e67fb7ae6e201b
 @dataclass(frozen=True)
 class JudgedTask:
     """Rows with columns for a document, a reference and, for question answering, a question. `prompt` is a template
-    for the document and the question. The output ends at `stop`, or after `max_new_tokens`."""
+    for the document and the question."""
 
     title: str
     source: str
-    document: str
-    reference: str
     prompt: str
     max_new_tokens: int
-    stop: str
     config: str | None = None
+    document: str = "document"
+    reference: str = "summary"
     question: str | None = None
 
     @property
     def columns(self) -> list[str]:
         return [column for column in (self.document, self.reference, self.question) if column]
 
-
-def _summary(
-    title: str, source: str, columns: tuple[str, str], how: str, max_new_tokens: int, config: str | None = None
-) -> JudgedTask:
-    """The prompt is our own: the paper does not print any."""
-    prompt = f"Article:\n{{document}}\n\nSummarize the article above {how}.\n\nSummary:"
-    return JudgedTask(title, source, *columns, prompt, max_new_tokens, "\n\n", config)
+    @property
+    def stop(self) -> str:
+        """A base model does not end its answer, so it ends with the line."""
+        return "\n" if self.question else "\n\n"
 
 
-def _answer(title: str, name: str, prompt: str, max_new_tokens: int) -> JudgedTask:
-    """LongBench's prompt and length (Bai et al., 2023, arXiv:2308.14508). A base model does not end its answer, so it
-    ends with the line."""
-    return JudgedTask(title, LONGBENCH, "context", "answers", prompt, max_new_tokens, "\n", name, "input")
-
-
+# The prompts for summaries are our own: the paper does not print any. Those for answers, and their lengths, are
+# LongBench's (Bai et al., 2023, arXiv:2308.14508)
+_SUMMARY = "Article:\n{{document}}\n\nSummarize the article above {}.\n\nSummary:"
 _CONCISELY = (
     "Answer the question{} as concisely as you can, using a single phrase or sentence if possible. If the question "
     'cannot be answered based on the information in the article, write "unanswerable". If the question is a yes/no '
@@ -67,22 +60,20 @@ _ARTICLE = (
 _ONLY = "Answer the question based on the given passages. Only give me the answer and do not output any other words."
 _PASSAGES = f"{_ONLY}\n\nThe following are given passages.\n{{document}}\n\n{_ONLY}\n\nQuestion: {{question}}\nAnswer:"
 
+_COLUMNS = ("context", "answers", "input")
 TASKS = {
-    "xsum": _summary("XSum", "EdinburghNLP/xsum", ("document", "summary"), "in one sentence", 64),
-    "cnn_dailymail": _summary(
-        "CNN/DM", "abisee/cnn_dailymail", ("article", "highlights"), "in three sentences", 128, "3.0.0"
+    "xsum": JudgedTask("XSum", "EdinburghNLP/xsum", _SUMMARY.format("in one sentence"), 64),
+    "cnn_dailymail": JudgedTask(
+        "CNN/DM", "abisee/cnn_dailymail", _SUMMARY.format("in three sentences"), 128, "3.0.0", "article", "highlights"
     ),
-    "multi_news": _summary(
-        "MultiNews", "Awesome075/multi_news_parquet", ("document", "summary"), "in one paragraph", 256
-    ),
-    "qasper": _answer("Qasper", "qasper", _ARTICLE, 128),
-    "hotpotqa": _answer("HotpotQA", "hotpotqa", _PASSAGES, 32),
-    "2wikimqa": _answer("2WikiMQA", "2wikimqa", _PASSAGES, 32),
+    "multi_news": JudgedTask("MultiNews", "Awesome075/multi_news_parquet", _SUMMARY.format("in one paragraph"), 256),
+    "qasper": JudgedTask("Qasper", LONGBENCH, _ARTICLE, 128, "qasper", *_COLUMNS),
+    "hotpotqa": JudgedTask("HotpotQA", LONGBENCH, _PASSAGES, 32, "hotpotqa", *_COLUMNS),
+    "2wikimqa": JudgedTask("2WikiMQA", LONGBENCH, _PASSAGES, 32, "2wikimqa", *_COLUMNS),
 }
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     id: str
     document: str  # as the judge reads it: what the model read of it, followed by the question
     reference: str
@@ -91,10 +82,8 @@ class Sample:
 
 
 def load_rows(task: JudgedTask, source: str = "") -> "Dataset":
-    """The rows of a task, as published or from another `source` with the same columns.
-
-    Raises ValueError if they cannot be loaded or lack a column.
-    """
+    """The rows of a task, as published or from another `source` with the same columns. Raises ValueError if they
+    cannot be loaded or lack a column."""
     from datasets import Dataset
 
     if source or task.source != LONGBENCH:
@@ -104,8 +93,7 @@ def load_rows(task: JudgedTask, source: str = "") -> "Dataset":
         path = hf_hub_download(LONGBENCH, "data.zip", repo_type="dataset", revision=LONGBENCH_REVISION)
     except (ValueError, OSError) as error:
         raise ValueError(
-            f"LongBench is not in the cache and cannot be downloaded from the Hub: {error} Provide a copy of its "
-            f"rows, a file with the columns {', '.join(task.columns)}: --datasets NAME=PATH."
+            f"LongBench cannot be downloaded: {error} Name a copy with {', '.join(task.columns)}: --datasets NAME=PATH"
         ) from error
     with zipfile.ZipFile(path) as archive, archive.open(f"data/{task.config}.jsonl") as lines:
         return Dataset.from_list([json.loads(line) for line in lines])
@@ -128,8 +116,7 @@ def draw(
         question = row[task.question] if task.question else ""
         if not (document or "").strip() or not reference:
             continue
-        text = task.prompt.format(document=document, question=question)
-        whole = prompt = prompt_ids(loaded.tokenizer, text)
+        whole = prompt = prompt_ids(loaded.tokenizer, task.prompt.format(document=document, question=question))
         if limit is not None and len(whole) > limit - task.max_new_tokens:
             half = (limit - task.max_new_tokens) // 2
             prompt = [*whole[:half], *whole[-half:]]  # as in LongBench
@@ -137,8 +124,8 @@ def draw(
             around = len(prompt_ids(loaded.tokenizer, before + after))
             if around > half:
                 raise ValueError(
-                    f"A prompt has room for {2 * half:,} tokens, too few for a document and the {around:,} tokens "
-                    "around it. Choose a larger --max_length, or a model with more positions."
+                    f"A prompt has room for {2 * half:,} tokens, too few for a document and the {around:,} around it. "
+                    "Choose a larger --max_length."
                 )
             ids = prompt[len(start_ids(loaded.tokenizer)) :]
             read = str(loaded.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
@@ -150,10 +137,6 @@ def draw(
         drawn.append(Sample(f"{name}/{index}", document, reference, prompt, len(prompt) < len(whole)))
         if len(drawn) == samples:
             break
-    if not drawn:
-        raise ValueError(
-            f"{name} has no row with both a document and a reference. Name another source: --datasets {name}=SOURCE."
-        )
     what = f"rows of {name} with a document and a reference"
     check_enough(len(drawn), samples, what, f"name a larger source (--datasets {name}=SOURCE)")
     return drawn

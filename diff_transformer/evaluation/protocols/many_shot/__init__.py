@@ -9,7 +9,9 @@ For robustness the same demonstrations are shown in other orders: at random, or 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from operator import itemgetter
+from typing import Any
 
 import torch
 from tqdm.auto import tqdm
@@ -22,13 +24,14 @@ from ...generate import prefill
 from ...models import LoadedModel, check_length
 from ...render import Figure, Section, draw_models
 from ...results import Cell, Key, Measure, Results, ResultSet, mean
-from .classification import SOURCES, ClassificationTask, Example, find_source, load_task
-from .demonstrations import ORDERS, Prompts
 from .labels import SCORINGS, choose_labels
+from .prompts import ORDERS, SOURCES, Example, Prompts, find_source, load_task
 
 ORDER = 5
 
-ORDER_NAMES = {"random": ("at random", "Figures 7a and 11"), "alternating": ("alternately by class", "Figure 7b")}
+Stop = tuple[int, Key]  # a number of demonstrations, and the cell that is measured after them
+
+ORDER_NAMES = {"random": "at random", "alternating": "alternately by class"}  # Figures 7a and 11, and Figure 7b
 # Title, then percent: Transformer and DIFF, the heights of Figure 6's dashed lines, read off
 AVERAGES = {
     "trec": ("TREC", 69.9, 87.9),
@@ -46,8 +49,6 @@ MARGINS = {
     ("trec", "alternating"): (56.7, 13.4, 30),
 }
 
-ORDERS_ELSEWHERE = 10  # where the paper has no margin
-
 PAPER_SETTINGS = {
     **{"scoring": "trie", "normalize": None, "prompt": None, "limit": None},
     **{"source": UNSTATED, "queries": UNSTATED},
@@ -58,65 +59,62 @@ PAPER_SETTINGS = {
 class Arguments:
     datasets: list[str] = option(
         list(SOURCES),
-        f"Datasets: {', '.join(SOURCES)}; NAME=PATH for a copy of one of them; or a Hub id or local "
-        "folder with the splits train and test and the columns text and label.",
+        f"From {', '.join(SOURCES)}; NAME=PATH for a copy; or a Hub id or folder with train and test, text and label.",
     )
-    shots: list[int] = option([1], "Demonstrations per class in the first prompts of the curve.")
     lengths: list[int] = option(
-        [4096 * i for i in range(1, 17)],
-        "Tokens of the other prompts of the curve, which hold as many demonstrations as fit.",
+        [4096 * i for i in range(1, 17)], "Tokens of the prompts of the curve; its first one has a text of each class."
     )
     queries: int = option(100, "Texts from the test split, the same for every prompt.")
     scoring: str = option("trie", "Constrained greedy decoding, or the likelihood of whole labels.", SCORINGS)
     orders: list[str] = option(list(ORDERS), "How the demonstrations are permuted.", ORDERS)
     order_seeds: int | None = option(
-        None,
-        "Permutations per order, by default as many as in the paper: 10 at random, 30 alternating for trec; 10 where "
-        "it has none. 0 measures none.",
+        None, "Permutations per order, by default as many as in the paper, or 10 where it has none. 0 measures none."
     )
-    order_length: int | None = option(None, "Tokens of a permuted prompt; by default the largest of --lengths.")
     # Settings that are no options any more: every file of results has them
+    shots: list[int] = field(default_factory=lambda: [1], init=False)
     separator: str = field(default=r"\n==\n", init=False)
     normalize: bool = field(default=False, init=False)
     chunk_size: int = field(default=1024, init=False)
 
     def __post_init__(self):
-        for name, values in {"shots": self.shots, "lengths": self.lengths, "queries": [self.queries]}.items():
-            if min(values, default=0) < 1:
-                raise ValueError(f"Got --{name} {' '.join(map(str, values))}; it must be 1 or more.")
+        if self.queries < 1:
+            raise ValueError(f"Got --queries {self.queries}; it must be 1 or more.")
 
 
 def number_of_orders(arguments: Arguments, dataset: str, order: str) -> int:
+    """As asked for, as in the paper, or 10 where it has none."""
     if arguments.order_seeds is not None:
         return arguments.order_seeds
-    *_, orders = MARGINS.get((dataset, order), (None, None, ORDERS_ELSEWHERE))
-    return orders
+    *_, orders = MARGINS.get((dataset, order), (10,))
+    return int(orders)
 
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
-    order_length = arguments.order_length or max(arguments.lengths)
-    check_length(loaded.model, max(order_length, *arguments.lengths), "A prompt")
+    longest = max(arguments.lengths)
+    check_length(loaded.model, longest, "A prompt")
     queries = min(arguments.queries, options.limit or arguments.queries)
+    tasks = {task.name: task for task in (load_task(*find_source(spec)) for spec in arguments.datasets)}
+    if len(tasks) < len(arguments.datasets):
+        raise ValueError(f"Two of {', '.join(arguments.datasets)} have the same name. Rename one: NAME=PATH.")
     plans = []  # all of them are made before the model runs, so that errors in a dataset show early
-    for task in load_tasks(arguments.datasets):
+    for name, task in tasks.items():
         prompts = Prompts(task, loaded.tokenizer, queries, options.seed)
-        curve: list[tuple[int, Key]] = []
-        for shots in sorted(set(arguments.shots)):
-            curve.append((prompts.of_each_class(shots), {"dataset": task.name, "shots": shots}))
-        for length in sorted(set(arguments.lengths)):
-            curve.append((prompts.fitting(length), {"dataset": task.name, "length": length}))
+        curve: list[Stop] = [(len(prompts.label_ids), {"dataset": name, "shots": 1})]
+        curve += [(prompts.fitting(n), {"dataset": name, "length": n}) for n in sorted(set(arguments.lengths))]
         curve.sort(key=itemgetter(0))
-        check_length(loaded.model, prompts.length(curve[-1][0]), f"{task.name}: a prompt")
-        orders: list[Key] = [
-            {"dataset": task.name, "length": order_length, "order": order, "order_seed": seed}
-            for order in arguments.orders
-            for seed in range(number_of_orders(arguments, task.name, order))
-        ]
-        permuted = prompts.fitting(order_length) if orders else 0
-        plans.append((prompts, curve, orders, permuted))
-    for prompts, curve, orders, permuted in plans:
-        contexts = _contexts(loaded.model, prompts, curve, orders, permuted, results)
-        for key, shown, cache in tqdm(contexts, f"{loaded.label}: {prompts.task.name}", unit="prompt"):
+        check_length(loaded.model, prompts.lengths[curve[-1][0]], f"{name}: a prompt")
+        sequences = [(prompts.demonstrations, curve)]
+        for order in arguments.orders:
+            for seed in range(number_of_orders(arguments, name, order)):
+                shown = prompts.fitting(longest)
+                permuted = ORDERS[order](prompts.demonstrations[:shown], f"{prompts.seed}|{order}|{seed}")
+                key: Key = {"dataset": name, "length": longest, "order": order, "order_seed": seed}
+                sequences.append((permuted, [(shown, key)]))
+        plans.append((prompts, sequences))
+    for prompts, sequences in plans:
+        todo = results.todo([key for _, stops in sequences for _, key in stops])
+        contexts = chain.from_iterable(_contexts(loaded.model, prompts, *sequence, todo) for sequence in sequences)
+        for key, shown, cache in tqdm(contexts, f"{loaded.label}: {prompts.task.name}", len(todo), unit="prompt"):
             labels, scoring = prompts.label_ids, arguments.scoring
             chosen = choose_labels(loaded.model, cache, prompts.queries, labels, scoring, options.batch_size)
             correct = Measure.of(a == b for a, b in zip(chosen, prompts.answers, strict=True))
@@ -125,45 +123,23 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
 
 
 def _contexts(
-    model: PreTrainedModel,
-    prompts: Prompts,
-    curve: Sequence[tuple[int, Key]],
-    orders: Sequence[Key],
-    permuted: int,
-    results: Results,
+    model: PreTrainedModel, prompts: Prompts, examples: Sequence[Example], stops: Sequence[Stop], todo: Sequence[Key]
 ) -> Iterator[tuple[Key, int, Cache]]:
-    """The cells that are missing, each with its number of demonstrations and their cache. The cache grows in the same
-    steps in a resumed run, so that it gives the same numbers."""
-    todo = results.todo([key for _, key in curve])
-    cache, before = None, 0
-    for shown, key in curve if todo else ():
-        if cache is None or shown > before:
-            cache = _extend(model, prompts, cache, prompts.demonstrations[before:shown])
+    """The cells of one sequence of examples that are missing, each with its number of examples and their cache. The
+    cache grows in the same steps in a resumed run, so that it gives the same numbers."""
+    if not any(key in todo for _, key in stops):
+        return
+    cache: Any = None
+    before = 0
+    for shown, key in stops:
+        if shown > before:
+            ids = (prompts.start if cache is None else []) + prompts.tokens(examples[before:shown])
+            cache, logits = prefill(model, torch.tensor([ids]), cache)
             before = shown
+            if logits.isnan().any():
+                raise ValueError("The model's logits are NaN. Check its weights, or evaluate it in another --dtype.")
         if key in todo:
             yield key, shown, cache
-    for key in results.todo(orders):
-        permute, seed = ORDERS[str(key["order"])], f"{prompts.seed}|{key['order']}|{key['order_seed']}"
-        yield key, permuted, _extend(model, prompts, None, permute(prompts.demonstrations[:permuted], seed))
-
-
-def _extend(model: PreTrainedModel, prompts: Prompts, cache: Cache | None, examples: Sequence[Example]) -> Cache:
-    ids = (prompts.start if cache is None else []) + prompts.tokens(examples)
-    cache, logits = prefill(model, torch.tensor([ids]), cache)
-    if logits.isnan().any():
-        raise ValueError("The model's logits are NaN. Check its weights, or evaluate it in another --dtype.")
-    return cache
-
-
-def load_tasks(datasets: Sequence[str]) -> list[ClassificationTask]:
-    """Raises ValueError for two datasets with one name, and for any dataset that cannot be used."""
-    tasks: dict[str, ClassificationTask] = {}
-    for spec in datasets:
-        name, source = find_source(spec)
-        if name in tasks:
-            raise ValueError(f"Two datasets have the name {name!r}. Rename one of them: --datasets NAME=PATH.")
-        tasks[name] = load_task(name, source)
-    return list(tasks.values())
 
 
 def condense(results: ResultSet) -> ResultSet:
@@ -199,47 +175,30 @@ def condense(results: ResultSet) -> ResultSet:
 
 def section(results: ResultSet) -> Section:
     condensed = condense(results)
-    figures = [_figure("many_shot", "by number of demonstrations (Figure 6)", results)]
-    for order, (arranged, paper) in ORDER_NAMES.items():
-        caption = f"with demonstrations arranged {arranged} ({paper})"
-        figures.append(_figure(f"many_shot_{order}", caption, results, order))
-    averages, margins = [], []
-    for key in {tuple(cell.key.items()): cell.key for cell in condensed.cells}.values():
-        if "order" in key:
-            margins.append(_margin(condensed, key))
-        else:
-            _, *values = AVERAGES.get(key["dataset"], (None,))
-            averages.append(Row([_title(key["dataset"])], "accuracy", key, values))
-    margins.sort(key=lambda row: list(ORDER_NAMES).index(row.key["order"]))
-    comparisons = [
-        Comparison(
-            "Average accuracy (%) once it is stable: here, with at least half of the most demonstrations",
-            condensed,
-            ["dataset"],
-            averages,
-            {**PAPER_SETTINGS, "length": 65536},
-            contrast=("gain", lambda transformer, diff: f"{diff - transformer:.1f}"),
-            percent=True,
-            digits=1,
-        ),
-        Comparison(
-            "Best minus worst accuracy (%) over permutations of the same demonstrations: smaller is more robust",
-            condensed,
-            ["dataset", "arranged"],
-            margins,
-            {**PAPER_SETTINGS, "length": UNSTATED},
-            percent=True,
-            digits=1,
-        ),
-    ]
+    comparisons, figures = [], []
+    if rows := [
+        Row([_title(x)], "accuracy", {"dataset": x}, AVERAGES.get(x, ())[1:])
+        for x in dict.fromkeys(cell.key["dataset"] for cell in condensed.cells if "order" not in cell.key)
+    ]:
+        caption = "Average accuracy (%) once it is stable: here, with at least half of the most demonstrations"
+        settings = {**PAPER_SETTINGS, "length": 65536}
+        gain = ("gain", lambda transformer, diff: f"{diff - transformer:.1f}")
+        comparisons.append(
+            Comparison(caption, condensed, ["dataset"], rows, settings, contrast=gain, percent=True, digits=1)
+        )
+        figures.append(_figure(results))
+    if rows := [_margin(condensed, {"dataset": x, "order": y}) for x, y in condensed.keys("dataset", "order")]:
+        caption = "Best minus worst accuracy (%) over permutations of the same demonstrations: smaller is more robust"
+        settings, names = {**PAPER_SETTINGS, "length": UNSTATED}, ["dataset", "arranged"]
+        comparisons.append(Comparison(caption, condensed, names, rows, settings, percent=True, digits=1))
     return Section(
         title="Many-shot in-context learning",
         paper="Figures 6, 7 and 11",
         text="Accuracy of labelling a text after many labelled examples, by their number, and how much it depends on "
-        "their order. The paper prints gains and margins; its averages are read off the figure. It does not say from "
-        "where on accuracy is stable, how many queries there are, or how long the permuted prompts are.",
-        tables=[comparison for comparison in comparisons if comparison.rows],
-        figures=[figure for figure in figures if figure is not None],
+        "their order. The paper's averages are read off the figure. It does not say from where on accuracy is stable, "
+        "how many queries there are, or how long the permuted prompts are.",
+        tables=comparisons,
+        figures=figures,
     )
 
 
@@ -250,38 +209,31 @@ def _margin(results: ResultSet, key: dict[str, str]) -> Row:
     if expected is not None and numbers != [expected]:
         paper = []
         differs[0] += f"; the paper's margins, over {expected}, are left out: a margin grows with their number"
-    return Row([_title(key["dataset"]), ORDER_NAMES[key["order"]][0]], "margin", key, paper, differs)
+    return Row([_title(key["dataset"]), ORDER_NAMES[key["order"]]], "margin", key, paper, differs)
 
 
 def _title(dataset: str) -> str:
     return AVERAGES.get(dataset, (dataset,))[0]
 
 
-def _figure(name: str, caption: str, results: ResultSet, order: str | None = None) -> Figure | None:
-    """The curves, or the accuracies of the permutations in one order: a panel for each dataset, two per row."""
-    cells = [cell for cell in results.cells if cell.key.get("order") == order]
+def _figure(results: ResultSet) -> Figure:
+    """Figure 6: a panel for each dataset."""
+    cells = [cell for cell in results.cells if "order" not in cell.key]
     datasets = list(dict.fromkeys(cell.key["dataset"] for cell in cells))
     # A seed may have other numbers of demonstrations: all seeds are drawn at the last one's
-    shown = {tuple(cell.key.items()): cell.data["demonstrations"] for cell in cells}
-    if not datasets:
-        return None
-    columns = min(2, len(datasets))
-    rows = -(-len(datasets) // columns)
+    shown = {str(cell.key): cell.data["demonstrations"] for cell in cells}
 
     def placed(cells: list[Cell]) -> list[Cell]:
-        found = [(cell, shown.get(tuple(cell.key.items()))) for cell in cells]
-        return [replace(cell, key={**cell.key, "demonstrations": n}) for cell, n in found if n is not None]
+        cells = [cell for cell in cells if str(cell.key) in shown]
+        return [replace(cell, key={**cell.key, "demonstrations": shown[str(cell.key)]}) for cell in cells]
 
     def draw(canvas):
-        grid = canvas.subplots(rows, columns, squeeze=False).flat
-        for axes, dataset in zip(grid, datasets, strict=False):
-            panel = results.condensed(lambda cells, x=dataset: placed([c for c in cells if c.matches(dataset=x)]))
-            draw_models(axes, panel, "accuracy", "order_seed" if order else "demonstrations", marker=".")
-            axes.set(
-                title=_title(dataset), xlabel="seed of the order" if order else "demonstrations", ylabel="accuracy"
+        panels = canvas.subplots(len(datasets), squeeze=False)[:, 0]
+        for axes, dataset in zip(panels, datasets, strict=True):
+            draw_models(
+                axes, results.condensed(placed), "accuracy", "demonstrations", {"dataset": dataset}, marker="."
             )
+            axes.set(title=_title(dataset), xlabel="demonstrations", ylabel="accuracy")
             axes.legend(frameon=False)
-        for axes in grid[len(datasets) :]:
-            axes.remove()
 
-    return Figure(name, f"Accuracy {caption}.", draw, (4.5 * columns, 3.2 * rows))
+    return Figure("many_shot", "Accuracy by number of demonstrations.", draw, (7.0, 3.2 * len(datasets)))

@@ -8,6 +8,7 @@ as likely as "transfer timing" for every model.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import count, groupby, permutations
 
 import torch
@@ -27,8 +28,7 @@ def continuation_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]
     head, whole = text_ids(tokenizer, before), text_ids(tokenizer, before + text)
     if whole[: len(head)] != head:
         raise ValueError(
-            f"{type(tokenizer).__name__} merges {text!r} with {before!r} before it, so it has no tokens of its own. "
-            "Begin it with another character."
+            f"{type(tokenizer).__name__} merges {text!r} with {before!r} before it. Change its beginning."
         )
     return whole[len(head) :]
 
@@ -99,29 +99,23 @@ def choose_labels(
 ) -> list[int]:
     """The index of the label that is chosen for each prompt, after the context in `cache`, which is not changed.
 
-    `batch_size` counts prompts or, for likelihoods, pairs of a prompt and a label; by default as many as fit into
-    memory.
+    `batch_size` counts prompts or, for likelihoods, labels; by default as many as fit into memory.
     """
-    start = min(64, max(1, BATCH_TOKENS // (cache.get_seq_length() + 1)))  # each prompt has a copy of the cache
-    if scoring == "trie":
-        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-
-        def decode(batch: Sequence[int]) -> list[int]:
-            # One batch per length of the prompts: the tokens after a cache need no padding
-            groups = groupby((prompts[i] for i in batch), key=len)
-            return [label for _, group in groups for label in greedy_labels(model, cache, list(group), labels)]
-
-        chosen = dict(in_batches(decode, order, batch_size, start))
-        return [chosen[i] for i in range(len(prompts))]
-
-    def score(batch: Sequence[tuple[int, int]]) -> list[float]:
-        log_probs = []
-        for i, group in groupby(batch, key=lambda item: item[0]):
-            log_probs += label_log_probs(model, cache, prompts[i], [labels[label] for _, label in group])
-        return log_probs
-
-    items = [(i, label) for i in range(len(prompts)) for label in range(len(labels))]
-    scores: list[list[float]] = [[] for _ in prompts]
-    for (i, _), log_prob in in_batches(score, items, batch_size, start):
-        scores[i].append(log_prob)
-    return [max(range(len(row)), key=row.__getitem__) for row in scores]
+    start = min(64, max(1, BATCH_TOKENS // (cache.get_seq_length() + 1)))  # each has a copy of the cache
+    if scoring == "likelihood":
+        scores = []
+        for prompt in prompts:
+            scored = in_batches(partial(label_log_probs, model, cache, prompt), labels, batch_size, start)
+            scores.append([log_prob for _, log_prob in scored])
+        return [row.index(max(row)) for row in scores]
+    chosen: dict[int, int] = {}
+    # Prompts of one length at a time: the tokens after a cache need no padding
+    by_length = groupby(sorted(range(len(prompts)), key=lambda i: len(prompts[i])), key=lambda i: len(prompts[i]))
+    for _, group in by_length:
+        chosen |= in_batches(
+            lambda batch: greedy_labels(model, cache, [prompts[i] for i in batch], labels),
+            list(group),
+            batch_size,
+            start,
+        )
+    return [chosen[i] for i in range(len(prompts))]

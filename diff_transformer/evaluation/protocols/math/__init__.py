@@ -19,9 +19,8 @@ from ...generate import iterate_continuously, iterate_texts
 from ...models import LoadedModel, check_length
 from ...render import Figure, Section, Table, color
 from ...results import Cell, Journal, Measure, Results, ResultSet, average
-from .answers import final_answer
 from .benchmarks import BENCHMARKS, PROMPTS, STOP_STRINGS, MathProblem, encode_prompt, find_datasets, load_problems
-from .grading import CRASHED, RIGHT, TIMED_OUT, grade
+from .grading import CRASHED, RIGHT, TIMED_OUT, final_answer, grade
 
 ORDER = 10
 NO_SETTINGS = ("benchmarks",)  # points of the grid, to which a later run may add
@@ -36,7 +35,7 @@ _PAPER: dict[str, tuple[str, str, dict[str, Pair], dict[str, Pair]]] = {
     "cot": (
         "Figure 9",
         "In the paper, after the first stage (20B tokens of synthetic mathematics), DIFF is ahead by 11.3 points on "
-        "average. The two averages are read off the end of the figure's curves; it does not show single benchmarks.",
+        "average, which is read off the end of the figure's curves.",
         {_AVERAGE: (20.1, 31.4)},  # in percent, at 20B tokens, read off the figure
         {},
     ),
@@ -59,20 +58,13 @@ _SHARES = {"cut_off": "cut off at the limit", "timed_out": "not graded in time",
 class Arguments:
     benchmarks: list[str] = option(list(BENCHMARKS), "Benchmarks.", list(BENCHMARKS))
     data_dir: str | None = option(
-        None,
-        "A folder with BENCHMARK/test.jsonl or BENCHMARK.jsonl, such as evaluation/data of "
-        "github.com/QwenLM/Qwen2.5-Math. By default datasets of the Hub, which lacks three of the eight.",
+        None, "A folder with BENCHMARK/test.jsonl or BENCHMARK.jsonl, as Qwen2.5-Math has; by default the Hub."
     )
     dataset: list[str] = option([], "BENCHMARK=PATH or BENCHMARK=HUB_ID, datasets of single benchmarks.")
     prompt: str = option("boxed", "cot for Figure 9, boxed for Figure 10.", list(PROMPTS))
-    max_new_tokens: int | None = option(
-        None, "Maximum tokens of a solution; by default 1024 for cot and 16384 for boxed."
-    )
+    max_new_tokens: int | None = option(None, "Maximum tokens of a solution; by default 1024 (cot) or 16384 (boxed).")
     chat: bool = option(True, "Use the tokenizer's chat template, if it has one.")
-    system: str | None = option(None, "System message of the chat; by default none.")
-    continuous_batching: bool = option(
-        False, "Replace a finished solution in the batch by the next: faster if lengths differ much."
-    )
+    continuous_batching: bool = option(False, "Replace a finished solution in the batch by the next one.")
 
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
@@ -83,24 +75,20 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     chat = arguments.chat and loaded.tokenizer.chat_template is not None
     if arguments.continuous_batching and not chat:
         raise ValueError(
-            "Got --continuous_batching without a chat template. It does not support stop strings, which end a "
-            "solution outside a chat. Use a tokenizer with a chat template, or leave out --continuous_batching."
+            "Got --continuous_batching, which does not support the stop strings that end a solution outside a chat. "
+            "Use a tokenizer with a chat template, or leave it out."
         )
     max_new_tokens = arguments.max_new_tokens or MAX_NEW_TOKENS[arguments.prompt]
     datasets = find_datasets(arguments.benchmarks, arguments.data_dir, arguments.dataset)
     todo = [str(key["benchmark"]) for key in results.todo(keys)]
     problems = {name: load_problems(name, datasets[name], options.limit, options.seed) for name in todo}
     rows = {
-        name: [encode_prompt(loaded.tokenizer, p.question, arguments.prompt, chat, arguments.system) for p in found]
+        name: [encode_prompt(loaded.tokenizer, problem.question, arguments.prompt, chat) for problem in found]
         for name, found in problems.items()
     }
     longest = max(len(row) for found in rows.values() for row in found)
     what = f"The longest prompt, {longest:,} tokens, with a solution (--max_new_tokens {max_new_tokens:,})"
     check_length(loaded.model, longest + max_new_tokens, what)
-    print(
-        f"{loaded.label}: {sum(map(len, rows.values())):,} problems of {len(todo)} benchmarks, prompts of at most "
-        f"{longest:,} tokens, solutions of at most {max_new_tokens:,}"
-    )
     results.begin()
     for name in todo:
         journal = results.journal(name)
@@ -123,14 +111,13 @@ def measure(problems: Sequence[MathProblem], journal: Journal) -> dict[str, Meas
     solutions = [journal.records[str(i)] for i in range(len(problems))]
     answers = [final_answer(solution["text"]) for solution in solutions]
     outcomes = grade(zip((problem.answer for problem in problems), answers, strict=True))
-    samples = {
-        "accuracy": [outcome == RIGHT for outcome in outcomes],
-        "length": [solution["tokens"] for solution in solutions],
-        "cut_off": [not solution["finished"] for solution in solutions],
-        "timed_out": [outcome == TIMED_OUT for outcome in outcomes],
-        "crashed": [outcome == CRASHED for outcome in outcomes],
+    return {
+        "accuracy": Measure.of(outcome == RIGHT for outcome in outcomes),
+        "length": Measure.of(solution["tokens"] for solution in solutions),
+        "cut_off": Measure.of(not solution["finished"] for solution in solutions),
+        "timed_out": Measure.of(outcome == TIMED_OUT for outcome in outcomes),
+        "crashed": Measure.of(outcome == CRASHED for outcome in outcomes),
     }
-    return {name: Measure.of(values) for name, values in samples.items()}
 
 
 def section(results: ResultSet) -> Section:
@@ -143,13 +130,12 @@ def section(results: ResultSet) -> Section:
     ]
 
     def draw(canvas):
-        axes = canvas.subplots()
-        width = 0.8 / len(results.labels)
+        axes, width = canvas.subplots(), 0.8 / len(results.labels)
         for i, label in enumerate(results.labels):
-            measures = {x: percent(results.measure(label, "accuracy", benchmark=name)) for x, name in enumerate(names)}
-            bars = {x + (i - (len(results.labels) - 1) / 2) * width: m for x, m in measures.items() if m is not None}
-            heights, errors = [m.value for m in bars.values()], [m.stderr or 0 for m in bars.values()]
-            axes.bar(list(bars), heights, width, yerr=errors, label=label, color=color(results.labels, label))
+            measures = [percent(results.measure(label, "accuracy", benchmark=name)) or Measure(0, 0) for name in names]
+            places = [x + (i - (len(results.labels) - 1) / 2) * width for x in range(len(names))]
+            heights, errors = [m.value for m in measures], [m.stderr or 0 for m in measures]
+            axes.bar(places, heights, width, yerr=errors, label=label, color=color(results.labels, label))
         axes.set_xticks(range(len(names)), [BENCHMARKS[name].title for name in names])
         axes.set(ylabel="accuracy (%)", ylim=(0, None))
         axes.legend(frameon=False)

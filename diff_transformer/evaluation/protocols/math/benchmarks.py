@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ....text_data import load_table
 from ...text import prompt_ids
-from .answers import last_boxed
+from .grading import last_boxed
 
 Row = Mapping[str, Any]
 
@@ -25,7 +25,6 @@ class MathProblem(NamedTuple):
 @dataclass(frozen=True)
 class Benchmark:
     title: str  # as the paper writes it
-    columns: tuple[str, ...]
     read: Callable[[Row], MathProblem | None]  # None for a row that is not part of the benchmark
     dataset: str | None = None  # on the Hub, if a dataset with these columns exists
     config: str | None = None
@@ -33,17 +32,8 @@ class Benchmark:
 
 
 def _gsm8k(row: Row) -> MathProblem:
-    _, found, answer = row["answer"].rpartition("####")
-    if not found:
-        raise ValueError("the answer has no ####")
+    _, answer = row["answer"].split("####")
     return MathProblem(row["question"], answer.strip().replace(",", ""))
-
-
-def _math(row: Row) -> MathProblem:
-    answer = last_boxed(row["solution"])
-    if not answer:
-        raise ValueError("the solution has no \\boxed{}")
-    return MathProblem(row["problem"], answer)
 
 
 def _svamp(row: Row) -> MathProblem:
@@ -55,7 +45,7 @@ def _asdiv(row: Row) -> MathProblem | None:
     if ";" in row["answer"]:  # several answers
         return None
     answer = re.sub(r"\(.*?\)", "", row["answer"]).strip()  # without the unit
-    return _closed(MathProblem(f"{row['body'].strip()} {row['question'].strip()}", answer))
+    return MathProblem(f"{row['body'].strip()} {row['question'].strip()}", answer)
 
 
 def _tabmwp(row: Row) -> MathProblem:
@@ -63,22 +53,30 @@ def _tabmwp(row: Row) -> MathProblem:
     question = f"Read this table{about} and answer the question.\n{row['table']}\n{row['question']}"
     if row["choices"]:
         question += f" Choose from: {', '.join(row['choices'])}."
-    return _closed(MathProblem(question, row["answer"]))
+    return MathProblem(question, row["answer"])
 
 
-def _college_math(row: Row) -> MathProblem:
-    return _closed(MathProblem(row["question"], row["answer"].replace("$", "").strip()))
+def _number(value: float | str) -> str:
+    return f"{float(value):.12g}"  # 145.0 -> 145
 
 
 BENCHMARKS = {
-    "gsm8k": Benchmark("GSM-8K", ("question", "answer"), _gsm8k, "openai/gsm8k", "main"),
-    "math": Benchmark("MATH", ("problem", "solution"), _math, "DigitalLearningGmbH/MATH-lighteval"),
-    "svamp": Benchmark("SVAMP", ("Body", "Question", "Answer"), _svamp, "ChilleD/SVAMP", split="train+test"),
-    "asdiv": Benchmark("ASDiv", ("body", "question", "answer"), _asdiv, "EleutherAI/asdiv", split="validation"),
-    "mawps": Benchmark("MAWPS", ("input", "target"), lambda row: MathProblem(row["input"], _number(row["target"]))),
-    "carp_en": Benchmark("CARP", ("content", "answer"), lambda row: MathProblem(row["content"], row["answer"])),
-    "tabmwp": Benchmark("TABMWP", ("table", "table_title", "question", "choices", "answer"), _tabmwp),
-    "college_math": Benchmark("CollegeMath", ("question", "answer"), _college_math, "di-zhang-fdu/College_Math_Test"),
+    "gsm8k": Benchmark("GSM-8K", _gsm8k, "openai/gsm8k", "main"),
+    "math": Benchmark(
+        "MATH",
+        lambda row: MathProblem(row["problem"], last_boxed(row["solution"]) or ""),
+        "DigitalLearningGmbH/MATH-lighteval",
+    ),
+    "svamp": Benchmark("SVAMP", _svamp, "ChilleD/SVAMP", split="train+test"),
+    "asdiv": Benchmark("ASDiv", _asdiv, "EleutherAI/asdiv", split="validation"),
+    "mawps": Benchmark("MAWPS", lambda row: MathProblem(row["input"], _number(row["target"]))),
+    "carp_en": Benchmark("CARP", lambda row: MathProblem(row["content"], row["answer"])),
+    "tabmwp": Benchmark("TABMWP", _tabmwp),
+    "college_math": Benchmark(
+        "CollegeMath",
+        lambda row: MathProblem(row["question"], row["answer"].replace("$", "").strip()),
+        "di-zhang-fdu/College_Math_Test",
+    ),
 }
 
 
@@ -88,29 +86,20 @@ def find_datasets(names: list[str], data_dir: str | None, datasets: list[str]) -
     Raises ValueError for an unknown benchmark and for one without a dataset.
     """
     chosen = dict(dataset.partition("=")[::2] for dataset in datasets)
-    unknown = sorted({*names, *chosen} - set(BENCHMARKS))
-    if unknown or not all(chosen.values()):
-        raise ValueError(
-            f"Got the benchmarks {', '.join([*names, *datasets])}; choose from {', '.join(BENCHMARKS)}, and name a "
-            "dataset by --dataset BENCHMARK=PATH."
-        )
-    found, missing = {}, []
+    if not set(chosen) <= set(BENCHMARKS) or not all(chosen.values()):
+        raise ValueError(f"Got --dataset {' '.join(datasets)}; it must be BENCHMARK=PATH, of {', '.join(BENCHMARKS)}.")
+    found = {}
     for name in names:
-        places = [BENCHMARKS[name].dataset]
-        if data_dir:
-            files = (Path(data_dir, name, "test.jsonl"), Path(data_dir, f"{name}.jsonl"))
-            places = [str(path) for path in files if path.is_file()]
-        place = next(filter(None, [chosen.get(name), *places]), None)
-        if place is None:
-            missing.append(name)
-        else:
+        files = [Path(data_dir, name, "test.jsonl"), Path(data_dir, f"{name}.jsonl")] if data_dir else []
+        local = next((str(path) for path in files if path.is_file()), None)
+        place = chosen.get(name) or (local if data_dir else BENCHMARKS[name].dataset)
+        if place:
             found[name] = place
+    missing = [name for name in names if name not in found]
     if missing:
-        why = f": {data_dir} has neither <benchmark>/test.jsonl nor <benchmark>.jsonl" if data_dir else ""
         raise ValueError(
-            f"No dataset is known for {', '.join(missing)}{why}. All eight are in evaluation/data of "
-            "github.com/QwenLM/Qwen2.5-Math: set --data_dir to that folder, name files by --dataset BENCHMARK=PATH, "
-            "or choose other --benchmarks."
+            f"No dataset is known for {', '.join(missing)}. evaluation/data of github.com/QwenLM/Qwen2.5-Math has all "
+            "eight: set --data_dir to that folder, or name files by --dataset BENCHMARK=PATH."
         )
     return found
 
@@ -122,14 +111,12 @@ def load_problems(name: str, dataset: str, limit: int | None = None, seed: int =
     """
     benchmark, problems = BENCHMARKS[name], []
     config, split = (benchmark.config, benchmark.split) if dataset == benchmark.dataset else (None, "test")
-    rows = load_table(dataset, config, split, benchmark.columns)
-    for number, row in enumerate(rows, 1):
+    for number, row in enumerate(load_table(dataset, config, split), 1):
         try:
             problem = benchmark.read(row)
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ValueError(f"{dataset}, row {number}, is not a problem of {benchmark.title}: {error}.") from error
-        if problem is not None:
-            problems.append(problem)
+            problems += [] if problem is None else [_closed(problem)]
+        except (LookupError, ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"{dataset}, row {number}, is not a problem of {benchmark.title}: {error!r}.") from error
     if not problems:
         raise ValueError(f"{dataset} has no problem of {benchmark.title}. Choose another --dataset.")
     if limit is None or limit >= len(problems):
@@ -138,36 +125,28 @@ def load_problems(name: str, dataset: str, limit: int | None = None, seed: int =
     return [problems[i] for i in sorted(chosen)]
 
 
-# The paper does not print its prompts. In a chat the tokenizer's template replaces "Question:" and "Answer:"
-_STEPS = {
-    "cot": "Please reason step by step.",
-    "boxed": "Please reason step by step, and put your final answer within \\boxed{}.",
-}
-PROMPTS = tuple(_STEPS)
-STOP_STRINGS = ("\nQuestion:",)  # without a chat, where a model may continue with a question of its own
-
-
-def encode_prompt(
-    tokenizer: PreTrainedTokenizerBase, question: str, prompt: str, chat: bool, system: str | None = None
-) -> list[int]:
-    """The token ids of a question with one of PROMPTS, as a chat or as plain text."""
-    if not chat:
-        return prompt_ids(tokenizer, f"Question: {question}\n{_STEPS[prompt]}\nAnswer:")
-    messages = [] if system is None else [{"role": "system", "content": system}]
-    messages.append({"role": "user", "content": f"{question}\n{_STEPS[prompt]}"})
-    encoding: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-    return encoding["input_ids"]
-
-
-def _number(value: float | str) -> str:
-    """145.0 -> 145"""
-    value = float(value)
-    return str(int(value)) if value.is_integer() else str(value)
-
-
 def _closed(problem: MathProblem) -> MathProblem:
-    """Adds the choice to a question that is answered by yes or no, or by true or false."""
+    """Adds the choice to a question that is answered by yes or no, or by true or false. ValueError without answer."""
+    if not problem.answer:
+        raise ValueError("it has no answer")
     for choice in ("Yes or No", "True or False"):
         if problem.answer.casefold() in choice.casefold().split(" or "):
             return problem._replace(question=f"{problem.question} ({choice})")
     return problem
+
+
+# The paper does not print its prompts. In a chat the tokenizer's template replaces "Question:" and "Answer:"
+PROMPTS = {
+    "cot": "Please reason step by step.",
+    "boxed": "Please reason step by step, and put your final answer within \\boxed{}.",
+}
+STOP_STRINGS = ("\nQuestion:",)  # without a chat, where a model may continue with a question of its own
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, question: str, prompt: str, chat: bool) -> list[int]:
+    """The token ids of a question with one of PROMPTS, as a chat or as plain text."""
+    if not chat:
+        return prompt_ids(tokenizer, f"Question: {question}\n{PROMPTS[prompt]}\nAnswer:")
+    messages = [{"role": "user", "content": f"{question}\n{PROMPTS[prompt]}"}]
+    encoding: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+    return encoding["input_ids"]

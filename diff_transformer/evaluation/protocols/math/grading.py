@@ -1,55 +1,144 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Grading in separate processes, because an answer can keep SymPy busy forever or crash it.
+"""The final answer of a solution, and whether it is correct.
 
-The processes run `answers.py` as a script, which imports SymPy but neither torch nor this package. The kernel enforces
-the limit of processor time, even inside C code and whatever the number of processes.
+Answers are graded in separate processes, because one can keep SymPy busy forever or crash it. The processes run this
+file as a script, which imports SymPy but neither torch nor this package. The kernel enforces the limit of processor
+time, even inside C code and whatever the number of processes.
 """
 
 import json
+import logging
 import os
+import re
+import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache
 
-from . import answers
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{|\S+)")
+_BRACE = re.compile(r"(?<!\\)[{}]")
+_ANSWER_IS = re.compile(r"\banswer(?:\s+is\b|:)(?:[\s:*]|\\\[)*", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"(?<!Mr)(?<!Mrs)(?<!Dr)(?<!\\left)(?<!\\right)\.(?:\s|$)")
+_NUMBER = re.compile(r"(?:(?<![\w)])-)?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?")
+
+_DELIMITERS = re.compile(r"\\?\$|(?<!\\)\\[()\[\]]")
+_THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!:;]|\{,\})(?=\d{3})")
+_MIXED = re.compile(r"(?<![\w.}])(\d+) (\d+)/(\d+)")
+_SPACES = re.compile(r"(?:(?<!\\)\\[,;:! ]|\\quad|~|\s)+")
+_LOOSE_SPACE = re.compile(r"(?<!\w) | (?!\w)")  # the spaces of "x < 0", not that of "1 1/2"
+_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox)\s*\{([^{}]*)\}")
+_TEXT_AT_END = re.compile(rf"(?<=.)\s*{_TEXT.pattern}(?:\^\{{?\d\}}?)?$")
+_QUANTITY = re.compile(  # a number, perhaps with its unit in words
+    r"(?P<number>[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+))(?P<percent>\\?%| percent)?"
+    r"(?:\s(?!(?:and|or|sin|cos|tan|log|exp|sqrt)\b)(?:[a-z]{3,}[a-z .'-]*|[ckm]m|k?g|m[gl]|ft|in|lb|oz|mi|hr))?"
+)
+_MATHEMATICS = re.compile(r"[\d\\=+*/^_<>|(){}\[\]]")
 
 RIGHT, WRONG, TIMED_OUT, CRASHED = "right", "wrong", "timed out", "crashed"
 
 TIME_LIMIT = 10.0  # seconds of processor time per answer
+_MEMORY_LIMIT = 2**32  # bytes per process; SymPy's numbers can fill any memory
 _MAX_PROCESSES = 16  # each takes a second to start, and grades most answers in milliseconds
-_SCRIPT = answers.__file__
+_SCRIPT = __file__
 
 
-def grade(
-    pairs: Iterable[tuple[str, str | None]], processes: int | None = None, time_limit: float = TIME_LIMIT
-) -> list[str]:
+def last_boxed(text: str) -> str | None:
+    """The content of the last complete `\\boxed{}` of a text, or None; `\\boxed 5`, without braces, counts, too."""
+    opened, closed = [], {}  # positions of braces, in one pass: a model may repeat "\\boxed{" to its limit
+    for brace in _BRACE.finditer(text):
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif opened:
+            closed[opened.pop()] = brace.start()
+    for match in reversed(list(_BOX.finditer(text))):
+        start = match.start(1)
+        if match[1] != "{":
+            return match[1].split("$")[0].rstrip(".,")
+        if start in closed:
+            return text[start + 1 : closed[start]].strip()
+    return None
+
+
+def final_answer(solution: str) -> str | None:
+    """The last `\\boxed{}` of a solution; else the rest of the sentence after the last "answer is" or "answer:"; else
+    the last number; else None."""
+    boxed = last_boxed(solution)
+    if boxed is not None:
+        return boxed
+    for match in reversed(list(_ANSWER_IS.finditer(solution))):
+        line = solution[match.end() :].split("\n")[0]
+        if line.strip():
+            return _SENTENCE_END.split(line, maxsplit=1)[0].strip()
+    numbers = _NUMBER.findall(solution)
+    return numbers[-1].rstrip(",") if numbers else None
+
+
+def is_correct(gold: str, answer: str) -> bool:
+    """Whether an answer equals the gold one: the same words, or the same mathematics by the rules of math-verify.
+
+    A unit after the answer is ignored. The time is not limited here; see `grade`.
+    """
+    if _words(gold) == _words(answer):
+        return True
+    if len(_words(gold)) > 1 and not _MATHEMATICS.search(_words(gold)):
+        return False  # as mathematics, "on" would be o * n, which equals "no"
+    from math_verify import verify
+
+    return verify(_expressions(gold), _expressions(answer), timeout_seconds=None)
+
+
+def _latex(text: str) -> str:
+    text = _SPACES.sub(" ", _THOUSANDS.sub("", _DELIMITERS.sub("", text))).replace("°", "^{\\circ}")
+    return text.lstrip(" *").rstrip(" .*")
+
+
+def _words(text: str) -> str:
+    return _LOOSE_SPACE.sub("", _SPACES.sub(" ", _TEXT.sub(r" \1 ", _latex(text)))).casefold()
+
+
+def _expressions(text: str) -> list:
+    """The expressions that math-verify finds in an answer; empty if it finds none."""
+    from math_verify import parse
+
+    quantity, latex = _QUANTITY.fullmatch(_words(text)), _TEXT_AT_END.sub("", _latex(text))
+    if quantity:
+        latex = quantity["number"] + ("\\%" if quantity["percent"] else "")
+    latex = _MIXED.sub(r"\1\\frac{\2}{\3}", latex)  # 1 1/2 would be a product
+    return parse(f"${latex}$", [_extraction()], "no_fallback", parsing_timeout=None)
+
+
+@cache
+def _extraction():
+    """Without math-verify's own units: it would read "4 t" as 4 tonnes, equal to 4."""
+    from math_verify import LatexExtractionConfig
+
+    return LatexExtractionConfig(
+        normalization_config=replace(LatexExtractionConfig().normalization_config, units=False)
+    )
+
+
+def grade(pairs: Iterable[tuple[str, str | None]]) -> list[str]:
     """RIGHT, WRONG, TIMED_OUT or CRASHED for each pair of a gold answer and an answer; no answer (None) is wrong.
-
-    `processes` is by default one per available processor, up to 16; `time_limit` is in seconds of processor time.
 
     Raises RuntimeError if the processes do not start.
     """
     pairs = list(pairs)
-    processes = processes or min(len(os.sched_getaffinity(0)), _MAX_PROCESSES)
-    answered = [i for i, (_, answer) in enumerate(pairs) if answer is not None]
-    shares = [answered[i::processes] for i in range(processes)]
-    outcomes = [WRONG] * len(pairs)
+    processes = min(len(os.sched_getaffinity(0)), _MAX_PROCESSES)
     with ThreadPoolExecutor(processes) as threads:
-        graded = threads.map(lambda share: _grade([pairs[i] for i in share], time_limit), shares)
-        for share, found in zip(shares, graded, strict=True):
-            for i, outcome in zip(share, found, strict=True):
-                outcomes[i] = outcome
-    return outcomes
+        shares = list(threads.map(_grade, (pairs[i::processes] for i in range(processes))))
+    return [shares[i % processes][i // processes] for i in range(len(pairs))]
 
 
-def _grade(pairs: list[tuple[str, str | None]], time_limit: float) -> list[str]:
+def _grade(pairs: list[tuple[str, str | None]]) -> list[str]:
     """The outcomes of answers in one process after another: each takes the answers after that which ended the last."""
     outcomes: list[str] = []
     while len(outcomes) < len(pairs):
         requests = "".join(json.dumps(pair) + "\n" for pair in pairs[len(outcomes) :])
-        command = [sys.executable, _SCRIPT, str(time_limit)]
+        command = [sys.executable, _SCRIPT, str(TIME_LIMIT)]
         process = subprocess.run(command, input=requests, stdout=subprocess.PIPE, text=True)
         ready, *replies = process.stdout.splitlines() or [""]
         if not ready:
@@ -60,3 +149,25 @@ def _grade(pairs: list[tuple[str, str | None]], time_limit: float) -> list[str]:
         if len(outcomes) < len(pairs):
             outcomes.append(TIMED_OUT if process.returncode == -signal.SIGPROF else CRASHED)
     return outcomes
+
+
+def serve(time_limit: float) -> None:
+    """Reads [gold, answer] as JSON from each line of stdin and writes whether they are equal. Ends with stdin, or by
+    SIGPROF when an answer takes more than `time_limit` seconds of processor time."""
+    _extraction()  # imports math-verify before time and memory are limited
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limits are disabled
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt ends it without a traceback
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_LIMIT, _MEMORY_LIMIT))
+    replies, sys.stdout = sys.stdout, sys.stderr  # what libraries print is not a reply
+    print("true", file=replies, flush=True)  # ready
+    for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_PROF, time_limit)
+        gold, answer = json.loads(line)
+        correct = answer is not None and is_correct(gold, answer)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        print(json.dumps(correct), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    serve(float(sys.argv[1]))

@@ -9,30 +9,23 @@ protocol the paper follows; the haystack is books.
 Accuracy is the share of queried cities whose number is in the greedy answer as a whole number: 123 is not in 51234. If
 one city is queried, its number may be anywhere in the answer, as in the code of YOCO and LWM. If several are queried,
 a number belongs to the cities named just before it, in order; numbers before any name belong to the cities in the
-order of the question; and the first number given to a city counts. Swapped numbers are wrong."""
+order of the question; and the first number given to a city counts."""
 
-import math
 import random
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
 
-import numpy as np
 from tqdm.auto import tqdm
 
 from ....arguments import option
 from ...comparison import PAPER_DIFF, PAPER_TRANSFORMER, UNSTATED, Comparison, Row
 from ...generate import iterate_texts
 from ...models import LoadedModel, check_length
-from ...render import Figure, Section
+from ...render import Section, Table
 from ...results import Key, Measure, Results, ResultSet, mean
 from .haystack import NeedleArguments, NeedlePrompt, prompt_maker
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
 
 ORDER = 3
 NO_SETTINGS = ("lengths", "pairs")  # points of the grid, to which a later run may add
@@ -61,16 +54,8 @@ PAPER_FIGURE_5 = {
 @dataclass
 class Arguments(NeedleArguments):
     lengths: list[int] = option([4096], "Tokens per prompt, including room for its answer.")
-    pairs: list[str] = option(
-        ["1:1", "2:2", "4:2", "6:2"],
-        "N:R, the number of needles and of queried needles; each is measured at every length.",
-    )
+    pairs: list[str] = option(["1:1", "2:2", "4:2", "6:2"], "N:R, the numbers of needles and of queried needles.")
     max_new_tokens: int = option(48, "Maximum tokens of an answer.")
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.max_new_tokens < 1:
-            raise ValueError(f"Got --max_new_tokens {self.max_new_tokens}; an answer needs at least one token.")
 
 
 def parse_pair(pair: str) -> tuple[int, int]:
@@ -106,8 +91,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     check_length(loaded.model, max(arguments.lengths), "A prompt with its answer")
     pairs = [parse_pair(pair) for pair in arguments.pairs]
     grid = product(sorted(set(arguments.lengths)), dict.fromkeys(pairs), dict.fromkeys(arguments.depths))
-    points = [(length, *pair, depth) for length, pair, depth in grid]
-    todo = results.todo([dict(zip((*KEY, "depth"), point, strict=True)) for point in points])
+    todo = results.todo([dict(zip((*KEY, "depth"), (x, *pair, y), strict=True)) for x, pair, y in grid])
     if not todo:
         return
     samples, room = min(arguments.samples, options.limit or arguments.samples), arguments.max_new_tokens
@@ -120,45 +104,32 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
 
     for key in todo:
         make_prompt(key, 0)  # raises before the model runs if the needles do not fit
-    with tqdm(total=len(todo) * samples, desc=loaded.label, unit="prompt") as bar:
-        for key in todo:
-            prompts = [make_prompt(key, i) for i in range(samples)]
-            rows, scores, answers = [prompt.input_ids for prompt in prompts], [], []
-            sizes = {"batch_size": options.batch_size, "chunk_size": arguments.chunk_size}
-            for i, answer in iterate_texts(loaded.model, loaded.tokenizer, rows, arguments.max_new_tokens, **sizes):
-                scores.append(accuracy(answer.text, prompts[i].wanted))
-                answers.append({"wanted": prompts[i].wanted, "answer": answer.text})
-                bar.update()
-            results.add(key, {"accuracy": Measure.of(scores)}, {"answers": answers})
+    sizes = {"batch_size": options.batch_size, "chunk_size": arguments.chunk_size}
+    for key in tqdm(todo, desc=loaded.label, unit="cell"):
+        prompts = [make_prompt(key, i) for i in range(samples)]
+        rows, scores, answers = [prompt.input_ids for prompt in prompts], [], []
+        for i, answer in iterate_texts(loaded.model, loaded.tokenizer, rows, room, **sizes):
+            scores.append(accuracy(answer.text, prompts[i].wanted))
+            answers.append({"wanted": prompts[i].wanted, "answer": answer.text})
+        results.add(key, {"accuracy": Measure.of(scores)}, {"answers": answers})
 
 
 def section(results: ResultSet) -> Section:
     points = results.keys(*KEY)
     rows = [Row(x, "accuracy", dict(zip(KEY, x, strict=True)), _paper_average(*x)) for x in points]
-    by, figures = "by depth of the queried needles and by", []
-    for (n, r), count in sorted(Counter(point[1:] for point in points).items()):
-        if count > 1:
-            caption = f"Accuracy {by} length: N = {n}, R = {r}."
-            figures.append(_map(f"needle_{n}_{r}", caption, "length", results, needles=n, queried=r))
-    for (length, r), count in sorted(Counter((length, r) for length, _, r in points).items()):
-        if count > 1:
-            caption = f"Accuracy {by} number of needles: {length:,} tokens, R = {r}."
-            name = f"needle_{length}" if r == 1 else f"needle_{length}_{r}"
-            figures.append(_map(name, caption, "needles", results, length=length, queried=r))
+    caption = "Accuracy, averaged over depths"
     return Section(
         title="Multi-needle retrieval",
         paper="Table 2 and Figure 5",
         text="N sentences in a long text each give a city (or a letter) a number, and a question asks for R of the "
-        "numbers. Accuracy is the share of the queried numbers that are in the answer, averaged over the depths of "
-        "the queried needles; all other needles are at random depths.",
+        "numbers. Accuracy is the share of the queried numbers in the answer; all other needles are at random depths.",
         tables=[
-            Comparison("Accuracy, averaged over depths", results, ["tokens", "N", "R"], rows, PAPER_SETTINGS, digits=2)
+            Comparison(caption, results, ["tokens", "N", "R"], rows, PAPER_SETTINGS, digits=2),
+            _by_depth(results),
         ],
-        figures=figures,
         notes=[
             'The paper varies the depth of "the answer needle"; where several needles are queried, all of them are at '
-            "that depth here. It does not name its haystack. A row stands beside the paper's values only if the paper "
-            "has its length, N and R."
+            "that depth here. A row stands beside the paper's values only if the paper has its length, N and R."
         ],
     )
 
@@ -169,39 +140,18 @@ def _paper_average(length: int, needles: int, queried: int) -> Sequence[float]:
     return PAPER_TABLE_2.get((needles, queried), ()) if length == 4096 else ()
 
 
-def _map(name: str, caption: str, column: str, results: ResultSet, **key: int) -> Figure:
-    """Accuracy by depth and by `column`, a part of the cells' keys: a panel for each model and for the paper's, if it
-    has these needles. What was not measured is empty, and the last row is the mean over depths."""
-    grids: dict[str, dict[tuple[int, int], float]] = {}
-    for label in results.labels:
-        points = {(cell.key[column], cell.key["depth"]) for cell in results.select(label, **key)}
-        grids[label] = {
-            (x, y): mean(results.values(label, "accuracy", depth=y, **{column: x}, **key)) for x, y in points
-        }
-    columns = sorted({x for grid in grids.values() for x, _ in grid})
-    if key == {"needles": 8, "queried": 1}:
-        for i, label in enumerate((PAPER_TRANSFORMER, PAPER_DIFF)):
-            shown = [x for x in columns if x in PAPER_FIGURE_5]
-            grids[label] = {(x, y): PAPER_FIGURE_5[x][i][j] for x in shown for j, y in enumerate(PAPER_DEPTHS)}
-    grids = {label: grid for label, grid in grids.items() if grid}
-    depths = sorted({depth for grid in grids.values() for _, depth in grid})
-
-    def draw(canvas: "Canvas") -> None:
-        axes = canvas.subplots(len(grids), squeeze=False)[:, 0]
-        for axis, (label, grid) in zip(axes, grids.items(), strict=True):
-            rows = [[grid.get((x, depth), math.nan) for x in columns] for depth in depths]
-            measured = [[value for value in column if not math.isnan(value)] for column in zip(*rows, strict=True)]
-            rows.append([mean(values) if values else math.nan for values in measured])
-            axis.imshow(rows, vmin=0, vmax=1, cmap="viridis", aspect="auto")
-            for (y, x), value in np.ndenumerate(rows):
-                if not math.isnan(value):
-                    ink = "black" if value > 0.6 else "white"
-                    axis.text(x, y, f"{value:.2f}", ha="center", va="center", color=ink)
-            axis.axhline(len(depths) - 0.5, color="white", linewidth=2)
-            axis.set_xticks(range(len(columns)), [f"{x // 1024}K" if x % 1024 == 0 else f"{x:,}" for x in columns])
-            axis.set_yticks(range(len(rows)), [*map(str, depths), "mean"])
-            axis.set(title=label, ylabel="depth (%)")
-        axes[-1].set_xlabel("tokens" if column == "length" else column)
-
-    size = (max(4.0, 1.5 + 0.7 * len(columns)), len(grids) * (0.8 + 0.35 * (len(depths) + 1)))
-    return Figure(name, caption, draw, size)
+def _by_depth(results: ResultSet) -> Table:
+    """A row for each point and model, and for the paper's models if Figure 5 has the point."""
+    depths = [depth for (depth,) in results.keys("depth")]
+    rows: list[list] = []
+    for point in results.keys(*KEY):
+        key = dict(zip(KEY, point, strict=True))
+        for label in results.labels:
+            measures = [results.measure(label, "accuracy", depth=depth, **key) for depth in depths]
+            rows.append([*point, label, *measures])
+        paper = PAPER_FIGURE_5.get(point[0], ()) if point[1:] == (8, 1) else ()
+        for label, values in zip((PAPER_TRANSFORMER, PAPER_DIFF), paper, strict=False):
+            shown = dict(zip(PAPER_DEPTHS, values, strict=True))
+            rows.append([*point, label, *(shown.get(depth) for depth in depths)])
+    columns = ["tokens", "N", "R", "model", *(f"depth {depth} %" for depth in depths)]
+    return Table("Accuracy by depth of the queried needles", columns, rows, digits=2)

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ....arguments import option
 from ...generate import CHUNK
-from ...text import DATASET_HELP, DocumentArguments, load_documents, start_ids, text_ids
+from ...text import DATASET_HELP, DocumentArguments, load_documents, prompt_ids, text_ids
 
 BOOKS = "emozilla/pg19-test"  # PG-19's test set: books of Project Gutenberg (arXiv:1911.05507)
 HAYSTACK_TOKENS = 2**20  # maximum tokens of the documents from which a prompt's haystack is cut
@@ -46,15 +46,11 @@ Zanzibar, Zurich
 
 @dataclass(frozen=True)
 class Wording:
-    """The text around the haystack and in it.
-
-    `ask_one` and `ask_several` follow the context; `{cities}` are names with `conjunction` before the last. With
-    `single_tokens` only numbers that are one token of the tokenizer are used.
-    """
+    """The text around the haystack and in it: `head` precedes the haystack, and `ask` follows it. `conjunction` stands
+    before the last of several cities. With `single_tokens` only numbers that are one token are used."""
 
     head: str
-    ask_one: str
-    ask_several: str
+    ask: str
     conjunction: str
     numbers: range
     at_sentence_ends: bool = False
@@ -63,9 +59,9 @@ class Wording:
     single_tokens: bool = False
 
     def question(self, cities: Sequence[str]) -> str:
-        if len(cities) == 1:
-            return self.ask_one.format(cities=cities[0])
-        return self.ask_several.format(cities=", ".join(cities[:-1]) + self.conjunction + cities[-1])
+        *most, last = cities
+        listed = ", ".join(most) + self.conjunction + last if most else last
+        return self.ask.format(cities=listed, are="are" if most else "is", s="s" if most else "")
 
 
 WORDINGS = {
@@ -73,17 +69,14 @@ WORDINGS = {
     "yoco": Wording(
         head="There is a special magic number inside a lot of irrelevant text. Find it and memorize them. I will quiz "
         "you about the magic number there. ",
-        ask_one="\nWhat is the special magic {cities} number? The special magic {cities} number is ",
-        ask_several="\nWhat are the special magic {cities} numbers? The special magic {cities} numbers are ",
+        ask="\nWhat {are} the special magic {cities} number{s}? The special magic {cities} number{s} {are} ",
         conjunction=" and ",
         numbers=range(1, 50_001),
     ),
     # From the Large World Model (arXiv:2402.08268), for chat models
     "lwm": Wording(
         head="You are a helpful assistant. USER: ",
-        ask_one=" What is the special magic number for {cities}? Don't give information outside the document. "
-        "ASSISTANT: ",
-        ask_several=" What are the special magic numbers for {cities}? Don't give information outside the document. "
+        ask=" What {are} the special magic number{s} for {cities}? Don't give information outside the document. "
         "ASSISTANT: ",
         conjunction=", and ",
         numbers=range(1_000_000, 10_000_000),
@@ -93,8 +86,7 @@ WORDINGS = {
     # tokens of cl100k_base and of its prefixes
     "plain": Wording(
         head="\n",
-        ask_one="\n{cities}",
-        ask_several="\n{cities}",
+        ask="\n{cities}",
         conjunction=" ",
         numbers=range(1000),
         needle="\n{city}{number}\n",
@@ -104,22 +96,13 @@ WORDINGS = {
 }
 
 
-@lru_cache(maxsize=1)  # shared by all prompts of a run
-def numbers_for(wording: Wording, tokenizer: PreTrainedTokenizerBase) -> Sequence[int]:
-    """The numbers of a wording that suit the tokenizer."""
-    if not wording.single_tokens:
-        return wording.numbers
-    return [number for number in wording.numbers if len(text_ids(tokenizer, str(number))) == 1]
-
-
 @dataclass
 class NeedleArguments(DocumentArguments):
     """Arguments of all protocols with such prompts; the dataset is the haystack."""
 
     dataset: str = option(
         BOOKS,
-        f"The haystack, by default the books of PG-19's test set (from the Hub, {BOOKS}). {DATASET_HELP} That is "
-        "source code, not prose: a stand-in without the Hub.",
+        f"The haystack, by default books of PG-19. {DATASET_HELP} That is source code: a stand-in without the Hub.",
     )
     dataset_split: str = option("test", "Its split.")
     depths: list[int] = option(
@@ -128,9 +111,8 @@ class NeedleArguments(DocumentArguments):
     samples: int = option(50, "Prompts per cell.")
     wording: str = option(
         "yoco",
-        "The prompt. `yoco`: from earlier code of the authors, for base models, numbers up to 50000. "
-        "`lwm`: from the Large World Model, for chat models, numbers of 7 digits, needles at ends of sentences. "
-        "`plain`: just a letter and a number, for small models trained on such lines.",
+        "yoco: for base models. lwm: for chat models, needles at ends of sentences. plain: for small models trained "
+        "on lines of a letter and a number.",
         choices=WORDINGS,
     )
     chunk_size: int = option(CHUNK, "Tokens per forward pass.")
@@ -138,7 +120,7 @@ class NeedleArguments(DocumentArguments):
     def __post_init__(self):
         outside = [depth for depth in self.depths if not 0 <= depth <= 100]
         if outside:
-            raise ValueError(f"Got the depths {outside}; they must be percentages of the haystack, from 0 to 100.")
+            raise ValueError(f"Got the depths {outside}; they must be percentages, from 0 to 100.")
         if self.samples < 1:
             raise ValueError(f"Got --samples {self.samples}; at least one per cell is needed.")
 
@@ -174,6 +156,14 @@ def haystack_tokens(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) ->
     return tokens[:HAYSTACK_TOKENS]
 
 
+@lru_cache(maxsize=1)  # shared by all prompts of a run
+def numbers_for(wording: Wording, tokenizer: PreTrainedTokenizerBase) -> Sequence[int]:
+    """The numbers of a wording that suit the tokenizer."""
+    if not wording.single_tokens:
+        return wording.numbers
+    return [number for number in wording.numbers if len(text_ids(tokenizer, str(number))) == 1]
+
+
 def needle_prompt(
     tokenizer: PreTrainedTokenizerBase,
     wording: Wording,
@@ -197,13 +187,10 @@ def needle_prompt(
             f"the wording has {most} names and numbers for this tokenizer."
         )
     cities = rng.sample(wording.cities, needles)
-    numbers = [str(number) for number in rng.sample(known_numbers, needles)]
-    sentences = [
-        text_ids(tokenizer, wording.needle.format(city=city, number=number))
-        for city, number in zip(cities, numbers, strict=True)
-    ]
+    numbers = dict(zip(cities, map(str, rng.sample(known_numbers, needles)), strict=True))
+    sentences = [text_ids(tokenizer, wording.needle.format(city=x, number=numbers[x])) for x in cities]
     asked = cities[:queried]
-    head = start_ids(tokenizer) + text_ids(tokenizer, wording.head)
+    head = prompt_ids(tokenizer, wording.head)
     tail = text_ids(tokenizer, wording.question(asked))
     room = length - len(head) - len(tail) - sum(map(len, sentences))
     if room < 1:
@@ -226,8 +213,7 @@ def needle_prompt(
         done = place
     input_ids += filler[done:]
     context = (len(head), len(input_ids))
-    number_of = dict(zip(cities, numbers, strict=True))
-    return NeedlePrompt(input_ids + tail, spans, context, number_of, {city: number_of[city] for city in asked})
+    return NeedlePrompt(input_ids + tail, spans, context, numbers, {city: numbers[city] for city in asked})
 
 
 def _sentence_end(tokenizer: PreTrainedTokenizerBase, filler: list[int], place: int) -> int:

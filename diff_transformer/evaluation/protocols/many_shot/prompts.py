@@ -1,0 +1,193 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""A classification task in tokens: the labelled texts, which of them are shown in which order, and the queries.
+
+Everything that is drawn depends on the seed alone, so two models with one tokenizer get the same prompts.
+"""
+
+import random
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain, zip_longest
+from pathlib import Path
+from typing import NamedTuple
+
+from transformers import PreTrainedTokenizerBase
+
+from ....text_data import load_table
+from ...text import check_enough, start_ids
+from .labels import continuation_ids, label_ids
+
+SEPARATOR = "\n==\n"  # after each example
+
+
+class Example(NamedTuple):
+    text: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """The place of a dataset, the columns to read, and how an example is shown to a model."""
+
+    dataset: str
+    prompt: str = "text: {text}\nlabel: {label}"
+    config: str | None = None
+    label_column: str = "label"
+    left_out: tuple[str, ...] = ()  # labels that are not a class of the task
+    words: Mapping[str, str] = field(default_factory=dict)  # for labels that are codes, such as HUM:gr
+
+    def readable(self, label: str) -> str:
+        """A label as the prompt shows it: "card_arrival" becomes "card arrival", "HUM:gr" becomes "human group"."""
+        parts = re.split(r"[:_\s]+" if self.words else r"[_\s]+", label)
+        return " ".join(self.words.get(part, part) for part in parts if part)
+
+
+_TREC_WORDS = {
+    **{"ABBR": "abbreviation", "DESC": "description", "ENTY": "entity", "HUM": "human", "LOC": "location"},
+    **{"NUM": "numeric", "abb": "abbreviation", "cremat": "creation", "def": "definition", "desc": "description"},
+    **{"dismed": "disease", "dist": "distance", "exp": "expansion", "gr": "group", "ind": "individual"},
+    **{"instru": "instrument", "lang": "language", "mount": "mountain", "ord": "order", "perc": "percent"},
+    **{"techmeth": "technique", "temp": "temperature", "termeq": "term", "veh": "vehicle", "volsize": "size"},
+}
+_TREC_PROMPT = "Question: {text}\nType: {label}"
+
+# Repositories of plain data (Parquet, JSON): the original repositories of TREC and Banking-77 need a script, which
+# datasets no longer runs. Prompts and the words for labels are those of Ratner et al. (ACL 2023) and Bertsch et al.
+# (arXiv:2405.00200), whose protocol the paper follows.
+SOURCES = {
+    "trec": Source("SetFit/TREC-QC", _TREC_PROMPT, label_column="label_coarse_original", words=_TREC_WORDS),
+    "trec_fine": Source("SetFit/TREC-QC", _TREC_PROMPT, label_column="label_original", words=_TREC_WORDS),
+    "banking77": Source("legacy-datasets/banking77", "query: {text}\nintent: {label}"),
+    "clinic150": Source(
+        "clinc/clinc_oos", "utterance: {text}\nintent: {label}", "plus", label_column="intent", left_out=("oos",)
+    ),
+}
+
+
+class ClassificationTask(NamedTuple):
+    name: str
+    source: Source
+    train: list[Example]
+    test: list[Example]
+
+
+def find_source(spec: str) -> tuple[str, Source]:
+    """The name and source of `NAME`, `PATH` or `NAME=PATH`, which is a copy of the dataset NAME. A path is a Hub id or
+    a local folder."""
+    name, equals, path = spec.partition("=")
+    if name in SOURCES:
+        return name, replace(SOURCES[name], dataset=path, config=None) if equals else SOURCES[name]
+    return (name, Source(path)) if equals else (Path(name).name, Source(name))
+
+
+def load_task(name: str, source: Source) -> ClassificationTask:
+    """The splits train and test of a dataset, with readable labels.
+
+    Raises ValueError for a missing column or split, and for a label that is not text or that only the test split has.
+    """
+    path = Path(source.dataset).expanduser()
+    if path.is_file() or (path / "state.json").is_file():
+        raise ValueError(f"{path} has one split, not train and test. Name a folder with train.jsonl and test.jsonl.")
+    task = ClassificationTask(name, source, _read(source, "train"), _read(source, "test"))
+    unknown = {example.label for example in task.test} - {example.label for example in task.train}
+    if unknown:
+        raise ValueError(f"{path}: 'train' has no example of labels of 'test': {', '.join(sorted(unknown)[:5])}.")
+    return task
+
+
+def _read(source: Source, split: str) -> list[Example]:
+    from datasets import ClassLabel
+
+    rows = load_table(source.dataset, source.config, split, ["text", source.label_column])
+    feature, examples = rows.features[source.label_column], []
+    for text, label in zip(rows["text"], rows[source.label_column], strict=True):
+        if isinstance(feature, ClassLabel) and label is not None:
+            label = feature.int2str(label)
+        if not isinstance(text, str) or not isinstance(label, str) or not source.readable(label):
+            raise ValueError(f"{source.dataset} has a row with text {text!r} and label {label!r}; both must be words.")
+        if label not in source.left_out:
+            # On one line: in the prompt a line break ends a text and a label
+            examples.append(Example(" ".join(text.split()), source.readable(label)))
+    return examples
+
+
+def balanced(examples: Sequence[Example], seed: str) -> list[Example]:
+    """All examples in rounds, each with one example of every class that has any left, in a random order: for every n,
+    the first n examples are balanced by class."""
+    rng = random.Random(seed)
+    return [example for one in _rounds(examples, rng) for example in rng.sample(one, len(one))]
+
+
+def randomly(examples: Sequence[Example], seed: str) -> list[Example]:
+    """A random permutation (Figures 7a and 11, arXiv:2410.05258)."""
+    return random.Random(seed).sample(sorted(examples), len(examples))
+
+
+def alternating(examples: Sequence[Example], seed: str) -> list[Example]:
+    """A permutation in which the classes take turns, always in the same order (Figure 7b, arXiv:2410.05258). The seed
+    decides the order of the classes and the order of the examples within each class."""
+    return [example for one in _rounds(examples, random.Random(seed)) for example in one]
+
+
+ORDERS: dict[str, Callable[[Sequence[Example], str], list[Example]]] = {"random": randomly, "alternating": alternating}
+
+
+def _rounds(examples: Sequence[Example], rng: random.Random) -> list[list[Example]]:
+    """Rounds with one example of every class that has any left; the order of the classes is the same in all rounds."""
+    by_class: dict[str, list[Example]] = defaultdict(list)
+    for example in sorted(examples):
+        by_class[example.label].append(example)
+    classes = rng.sample(list(by_class.values()), len(by_class))
+    shuffled = [rng.sample(members, len(members)) for members in classes]
+    return [[example for example in one if example] for one in zip_longest(*shuffled)]
+
+
+class Prompts:
+    """A task in the tokens of one tokenizer. A prompt is `start`, demonstrations (each with SEPARATOR) and a query.
+
+    Text, label with its leading space, and separator are encoded separately, so that a label has the same tokens
+    everywhere. `demonstrations` are all that exist; the first n are balanced by class for every n. `queries` are the
+    tokens of as many texts of the test split, `answers` the indices of their labels, sorted, in `label_ids`. `lengths`
+    are the tokens of prompts with the first 0, 1, ... demonstrations, the longest query and the longest label.
+
+    Raises ValueError for labels without tokens, and for a test split that has fewer texts.
+    """
+
+    def __init__(self, task: ClassificationTask, tokenizer: PreTrainedTokenizerBase, queries: int, seed: int):
+        self.task, self.seed = task, f"{seed}|{task.name}"
+        labels = sorted({example.label for example in task.train})
+        prompt = task.source.prompt.removesuffix("{label}")
+        head = prompt.rstrip(" ")
+        self.label_ids = label_ids(tokenizer, [prompt[len(head) :] + label for label in labels], SEPARATOR)
+        self.start = start_ids(tokenizer)
+
+        def query(text: str) -> list[int]:
+            return continuation_ids(tokenizer, head.replace("{text}", text))
+
+        rest = continuation_ids(tokenizer, SEPARATOR)[1:]  # a label already has the first token of what follows it
+        ending = {label: ids + rest for label, ids in zip(labels, self.label_ids, strict=True)}
+        self.demonstrations = balanced(task.train, f"{self.seed}|demonstrations")
+        self._ids = {example: query(example.text) + ending[example.label] for example in self.demonstrations}
+        check_enough(len(task.test), queries, f"texts in the test split of {task.name}", "provide a larger split")
+        drawn = random.Random(f"{self.seed}|queries").sample(task.test, len(task.test))[:queries]
+        self.queries = [query(example.text) for example in drawn]
+        self.answers = [labels.index(example.label) for example in drawn]
+        around = len(self.start) + max(map(len, self.queries)) + max(map(len, self.label_ids))
+        self.lengths = list(accumulate((len(self._ids[example]) for example in self.demonstrations), initial=around))
+
+    def tokens(self, examples: Iterable[Example]) -> list[int]:
+        return list(chain.from_iterable(self._ids[example] for example in examples))
+
+    def fitting(self, length: int) -> int:
+        """The number of demonstrations that fit into prompts of `length` tokens. Raises ValueError if not even one
+        fits, or if all of them fit."""
+        most, count = len(self.demonstrations), bisect_right(self.lengths, length) - 1
+        if not 0 < count < most:
+            raise ValueError(
+                f"{self.task.name}: demonstrations cannot fill a prompt of {length:,} tokens. With one it has "
+                f"{self.lengths[1]:,}, with all {most:,} it has {self.lengths[most]:,}. Choose other --lengths."
+            )
+        return count
