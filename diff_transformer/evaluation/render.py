@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 
 from ..folders import whole_file
 from . import protocols
-from .results import Key, Measure, Results, ResultSet, load_results, mean
+from .results import Key, Measure, Results, ResultSet, load_results
 
 if TYPE_CHECKING:  # imported where they are used: `--help` works without the extras
     from matplotlib.axes import Axes
@@ -48,14 +48,12 @@ class Table:
 
     def text(self, value: str | float | Measure | None) -> str:
         """A cell as printed: a standard error follows its mean, an unknown value is a dash."""
-        if value is None:
-            return "–"
         if isinstance(value, Measure):
             error = "" if value.stderr is None else f" ± {value.stderr:.{self.digits}f}"
-            return f"{value.value:,.{self.digits}f}{error}"
+            return self.text(value.value) + error
         if isinstance(value, float):
             return f"{value:,.{self.digits}f}"
-        return f"{value:,}" if isinstance(value, int) else value
+        return "–" if value is None else f"{value:,}" if isinstance(value, int) else value
 
     def markdown(self) -> str:
         """Columns of numbers are aligned to the right."""
@@ -129,18 +127,17 @@ def draw_models(
     over its samples."""
     key = key or {}
     for label in results.labels:
-        curve = results.curve(label, metric, x, **key)
-        if not curve:
+        places = sorted({cell.key[x] for cell in results.select(label, **key) if x in cell.key})
+        points = {at: found for at in places if (found := results.measure(label, metric, **{x: at}, **key))}
+        if not points:
             continue
-        means = [mean(values) for values in curve.values()]
-        low, high = ([bound(values) for values in curve.values()] for bound in (min, max))
-        if len(results.of(label)) == 1:
-            measures = [results.measure(label, metric, **{x: place}, **key) for place in curve]
-            errors = [measure.stderr or 0 if measure else 0 for measure in measures]
-            low, high = ([y + sign * error for y, error in zip(means, errors, strict=True)] for sign in (-1, 1))
-        places, ink = [place + shift for place in curve], color(results.labels, label)
-        axes.plot(places, means, color=ink, label=f"{label}, {name}" if name else label, **line)
-        axes.fill_between(places, low, high, color=ink, alpha=0.15, linewidth=0)
+        low, means, high = ([m.value + sign * (m.stderr or 0) for m in points.values()] for sign in (-1, 0, 1))
+        if len(results.of(label)) > 1:
+            seeds = [results.values(label, metric, **{x: at}, **key) for at in points]
+            low, high = list(map(min, seeds)), list(map(max, seeds))
+        shifted, ink = [at + shift for at in points], color(results.labels, label)
+        axes.plot(shifted, means, color=ink, label=f"{label}, {name}" if name else label, **line)
+        axes.fill_between(shifted, low, high, color=ink, alpha=0.15, linewidth=0)
 
 
 def color(labels: Sequence[str], label: str) -> str:
@@ -150,18 +147,14 @@ def color(labels: Sequence[str], label: str) -> str:
 def sections(by_protocol: Mapping[str, Iterable[Results]]) -> list[Section]:
     """The sections of the protocols that have results, in the order of the paper. Raises ValueError for an unknown
     protocol and for results that cannot stand side by side."""
-    unknown = sorted(set(by_protocol) - set(protocols.names()))
-    if unknown:
-        raise ValueError(f"There are results of {', '.join(unknown)}, which this version does not know.")
     found = []
-    loaded = [(protocols.load(name), results) for name, results in by_protocol.items()]
+    loaded = [(protocols.load(name), ResultSet(results)) for name, results in by_protocol.items()]
     for module, results in sorted(loaded, key=lambda pair: pair[0].ORDER):
-        together = ResultSet(results)
-        if together.results:
-            section = module.section(together)
-            vocabularies = {r.model.get("vocabulary") for r in together.results}
-            notes = [*section.notes, OTHER_VOCABULARIES] if len(vocabularies) > 1 else section.notes
-            found.append(replace(section, notes=notes, results=together.results))
+        if results.results:
+            section = module.section(results)
+            several = len({r.model.get("vocabulary") for r in results.results}) > 1
+            notes = [*section.notes, OTHER_VOCABULARIES] if several else section.notes
+            found.append(replace(section, notes=notes, results=results.results))
     return found
 
 
@@ -177,14 +170,12 @@ def write_pages(folder: Path, title: str, found: Sequence[Section], opening: Ope
     (folder / "figures").mkdir(parents=True)
     for figure in (figure for section in found for figure in section.figures):
         (folder / "figures" / f"{figure.name}.png").write_bytes(figure.png())
-    pages = {
-        "report.html": html_page(title, found, opening, folder),
-        "report.md": markdown_page(title, found, opening),
-    }
-    for name, text in pages.items():
-        with whole_file(folder / name) as part:
+    html, markdown = html_page(title, found, opening, folder), markdown_page(title, found, opening)
+    pages = {folder / "report.html": html, folder / "report.md": markdown}
+    for path, text in pages.items():
+        with whole_file(path) as part:
             part.write_text(text, encoding="utf-8")
-    return [folder / name for name in pages]
+    return list(pages)
 
 
 def markdown_page(title: str, found: Sequence[Section], opening: Opening) -> str:
@@ -210,9 +201,9 @@ def html_page(title: str, found: Sequence[Section], opening: Opening, folder: Pa
 
 def models_table(found: Sequence[Section]) -> Table:
     """The models of all results: what the columns of the other tables are."""
-    models = {tuple(sorted(r.model.items(), key=str)): r.model for section in found for r in section.results}
     columns = ["label", "name", "model_type", "parameters", "dtype", "attn_implementation", "revision"]
-    return Table("Models", columns, [[model.get(column) for column in columns] for model in models.values()])
+    models = dict.fromkeys(tuple(map(r.model.get, columns)) for section in found for r in section.results)
+    return Table("Models", columns, list(map(list, models)))
 
 
 def provenance(results: Sequence[Results]) -> list[str]:
