@@ -51,18 +51,16 @@ def differential_maps(maps: torch.Tensor, lambda_full: torch.Tensor | None) -> t
 
 @contextmanager
 def attention_probe(model: PreTrainedModel, probe: Probe) -> Iterator[None]:
-    """Within this context all attention of the model goes through `probe`, of which a process has one at a time.
+    """Within this context all attention of the model goes through `probe`. A process has one at a time.
 
     Raises ValueError for a model that does not use transformers' attention interface.
     """
     global _probe
     if not getattr(model, "_supports_attention_backend", False):
         raise ValueError(
-            f"{type(model).__name__} does not use transformers' attention interface, so its attention cannot be "
-            "measured. The other protocols than attention_allocation, outliers and logit_quantization do not need it."
+            f"{type(model).__name__} does not use transformers' attention interface, which the protocols "
+            "attention_allocation, outliers and logit_quantization need."
         )
-    if _probe is not None:
-        raise ValueError("Another attention_probe is active in this process; leave its context first.")
     before = model.config._attn_implementation
     _probe = probe
     with ExitStack() as hooks:
@@ -109,7 +107,7 @@ def probe_attention_forward(
     if unknown or attention_mask is None or attention_mask.dtype != torch.bool:
         raise ValueError(
             f"{type(module).__name__} uses {', '.join(unknown) or 'a mask that is not boolean'}, which the probe does "
-            "not support. Evaluate a model with plain softmax attention."
+            "not support."
         )
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     groups = query.shape[1] // key.shape[1]
@@ -118,12 +116,12 @@ def probe_attention_forward(
     fitting = max(1, _BLOCK_BYTES // (4 * query.shape[0] * query.shape[1] * key.shape[2]))
     rows = query.shape[2] if _probe.all_rows else fitting
     lambda_full, outputs = _lambdas.pop(module, None), []
-    blocks = query.to(dtype).split(rows, dim=2)
-    lambdas = [None] * len(blocks) if lambda_full is None else lambda_full.split(rows, dim=1)
-    for block, visible, of_rows in zip(blocks, attention_mask.split(rows, dim=2), lambdas, strict=True):
-        logits = _probe.on_logits(module, block @ keys.transpose(2, 3) * scaling, visible)
+    for start in range(0, query.shape[2], rows):
+        part = slice(start, start + rows)
+        visible = attention_mask[:, :, part]
+        logits = _probe.on_logits(module, query[:, :, part].to(dtype) @ keys.transpose(2, 3) * scaling, visible)
         maps = logits.masked_fill(~visible, torch.finfo(logits.dtype).min).softmax(-1)
-        _probe.on_maps(module, maps, of_rows)
+        _probe.on_maps(module, maps, None if lambda_full is None else lambda_full[:, part])
         outputs.append(maps @ values)
     return torch.cat(outputs, dim=2).transpose(1, 2).to(value.dtype), None
 
