@@ -47,10 +47,7 @@ def load_model(
             options["attn_implementation"] = attn_implementation
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"No causal language model with a tokenizer could be loaded from {path!r}, as a local folder or from the "
-            f"Hub: {error}"
-        ) from error
+        raise ValueError(f"No causal language model with a tokenizer is in {path!r}: {error}") from error
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     model.to(where).eval()  # type: ignore[arg-type]  # a decorator hides its signature
     with torch.inference_mode():
@@ -73,14 +70,12 @@ def load_model(
 
 def split_spec(spec: str) -> tuple[str, str]:
     """The label and the path of `LABEL=PATH`, or of `PATH`, whose label is its last part."""
-    label, equals, path = spec.partition("=")
-    if not equals or Path(spec).is_dir():  # a folder may have an = in its name
-        label, path = "", spec
+    # A folder's name may have an =
+    label, path = spec.split("=", 1) if "=" in spec and not Path(spec).is_dir() else ("", spec)
     path = os.path.expanduser(path)
-    label = label or (Path(path).resolve().name if Path(path).is_dir() else path)
     if not path:
         raise ValueError(f"Got the model {spec!r}; it needs a path or Hub id, as in --model DIFF=path/to/model.")
-    return label, path
+    return label or (Path(path).resolve().name if Path(path).is_dir() else path), path
 
 
 def fingerprint(folder: Path) -> str:
@@ -100,7 +95,4 @@ def check_length(model: PreTrainedModel, tokens: int, what: str) -> None:
     """Raises ValueError if the model has fewer positions than `tokens`."""
     limit = max_positions(model)
     if limit is not None and tokens > limit:
-        raise ValueError(
-            f"{what} needs {tokens:,} tokens, but the model has max_position_embeddings={limit:,}. Choose a shorter "
-            "length, or extend the context first (docs/training.md)."
-        )
+        raise ValueError(f"{what} needs {tokens:,} tokens, but the model has max_position_embeddings={limit:,}.")

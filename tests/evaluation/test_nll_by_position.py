@@ -118,7 +118,7 @@ def test_cells_are_the_curves_of_documents(loaded, tmp_path):
     "changes, message",
     [
         ({"length": 4096}, "needs 4,096 tokens, but the model has max_position_embeddings=2,048"),
-        ({"documents": 5}, "Found 4 rows of 64 tokens in the text, but 5 were asked for"),
+        ({"documents": 5}, "Found 4 rows of 64 tokens in documents of up to .*, but 5 were asked for"),
     ],
 )
 def test_run_rejects(loaded, tmp_path, changes, message):

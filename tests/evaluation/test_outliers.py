@@ -128,7 +128,7 @@ def test_stopped_run_resumes(loaded, tmp_path, monkeypatch):
     [
         ({"tokens": 99999}, "but 1,563 were asked for"),
         ({"length": 4096}, "needs 4,096 tokens, but the model has max_position_embeddings=2,048"),
-        ({"length": 2000, "join": False}, "No document has 2,000 tokens"),
+        ({"length": 2000, "join": False}, "rows of 2,000 tokens in documents of up to"),
     ],
 )
 def test_run_rejects(loaded, tmp_path, changes, message):
