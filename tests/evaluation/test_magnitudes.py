@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diff_transformer.evaluation.protocols.outliers import BITS, MEDIAN_ERROR, Magnitudes
+from diff_transformer.evaluation.protocols.outliers import BITS, MEDIAN_ERROR, Magnitudes, summary
 
 TINY = 2.0**-126  # the smallest normal float32
 # zeros, subnormals, ordinary values, huge ones
@@ -17,33 +17,42 @@ FLOATS = st.one_of(
     st.just(0.0), st.floats(0, 10, width=32), st.floats(0, 2.0**127, width=32), st.sampled_from([TINY, 1.0, 65504.0])
 )
 BATCHES = st.lists(st.lists(FLOATS, max_size=20), min_size=1, max_size=8).filter(any)
-THOROUGH = settings(max_examples=60, deadline=None)
 
 
-def summed(batches, dtype=torch.float32, count=5):
-    magnitudes = Magnitudes(count)
-    for layer, batch in enumerate(batches):
-        magnitudes.update(torch.as_tensor(batch, dtype=dtype), layer)
-    return magnitudes
+def summed(*rows, dtype=torch.float32):
+    """The summary of rows of batches of values; the layers count on."""
+    records, layer = [], 0
+    for batches in rows:
+        magnitudes = Magnitudes()
+        for batch in batches:
+            magnitudes.update(torch.as_tensor(batch, dtype=dtype), layer)
+            layer += 1
+        records.append(json.loads(json.dumps(magnitudes.record())))
+    return summary(records)
 
 
-def assert_median(magnitudes, values):
-    expected = np.median(np.asarray(values, dtype=np.float64))
+def assert_summary(found, values):
+    """`values`: an array."""
+    measures, data = found
+    expected = np.median(values.astype(np.float64))
     bound = MEDIAN_ERROR * expected + 2.0 ** (-126 - BITS)
-    assert abs(magnitudes.median() - expected) <= bound * (1 + 1e-12), "the median is off by more than its bound"
+    assert abs(measures["median"].value - expected) <= bound * (1 + 1e-12), "the median is off by more than its bound"
+    largest = np.sort(values)[::-1][:100].tolist()
+    assert data["top"] == largest and {measure.n for measure in measures.values()} == {len(values)}
+    ranks = [rank for rank in (1, 2, 3, 10, 100) if rank <= len(largest)]
+    assert {f"top_{rank}": largest[rank - 1] for rank in ranks} == {
+        name: measure.value for name, measure in measures.items() if name != "median"
+    }
 
 
 @pytest.mark.slow
-@THOROUGH
-@given(BATCHES, st.integers(1, 30))
-def test_the_median_is_numpys_within_its_bound_and_the_largest_exactly(batches, count):
-    magnitudes = summed(batches, count=count)
-    values = np.concatenate([np.asarray(batch, dtype=np.float32) for batch in batches])
-    assert magnitudes.total == len(values)
-    assert_median(magnitudes, values)
-    assert magnitudes.top.tolist() == np.sort(values)[::-1][:count].tolist()
-    for value, layer in zip(magnitudes.top, magnitudes.layers, strict=True):
-        assert value in torch.tensor(batches[layer]), "a value is attributed to the wrong layer"
+@settings(max_examples=60, deadline=None)
+@given(BATCHES, BATCHES)
+def test_summary_of_rows_is_numpys(first, second):
+    found = summed(first, second)
+    assert_summary(found, np.concatenate([np.asarray(batch, dtype=np.float32) for batch in first + second]))
+    for value, layer in zip(found[1]["top"], found[1]["top_layers"], strict=True):
+        assert value in torch.tensor((first + second)[layer]), "a value is attributed to the wrong layer"
 
 
 @pytest.mark.parametrize(
@@ -54,43 +63,23 @@ def test_the_median_is_numpys_within_its_bound_and_the_largest_exactly(batches, 
         ([8.0, 1.0, 2.0, 100.0], 5 * (1 + 2**-9)),  # an even number has the mean of two
     ],
 )
-def test_medians(values, median):
-    assert summed([values]).median() == median
+def test_summary_takes_the_middles_of_bins(values, median):
+    assert summed([values])[0]["median"].value == median
     assert pytest.approx(2**-9, rel=1e-4) == MEDIAN_ERROR
 
 
-@settings(max_examples=20, deadline=None)
-@given(BATCHES, BATCHES)
-def test_parts_add_up_also_from_json(first, second):
-    whole, part, other = summed(first + second), summed(first), summed(second)
-    other.layers += len(first)
-    part, other = (Magnitudes.from_json(json.loads(json.dumps(x.to_json()))) for x in (part, other))
-    part.merge(other)
-    assert part.counts.equal(whole.counts)
-    assert part.top.tolist() == whole.top.tolist()
-    for value, layer in zip(part.top, part.layers, strict=True):
-        assert value in torch.tensor((first + second)[layer])
-
-
-def test_octaves_count_by_powers_of_two():
-    magnitudes = summed([[0.0, 1e-40, 0.5, 0.75, 1.0, 1.99, 2.0, 1024.0, 3e38]])
-    assert magnitudes.octaves() == {-127: 2, -1: 2, 0: 2, 1: 1, 10: 1, 127: 1}
+def test_summary_counts_octaves():
+    _, data = summed([[0.0, 1e-40, 0.5, 0.75, 1.0, 1.99, 2.0, 1024.0, 3e38]])
+    assert data["octaves"] == [-127, -1, 0, 1, 10, 127] and data["octave_counts"] == [2, 2, 2, 1, 1, 1]
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e300])
-def test_values_that_are_not_finite_are_rejected(value):
+def test_magnitudes_rejects_values_that_are_not_finite(value):
     with pytest.raises(ValueError, match="infinite or not a number.*--dtype"):
         summed([[1.0, value]], dtype=torch.float64)
 
 
-def test_no_numbers_have_no_median():
-    with pytest.raises(ValueError, match="no numbers"):
-        Magnitudes().median()
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
-def test_both_in_other_types(dtype):
+def test_magnitudes_takes_other_types(dtype):
     values = torch.as_tensor(np.random.default_rng(0).standard_cauchy(size=(5, 7, 11)).clip(-6e4, 6e4)).to(dtype)
-    magnitudes, exact = summed([values], dtype=dtype, count=100), values.double().abs().numpy().ravel()
-    assert_median(magnitudes, exact)
-    assert magnitudes.top.tolist() == np.sort(exact)[::-1][:100].tolist()
+    assert_summary(summed([values], dtype=dtype), values.double().abs().numpy().ravel())

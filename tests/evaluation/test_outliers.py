@@ -1,7 +1,6 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Activation outliers: against all activations at once, held and sorted; through the command line; in the report."""
 
-import json
 from dataclasses import asdict
 
 import numpy as np
@@ -18,9 +17,9 @@ from diff_transformer.evaluation.protocols.outliers import (
     ACTIVATIONS,
     Arguments,
     decoder_layers,
-    layer_outputs,
     measure_row,
     section,
+    summary,
 )
 from diff_transformer.evaluation.results import Measure, Results, ResultSet
 
@@ -53,13 +52,13 @@ def corpus(folder, words=700):
     return str(folder)
 
 
-def test_measures_are_those_of_all_activations(loaded):
+def test_measure_row_has_all_activations(loaded):
     input_ids = torch.randint(0, 300, (1, 50))
     expected = all_activations(loaded.model, input_ids)
     found = measure_row(loaded.model, input_ids, chunk_size=7)
     for name in ACTIVATIONS:
         values = torch.cat(expected[name]).double().numpy()
-        measures, data = found[name].measures(), found[name].data()
+        measures, data = summary([found[name]])
         descending = np.sort(values)[::-1]
         for rank in (1, 2, 3, 10, 100):
             assert measures[f"top_{rank}"].value == pytest.approx(descending[rank - 1], rel=1e-4), (name, rank)
@@ -70,34 +69,25 @@ def test_measures_are_those_of_all_activations(loaded):
         assert sum(data["octave_counts"]) == len(values)
 
 
-def hooks(model):
-    return [list(layer._forward_hooks) for layer in decoder_layers(model)]
-
-
-def test_hooks_go_when_something_fails(loaded):
-    before = hooks(loaded.model)
-    with pytest.raises(ZeroDivisionError), layer_outputs(loaded.model, lambda values, layer: 1 / 0):
-        loaded.model(input_ids=torch.tensor([[1, 2]]))
-    assert hooks(loaded.model) == before
-
-
-def test_layers_of_another_architecture():
+def test_measure_row_takes_another_architecture():
     model = GPT2LMHeadModel(GPT2Config(n_layer=3, n_embd=16, n_head=2, vocab_size=50, n_positions=32)).eval()
     assert list(decoder_layers(model)) == list(model.transformer.h)
     found = measure_row(model, torch.randint(0, 50, (1, 12)), chunk_size=5)
-    assert found["hidden_states"].total == 3 * 12 * 16
-    assert found["attention_logits"].total == 3 * 2 * 12 * 13 / 2
+    numbers = {name: summary([record])[0]["median"].n for name, record in found.items()}
+    assert numbers == {"hidden_states": 3 * 12 * 16, "attention_logits": 3 * 2 * 12 * 13 / 2}
     model.config.n_layer = 5
     with pytest.raises(ValueError, match="GPT2LMHeadModel has no list of 5 decoder layers"):
         decoder_layers(model)
 
 
-def test_infinite_activations_are_rejected(twin_folders):
-    loaded = load_model(str(twin_folders["DIFF"]), device="cpu")
+def test_measure_row_rejects_infinite_activations_and_removes_its_hooks(twin_folders):
+    model = load_model(str(twin_folders["DIFF"]), device="cpu").model
+    before = [list(layer._forward_hooks) for layer in decoder_layers(model)]
     with torch.no_grad():
-        loaded.model.model.layers[1].mlp.down_proj.weight.fill_(float("inf"))
+        model.model.layers[1].mlp.down_proj.weight.fill_(float("inf"))
     with pytest.raises(ValueError, match="infinite or not a number"):
-        measure_row(loaded.model, torch.tensor([[1, 2, 3]]))
+        measure_row(model, torch.tensor([[1, 2, 3]]))
+    assert [list(layer._forward_hooks) for layer in decoder_layers(model)] == before
 
 
 def run(loaded, arguments, folder):
@@ -106,7 +96,7 @@ def run(loaded, arguments, folder):
     return results
 
 
-def test_stopped_run_resumes(loaded, tmp_path, monkeypatch):
+def test_run_resumes(loaded, tmp_path, monkeypatch):
     arguments = Arguments(dataset=corpus(tmp_path / "texts"), tokens=100, length=32, chunk_size=20)
     results = run(loaded, arguments, tmp_path / "out")
     whole, results.cells = results.cells, []
@@ -137,33 +127,14 @@ def test_run_rejects(loaded, tmp_path, changes, message):
         run(loaded, arguments, tmp_path / "out")
 
 
-def test_report_of_results_on_disk(tmp_path):
-    content = {
-        "schema": 1,
-        "protocol": "outliers",
-        "model": {"label": "DIFF"},
-        "settings": {"dataset": "books", "length": 4096},
-        "seed": 0,
-        "runs": [],
-        "cells": [
-            {
-                "key": {"activation": "hidden_states"},
-                "measures": {"top_1": {"value": 7.5, "n": 9}, "median": {"value": 1.0, "n": 9}},
-                "data": {
-                    "top": [7.5],
-                    "top_layers": [3],
-                    "median_relative_error": 0.002,
-                    "octaves": [0, 2],
-                    "octave_counts": [8, 1],
-                    "tokens": 401_408,
-                },
-                "seconds": 1.0,
-            }
-        ],
-    }
-    path = tmp_path / "DIFF.json"
-    path.write_text(json.dumps(content))
-    table = section(ResultSet([Results.load(path)])).comparisons[0].table()
+def test_section_compares_with_table_5(tmp_path):
+    settings = {"dataset": "books", "length": 4096}
+    results = Results(tmp_path / "DIFF.json", "outliers", {"label": "DIFF"}, settings, 0)
+    data = {"top_layers": [3], "median_relative_error": 0.002, "tokens": 401_408}
+    measures = {"top_1": Measure(7.5, 9), "median": Measure(1.0, 9)}
+    results.add({"activation": "hidden_states"}, measures, data)
+    found = section(ResultSet([results]))
+    table = found.comparisons[0].table()
     rows = {", ".join(map(str, row[:2])): row[2:] for row in table.rows}
     differs = "tokens 401,408 (paper: 400,000); not stated in the paper: dataset books, length 4,096"
     assert rows["hidden states, top 1"][2:] == [Measure(7.5, 9), differs]
@@ -171,3 +142,6 @@ def test_report_of_results_on_disk(tmp_path):
     assert rows["attention logits, top 1"] == [318.0, 38.8, None, rows["attention logits, top 1"][-1]]
     assert rows["hidden states, top 100"][:2] == [2448.2, 740.9] and len(rows) == 12
     assert table.columns == ["of", "magnitude", PAPER_TRANSFORMER, PAPER_DIFF, "DIFF", DIFFERS]
+    largest, error = found.notes
+    assert largest == "DIFF, hidden states: the largest is from layer 4; 1 of the largest 1 are from layer 4."
+    assert error.endswith("off by at most 0.2%.")

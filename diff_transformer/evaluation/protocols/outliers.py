@@ -13,12 +13,15 @@ heads and channels."""
 import base64
 import math
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from tqdm.auto import tqdm
@@ -59,21 +62,16 @@ class Arguments(DocumentArguments):
 
 
 class Magnitudes:
-    """The largest |values|, with their layers, and the median of more values than fit into memory.
+    """The largest |values|, with their layers, and a histogram of more values than fit into memory.
 
-    The median is that of a histogram by the leading bits in float32, 8 of the exponent and `BITS` of the mantissa. Bit
-    patterns of numbers that are not negative are ordered like the numbers, so a bin is an interval: `[2^e, 2^(e + 1))`
-    has `2^BITS` bins of equal width, so a number is at most `2^(e - BITS - 1)` from the middle of its bin. The median,
-    taken of these middles, is off by at most `MEDIAN_ERROR`, whose last term is for rounding, or absolutely by
+    The histogram is by the leading bits in float32, 8 of the exponent and `BITS` of the mantissa. Bit patterns of
+    numbers that are not negative are ordered like the numbers, so a bin is an interval: `[2^e, 2^(e + 1))` has
+    `2^BITS` bins of equal width, so a number is at most `2^(e - BITS - 1)` from the middle of its bin. A median, taken
+    of these middles, is off by at most `MEDIAN_ERROR`, whose last term is for rounding, or absolutely by
     `2^(-126 - BITS)` below 2^-126, where float32 loses precision."""
 
-    def __init__(self, count: int = max(RANKS)):
-        self.count, self.counts = count, torch.zeros(255 << BITS, dtype=torch.long)
-        self.top, self.layers = torch.empty(0), torch.empty(0, dtype=torch.long)
-
-    @property
-    def total(self) -> int:
-        return int(self.counts.sum())
+    def __init__(self) -> None:
+        self.counts, self.top = torch.zeros(255 << BITS, dtype=torch.long), list[tuple[float, int]]()
 
     def update(self, values: torch.Tensor, layer: int) -> None:
         """Takes values of any shape and floating type. Raises ValueError if one is not finite in float32."""
@@ -81,75 +79,53 @@ class Magnitudes:
         bins = magnitudes.to(torch.float32).view(torch.int32) >> (23 - BITS)
         counts = torch.bincount(bins, minlength=len(self.counts))
         if len(counts) > len(self.counts):
-            raise ValueError(
-                "An activation is infinite or not a number. Check the model's weights, or evaluate it in another "
-                "--dtype."
-            )
-        largest = magnitudes.topk(min(self.count, len(magnitudes))).values
-        self._add(counts, largest, torch.full(largest.shape, layer, device=largest.device))
-
-    def merge(self, other: "Magnitudes") -> None:
-        self._add(other.counts, other.top, other.layers)
-
-    def _add(self, counts: torch.Tensor, values: torch.Tensor, layers: torch.Tensor) -> None:
+            raise ValueError("An activation is infinite or not a number. Check the weights, or use another --dtype.")
         self.counts = self.counts.to(counts.device) + counts
-        values, layers = torch.cat([self.top.to(values), values]), torch.cat([self.layers.to(layers), layers])
-        self.top, order = values.topk(min(self.count, len(values)))
-        self.layers = layers[order]
+        largest = magnitudes.topk(min(RANKS[-1], len(magnitudes))).values.tolist()
+        self.top = _largest([*self.top, *((value, layer) for value in largest)])
 
-    def median(self) -> float:
-        """Raises ValueError without values."""
-        if self.total == 0:
-            raise ValueError("Got no numbers to take the median of.")
-        ranks = torch.tensor([(self.total - 1) // 2, self.total // 2], device=self.counts.device)
-        bins = torch.searchsorted(self.counts.cumsum(0), ranks, right=True)
-        middles = ((bins << (23 - BITS)) + (1 << (22 - BITS))).to(torch.int32).view(torch.float32)
-        return middles.where(bins > 0, 0).double().mean().item()  # bin 0 holds the zeros
-
-    def octaves(self) -> dict[int, int]:
-        """The count of values in [2^e, 2^(e + 1)) by e, ascending; e = -127 counts the values below 2^-126."""
-        counts = self.counts.view(255, -1).sum(1).tolist()
-        return {e - 127: count for e, count in enumerate(counts) if count}
-
-    def measures(self) -> dict[str, Measure]:
-        """`top_1` ... `top_100`, as far as there are enough values, and `median`; n is the number of values."""
-        found = {f"top_{rank}": value for rank, value in enumerate(self.top.tolist(), 1) if rank in RANKS}
-        return {name: Measure(value, self.total) for name, value in {**found, "median": self.median()}.items()}
-
-    def data(self) -> dict[str, Any]:
-        octaves = self.octaves()
-        return {
-            "top": self.top.tolist(),
-            "top_layers": self.layers.tolist(),
-            "median_relative_error": MEDIAN_ERROR,
-            "octaves": list(octaves),  # e of [2^e, 2^(e + 1))
-            "octave_counts": list(octaves.values()),
-        }
-
-    def to_json(self) -> dict[str, Any]:
-        top = {"k": self.count, "values": self.top.tolist(), "sources": self.layers.tolist()}
+    def record(self) -> dict[str, Any]:
+        """The content as JSON, for the journal."""
+        top = {"values": [value for value, _ in self.top], "sources": [layer for _, layer in self.top]}
         packed = base64.b64encode(zlib.compress(self.counts.cpu().numpy().tobytes())).decode()
-        return {"top": top, "histogram": {"bits": BITS, "counts": packed}}
+        return {"top": top, "histogram": {"counts": packed}}
 
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> "Magnitudes":
-        top, packed = content["top"], content["histogram"]["counts"]
-        found = cls(top["k"])
-        found.top = torch.tensor(top["values"], dtype=torch.float64)  # exact for any floating type
-        found.layers = torch.tensor(top["sources"], dtype=torch.long)
-        found.counts = torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(packed))), dtype=torch.long)
-        return found
+
+def _largest(pairs: list[tuple[float, int]]) -> list[tuple[float, int]]:
+    return sorted(pairs, key=itemgetter(0), reverse=True)[: RANKS[-1]]
+
+
+def summary(records: Iterable[dict[str, Any]]) -> tuple[dict[str, Measure], dict[str, Any]]:
+    """The measures and the data of a cell from the records of its rows. `top_1` ... `top_100` are as far as there are
+    enough values; n is the number of values."""
+    pairs, counts = list[tuple[float, int]](), np.zeros(255 << BITS, dtype=np.int64)
+    for record in records:
+        pairs += zip(record["top"]["values"], record["top"]["sources"], strict=True)
+        counts += np.frombuffer(zlib.decompress(base64.b64decode(record["histogram"]["counts"])), dtype=np.int64)
+    top, n = _largest(pairs), int(counts.sum())
+    bins = np.searchsorted(counts.cumsum(), [(n - 1) // 2, n // 2], side="right")
+    middles = ((bins << (23 - BITS)) + (1 << (22 - BITS))).astype(np.int32).view(np.float32)
+    median = np.where(bins > 0, middles, 0).mean(dtype=np.float64)  # bin 0 holds the zeros
+    measures = {f"top_{rank}": Measure(value, n) for rank, (value, _) in enumerate(top, 1) if rank in RANKS}
+    octaves = {e: int(count) for e, count in enumerate(counts.reshape(255, -1).sum(1), -127) if count}
+    return {**measures, "median": Measure(float(median), n)}, {
+        "top": [value for value, _ in top],
+        "top_layers": [layer for _, layer in top],
+        "median_relative_error": MEDIAN_ERROR,
+        "octaves": list(octaves),  # e of [2^e, 2^(e + 1)); -127 counts the values below 2^-126
+        "octave_counts": list(octaves.values()),
+    }
 
 
 class LogitsProbe(Probe):
-    """Passes the logits that are not masked, with the index of their layer, to `observe`."""
+    """Passes the logits that are not masked, with the index of their layer, to `magnitudes`."""
 
-    def __init__(self, observe: Callable[[torch.Tensor, int], None]):
-        self.observe = observe
+    def __init__(self, magnitudes: Magnitudes):
+        self.magnitudes = magnitudes
 
     def on_logits(self, module: nn.Module, logits: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         for head in logits.unbind(1):  # selecting and sorting takes several times the memory of the logits
-            self.observe(head.masked_select(visible[:, 0]), module.layer_idx)  # type: ignore[arg-type]
+            self.magnitudes.update(head.masked_select(visible[:, 0]), module.layer_idx)  # type: ignore[arg-type]
         return logits
 
 
@@ -159,39 +135,28 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     for module in model.base_model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == layers:
             return module
-    raise ValueError(
-        f"{type(model).__name__} has no list of {layers} decoder layers whose outputs could be measured. Evaluate a "
-        "model that keeps its layers in one nn.ModuleList."
-    )
+    raise ValueError(f"{type(model).__name__} has no list of {layers} decoder layers whose outputs could be measured.")
 
 
-@contextmanager
-def layer_outputs(model: PreTrainedModel, observe: Callable[[torch.Tensor, int], None]) -> Iterator[None]:
-    """Within this context `observe` receives each decoder layer's output (batch, tokens, hidden size) and its
-    index."""
+def measure_row(model: PreTrainedModel, input_ids: torch.Tensor, chunk_size: int = CHUNK) -> dict[str, dict[str, Any]]:
+    """The records of both activations by name. input_ids: (batch, tokens)."""
+    logits, hidden = Magnitudes(), Magnitudes()
 
-    def hook(index: int):
-        return lambda module, args, output: observe(output[0] if isinstance(output, tuple) else output, index)
+    def observe(layer: int, module: nn.Module, args: tuple, output: Any) -> None:
+        hidden.update(output[0] if isinstance(output, tuple) else output, layer)
 
-    with ExitStack() as stack:
+    with attention_probe(model, LogitsProbe(logits)), ExitStack() as hooks:
         for i, layer in enumerate(decoder_layers(model)):
-            stack.enter_context(layer.register_forward_hook(hook(i)))
-        yield
-
-
-def measure_row(model: PreTrainedModel, input_ids: torch.Tensor, chunk_size: int = CHUNK) -> dict[str, Magnitudes]:
-    """The magnitudes of both activations by name. input_ids: (batch, tokens)."""
-    found = {name: Magnitudes() for name in ACTIVATIONS}
-    with attention_probe(model, LogitsProbe(found[LOGITS].update)), layer_outputs(model, found[HIDDEN].update):
+            hooks.enter_context(layer.register_forward_hook(partial(observe, i)))
         for _ in chunks(model, input_ids, size=chunk_size, logits_to_keep=1):
             pass
-    return found
+    return {LOGITS: logits.record(), HIDDEN: hidden.record()}
 
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
     check_length(loaded.model, arguments.length, "A row")
-    keys = [{"activation": name} for name in ACTIVATIONS]
-    if all(key in results for key in keys):
+    todo = results.todo([{"activation": name} for name in ACTIVATIONS])
+    if not todo:
         return
     number = math.ceil(arguments.tokens / arguments.length)
     number = min(number, options.limit or number)
@@ -200,13 +165,10 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     journal = results.journal("rows")
     for i, row in enumerate(tqdm(rows, desc=f"{loaded.label}: rows", unit="row")):
         if str(i) not in journal:
-            found = measure_row(loaded.model, torch.tensor([row]), arguments.chunk_size)
-            journal.add(str(i), **{name: magnitudes.to_json() for name, magnitudes in found.items()})
-    for key in results.todo(keys):
-        total = Magnitudes()
-        for i in range(len(rows)):
-            total.merge(Magnitudes.from_json(journal.records[str(i)][key["activation"]]))
-        results.add(key, total.measures(), {**total.data(), "tokens": len(rows) * arguments.length})
+            journal.add(str(i), **measure_row(loaded.model, torch.tensor([row]), arguments.chunk_size))
+    for key in todo:
+        measures, data = summary(journal.records[str(i)][str(key["activation"])] for i in range(len(rows)))
+        results.add(key, measures, {**data, "tokens": len(rows) * arguments.length})
 
 
 def section(results: ResultSet) -> Section:
