@@ -6,15 +6,12 @@ token, which predicts the number, to five spans, as in the paper's Figure 1: the
 the context before the answer, the answer (its needle), the context after it, and the query (the text of the task).
 They sum to one. Noise is the context without the answer; other needles count as noise.
 
-Positive and negative scores of a differential layer cancel in a sum over a span, so noise is also reported as the sum
-of absolute scores, on the same scale: for a Transformer the two are equal. The paper does not say which of them its
-Table 3 has. It is compared with the signed sum, since the paper's spans sum to one.
-
 Scores of a differential layer are softmax1 - lambda softmax2 and can be negative. The paper does not say how it
 normalizes them, but shows negative scores, and spans that sum to one. So by default (`--normalization total`) the
 signed scores are averaged over heads and layers and divided by their sum. `row` normalizes each row of each head
 first; layers whose lambda is near 1 dominate it, since their rows sum to almost zero. `absolute` takes absolute values
-and then proceeds like `row`. For a Transformer the three agree.
+and then proceeds like `row`. Positive and negative scores cancel in the sum over a span, so noise is also reported as
+the sum of absolute scores, on the same scale. For a Transformer all of these agree.
 """
 
 import random
@@ -113,43 +110,37 @@ def attention_shares(
     total = shares[0].sum(-1, keepdim=True)
     if (total <= 0).any():
         raise ValueError(
-            f"The differential scores of a token sum to {total.min():.3g}: the average lambda is 1 or more. Normalize "
-            "each row instead, with --normalization row or absolute."
+            f"The differential scores of a token sum to {total.min():.3g}: the average lambda is 1 or more. Use "
+            "--normalization row or absolute."
         )
     return shares / total
 
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
     check_length(loaded.model, arguments.length, "A prompt")
-    todo = results.todo([{"depth": depth} for depth in dict.fromkeys(arguments.depths)])
+    todo = results.todo([{"depth": depth} for depth in arguments.depths])
     if not todo:
         return
     samples = min(arguments.samples, options.limit or arguments.samples)
     new_prompt = prompt_maker(arguments, loaded.tokenizer)
 
-    def shares(prompts: Sequence[NeedlePrompt]) -> list[list[list[float]]]:
+    def shares(prompts: Sequence[NeedlePrompt]) -> list[torch.Tensor]:
+        """(2, len(SPANS)) of each prompt."""
         input_ids = torch.tensor([prompt.input_ids for prompt in prompts])
         spans = torch.tensor([token_spans(prompt) for prompt in prompts])
         found = attention_shares(loaded.model, input_ids, spans, arguments.normalization, arguments.chunk_size)
-        return found.transpose(0, 1).tolist()  # (batch, 2, len(SPANS))
+        return list(found.double().cpu().unbind(1))
 
-    def make_prompt(depth: int, i: int) -> NeedlePrompt:
-        rng = random.Random(f"{options.seed}|{depth}|{i}")
-        return new_prompt(arguments.length, arguments.needles, queried=1, depth=depth, rng=rng)
-
-    start = max(1, BATCH_TOKENS // arguments.length)
-    with tqdm(total=len(todo) * samples, desc=loaded.label, unit="prompt") as bar:
-        for key in todo:
-            prompts = [make_prompt(int(key["depth"]), i) for i in range(samples)]
-            rows = []
-            for _, row in in_batches(shares, prompts, options.batch_size, start):
-                rows.append(row)
-                bar.update()
-            signed, absolute = torch.tensor(rows, dtype=torch.float64).unbind(1)
-            found = dict(zip(SPANS, signed.T, strict=True))
-            found["noise"] = found["before"] + found["after"]
-            found["absolute_noise"] = absolute[:, [SPANS.index("before"), SPANS.index("after")]].sum(1)
-            results.add(key, {name: Measure.of(values) for name, values in found.items()})
+    for key in tqdm(todo, desc=f"{loaded.label}: depths", unit="depth"):
+        depth = int(key["depth"])
+        rngs = [random.Random(f"{options.seed}|{depth}|{i}") for i in range(samples)]
+        prompts = [new_prompt(arguments.length, arguments.needles, queried=1, depth=depth, rng=rng) for rng in rngs]
+        batches = in_batches(shares, prompts, options.batch_size, start=max(1, BATCH_TOKENS // arguments.length))
+        signed, absolute = torch.stack([rows for _, rows in batches], dim=-1)  # (len(SPANS), samples)
+        found = dict(zip(SPANS, signed, strict=True))
+        found["noise"] = found["before"] + found["after"]
+        found["absolute_noise"] = absolute[SPANS.index("before")] + absolute[SPANS.index("after")]
+        results.add(key, {name: Measure.of(values) for name, values in found.items()})
 
 
 def section(results: ResultSet) -> Section:
@@ -157,7 +148,7 @@ def section(results: ResultSet) -> Section:
         _comparison("Attention to the answer", "answer", PAPER_ANSWER, results),
         _comparison("Attention noise", "noise", PAPER_NOISE, results),
     ]
-    if any(results.measure(label, "absolute_noise") for label in results.labels):  # older results have none
+    if any("absolute_noise" in cell.measures for cell in results.cells):  # older results have none
         tables.append(_comparison("Attention noise, sum of absolute scores", "absolute_noise", {}, results))
     return Section(
         title="Attention to the answer and to noise",
@@ -169,8 +160,7 @@ def section(results: ResultSet) -> Section:
         figures=[_bars(results)],
         notes=[
             "The paper does not say how it normalizes scores, which can be negative for DIFF, which tokens are the "
-            "answer span, or how long its prompts are. Here the span is "
-            "the whole sentence.",
+            "answer span, or how long its prompts are. Here the span is the whole sentence.",
             "Nor does it say whether its noise is the sum of the scores, in which positive and negative ones cancel, "
             "or of their absolute values; Table 3 is compared with the former. For the Transformer the two are equal.",
         ],
