@@ -57,9 +57,9 @@ def test_a_step_trains_and_leaves_no_gradients(loaded):
     names = [name for name, p in loaded.model.named_parameters() if p.requires_grad]
     seen = []
     handles = [p.register_hook(lambda grad, n=n: seen.append(n)) for n, p in loaded.model.named_parameters()]
-    throughput.step(loaded.model, input_ids, "forward")()
+    throughput.step(loaded.model, input_ids, "forward")
     assert not seen
-    throughput.step(loaded.model, input_ids, "forward+backward")()
+    throughput.step(loaded.model, input_ids, "forward+backward")
     for handle in handles:
         handle.remove()
     assert set(seen) == set(names) and all(p.grad is None for p in loaded.model.parameters())
@@ -68,8 +68,9 @@ def test_a_step_trains_and_leaves_no_gradients(loaded):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"lengths": [1]}, "each must be 2 or more"),
-        ({"rounds": 0}, "Got --rounds 0; it must be 1 or more"),
+        ({"lengths": [2, 1]}, "each of --lengths 2 or more"),
+        ({"rounds": 0}, "--rounds must be 1 or more"),
+        ({"tokens": 0}, "--tokens and"),
         ({"lengths": [4096]}, "needs 4,096 tokens, but the model has max_position_embeddings=2,048"),
     ],
 )
