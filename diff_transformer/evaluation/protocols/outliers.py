@@ -13,12 +13,9 @@ heads and channels."""
 import base64
 import math
 import zlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
-from itertools import accumulate
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -32,7 +29,7 @@ from ..comparison import UNSTATED, Comparison, Row
 from ..generate import CHUNK, chunks
 from ..models import LoadedModel, check_length
 from ..probe import Probe, attention_probe
-from ..render import Figure, Section, color
+from ..render import Section
 from ..results import Measure, Results, ResultSet
 from ..text import DocumentArguments, load_documents, token_rows
 
@@ -62,7 +59,7 @@ class Arguments(DocumentArguments):
 
 
 class Magnitudes:
-    """The largest |values|, with their layers, and a histogram of more values than fit into memory.
+    """The largest |values| and a histogram of more values than fit into memory.
 
     The histogram is by the leading bits in float32, 8 of the exponent and `BITS` of the mantissa. Bit patterns of
     numbers that are not negative are ordered like the numbers, so a bin is an interval: `[2^e, 2^(e + 1))` has
@@ -71,9 +68,9 @@ class Magnitudes:
     `2^(-126 - BITS)` below 2^-126, where float32 loses precision."""
 
     def __init__(self) -> None:
-        self.counts, self.top = torch.zeros(255 << BITS, dtype=torch.long), list[tuple[float, int]]()
+        self.counts, self.top = torch.zeros(255 << BITS, dtype=torch.long), list[float]()
 
-    def update(self, values: torch.Tensor, layer: int) -> None:
+    def update(self, values: torch.Tensor) -> None:
         """Takes values of any shape and floating type. Raises ValueError if one is not finite in float32."""
         magnitudes = values.abs().flatten()
         bins = magnitudes.to(torch.float32).view(torch.int32) >> (23 - BITS)
@@ -82,50 +79,37 @@ class Magnitudes:
             raise ValueError("An activation is infinite or not a number. Check the weights, or use another --dtype.")
         self.counts = self.counts.to(counts.device) + counts
         largest = magnitudes.topk(min(RANKS[-1], len(magnitudes))).values.tolist()
-        self.top = _largest([*self.top, *((value, layer) for value in largest)])
+        self.top = sorted(self.top + largest, reverse=True)[: RANKS[-1]]
 
     def record(self) -> dict[str, Any]:
         """The content as JSON, for the journal."""
-        top = {"values": [value for value, _ in self.top], "sources": [layer for _, layer in self.top]}
         packed = base64.b64encode(zlib.compress(self.counts.cpu().numpy().tobytes())).decode()
-        return {"top": top, "histogram": {"counts": packed}}
+        return {"top": {"values": self.top}, "histogram": {"counts": packed}}
 
 
-def _largest(pairs: list[tuple[float, int]]) -> list[tuple[float, int]]:
-    return sorted(pairs, key=itemgetter(0), reverse=True)[: RANKS[-1]]
-
-
-def summary(records: Iterable[dict[str, Any]]) -> tuple[dict[str, Measure], dict[str, Any]]:
-    """The measures and the data of a cell from the records of its rows. `top_1` ... `top_100` are as far as there are
+def summary(records: Sequence[dict[str, Any]]) -> tuple[dict[str, Measure], list[float]]:
+    """The measures of rows from their records, and the largest values. `top_1` ... `top_100` are as far as there are
     enough values; n is the number of values."""
-    pairs, counts = list[tuple[float, int]](), np.zeros(255 << BITS, dtype=np.int64)
-    for record in records:
-        pairs += zip(record["top"]["values"], record["top"]["sources"], strict=True)
-        counts += np.frombuffer(zlib.decompress(base64.b64decode(record["histogram"]["counts"])), dtype=np.int64)
-    top, n = _largest(pairs), int(counts.sum())
+    top = sorted((value for record in records for value in record["top"]["values"]), reverse=True)[: RANKS[-1]]
+    packed = [zlib.decompress(base64.b64decode(record["histogram"]["counts"])) for record in records]
+    counts = sum(np.frombuffer(content, dtype=np.int64) for content in packed)
+    n = int(counts.sum())
     bins = np.searchsorted(counts.cumsum(), [(n - 1) // 2, n // 2], side="right")
     middles = ((bins << (23 - BITS)) + (1 << (22 - BITS))).astype(np.int32).view(np.float32)
     median = np.where(bins > 0, middles, 0).mean(dtype=np.float64)  # bin 0 holds the zeros
-    measures = {f"top_{rank}": Measure(value, n) for rank, (value, _) in enumerate(top, 1) if rank in RANKS}
-    octaves = {e: int(count) for e, count in enumerate(counts.reshape(255, -1).sum(1), -127) if count}
-    return {**measures, "median": Measure(float(median), n)}, {
-        "top": [value for value, _ in top],
-        "top_layers": [layer for _, layer in top],
-        "median_relative_error": MEDIAN_ERROR,
-        "octaves": list(octaves),  # e of [2^e, 2^(e + 1)); -127 counts the values below 2^-126
-        "octave_counts": list(octaves.values()),
-    }
+    found = {f"top_{rank}": value for rank, value in enumerate(top, 1) if rank in RANKS} | {"median": float(median)}
+    return {name: Measure(value, n) for name, value in found.items()}, top
 
 
 class LogitsProbe(Probe):
-    """Passes the logits that are not masked, with the index of their layer, to `magnitudes`."""
+    """Passes the logits that are not masked to `magnitudes`."""
 
     def __init__(self, magnitudes: Magnitudes):
         self.magnitudes = magnitudes
 
     def on_logits(self, module: nn.Module, logits: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         for head in logits.unbind(1):  # selecting and sorting takes several times the memory of the logits
-            self.magnitudes.update(head.masked_select(visible[:, 0]), module.layer_idx)  # type: ignore[arg-type]
+            self.magnitudes.update(head.masked_select(visible[:, 0]))
         return logits
 
 
@@ -142,12 +126,12 @@ def measure_row(model: PreTrainedModel, input_ids: torch.Tensor, chunk_size: int
     """The records of both activations by name. input_ids: (batch, tokens)."""
     logits, hidden = Magnitudes(), Magnitudes()
 
-    def observe(layer: int, module: nn.Module, args: tuple, output: Any) -> None:
-        hidden.update(output[0] if isinstance(output, tuple) else output, layer)
+    def observe(module: nn.Module, args: tuple, output: Any) -> None:
+        hidden.update(output[0] if isinstance(output, tuple) else output)
 
     with attention_probe(model, LogitsProbe(logits)), ExitStack() as hooks:
-        for i, layer in enumerate(decoder_layers(model)):
-            hooks.enter_context(layer.register_forward_hook(partial(observe, i)))
+        for layer in decoder_layers(model):
+            hooks.enter_context(layer.register_forward_hook(observe))
         for _ in chunks(model, input_ids, size=chunk_size, logits_to_keep=1):
             pass
     return {LOGITS: logits.record(), HIDDEN: hidden.record()}
@@ -167,8 +151,9 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         if str(i) not in journal:
             journal.add(str(i), **measure_row(loaded.model, torch.tensor([row]), arguments.chunk_size))
     for key in todo:
-        measures, data = summary(journal.records[str(i)][str(key["activation"])] for i in range(len(rows)))
-        results.add(key, measures, {**data, "tokens": len(rows) * arguments.length})
+        measures, top = summary([journal.records[str(i)][str(key["activation"])] for i in range(len(rows))])
+        tokens = len(rows) * arguments.length
+        results.add(key, measures, {"top": top, "median_relative_error": MEDIAN_ERROR, "tokens": tokens})
 
 
 def section(results: ResultSet) -> Section:
@@ -177,7 +162,6 @@ def section(results: ResultSet) -> Section:
         for activation, papers in PAPER.items()
         for statistic, *paper in zip(STATISTICS, *papers, strict=True)
     ]
-    caption = "The distribution of magnitudes; outliers form the tail on the right."
     return Section(
         title="Activation outliers",
         paper="Table 5",
@@ -185,35 +169,5 @@ def section(results: ResultSet) -> Section:
         "and of hidden states (outputs of the decoder layers). Values far above the median make a model hard to "
         "quantize; in the paper those of DIFF are smaller.",
         tables=[Comparison("Magnitudes of activations", results, ["of", "magnitude"], rows, PAPER_SETTINGS, digits=1)],
-        figures=[Figure("outliers", caption, lambda canvas: _draw(canvas, results))],
-        notes=_notes(results),
+        notes=[f"The largest values are exact; a median is off by at most {MEDIAN_ERROR:.1%}."],
     )
-
-
-def _draw(canvas, results: ResultSet) -> None:
-    for axes, (activation, name) in zip(canvas.subplots(1, 2, sharey=True), NAMES.items(), strict=True):
-        for label in results.labels:
-            for i, cell in enumerate(results.select(label, activation=activation)):
-                counts = cell.data["octave_counts"]
-                # One value lies beyond the lower end of the last octave for sure: the largest
-                at_least = [*list(accumulate(reversed(counts)))[::-1], 1]
-                x = [*(2.0**e for e in cell.data["octaves"]), cell.data["top"][0]]
-                y = [count / sum(counts) for count in at_least]
-                axes.plot(x, y, label=None if i else label, color=color(results.labels, label))
-        axes.set(xscale="log", yscale="log", xlabel=f"magnitude of {name}", xlim=(2.0**-10, None))
-    canvas.axes[0].set_ylabel("share of values at least as large")
-    canvas.axes[0].legend(frameon=False)
-
-
-def _notes(results: ResultSet) -> list[str]:
-    found = []
-    for label in results.labels:
-        for cell in results.select(label):
-            layers = cell.data["top_layers"]
-            most = max(sorted(set(layers)), key=layers.count)
-            found.append(
-                f"{label}, {NAMES[cell.key['activation']]}: the largest is from layer {layers[0] + 1}; "
-                f"{layers.count(most)} of the largest {len(layers)} are from layer {most + 1}."
-            )
-    error = max(cell.data["median_relative_error"] for cell in results.cells)
-    return [*found, f"The largest values are exact; a median is off by at most {error:.1%}."]
