@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from diff_transformer.evaluation.__main__ import Options
 from diff_transformer.evaluation.comparison import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
 from diff_transformer.evaluation.models import load_model
-from diff_transformer.evaluation.probe import Probe, attention_probe
+from diff_transformer.evaluation.probe import attention_probe
 from diff_transformer.evaluation.protocols import outliers
 from diff_transformer.evaluation.protocols.outliers import (
     ACTIVATIONS,
@@ -32,13 +32,12 @@ def all_activations(model, input_ids):
     """The magnitude of every visible logit and of every number in a layer's output, a tensor a layer."""
     logits, last = [], []
 
-    class All(Probe):
-        def on_logits(self, module, x, visible):
-            logits.append(x.masked_select(visible).abs())
-            return x
+    def on_logits(x, visible):
+        logits.append(x.masked_select(visible).abs())
+        return x
 
     handle = model.model.norm.register_forward_pre_hook(lambda _, args: last.append(args[0]))
-    with attention_probe(model, All()):
+    with attention_probe(model, on_logits):
         states = model(input_ids=input_ids, output_hidden_states=True).hidden_states
     handle.remove()
     # transformers has the embeddings first, and the last layer's output after the final norm

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 from torch.nn.functional import one_hot
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
@@ -29,7 +28,7 @@ from ...arguments import option
 from ..comparison import UNSTATED, Comparison, Row
 from ..generate import BATCH_TOKENS, CHUNK, in_batches, prefill
 from ..models import LoadedModel, check_length
-from ..probe import Probe, attention_probe, differential_maps
+from ..probe import attention_probe
 from ..render import Figure, Section, color
 from ..results import Measure, Results, ResultSet
 from .needle.haystack import NeedleArguments, NeedlePrompt, prompt_maker
@@ -70,24 +69,6 @@ def token_spans(prompt: NeedlePrompt) -> list[int]:
     return [SPANS.index(name) for name in names]
 
 
-class SpanProbe(Probe):
-    """Sums the maps and their absolute values over spans of keys; `spans`, (batch, tokens), are indices in `SPANS`."""
-
-    def __init__(self, spans: torch.Tensor, normalization: str):
-        self.member, self.normalization = one_hot(spans, len(SPANS)), normalization
-        self.layers: list[torch.Tensor] = []  # (2, batch, len(SPANS)) per layer, averaged over heads and rows
-
-    def on_maps(self, module: nn.Module, maps: torch.Tensor, lambda_full: torch.Tensor | None) -> None:
-        maps = differential_maps(maps, lambda_full)
-        if self.normalization == "absolute":
-            maps = maps.abs()
-        if self.normalization != "total":
-            maps = maps / maps.sum(-1, keepdim=True)
-        member = self.member[:, -maps.shape[-1] :]  # a sliding window has the last keys only
-        scores = torch.stack([maps.mean((1, 2)), maps.abs().mean((1, 2))])
-        self.layers.append(torch.einsum("abs,bsn->abn", scores, member.to(maps)))
-
-
 @torch.inference_mode()
 def attention_shares(
     model: PreTrainedModel,
@@ -102,11 +83,21 @@ def attention_shares(
     -> (2, batch, len(SPANS)), in float32 or better: the sums of the signed scores, whose rows sum to one, and those of
     their absolute values on the same scale. Raises ValueError if the differential scores have no positive sum.
     """
+    member, layers = one_hot(spans, len(SPANS)).to(model.device), []
+
+    def on_maps(maps: torch.Tensor) -> None:
+        if normalization == "absolute":
+            maps = maps.abs()
+        if normalization != "total":
+            maps = maps / maps.sum(-1, keepdim=True)
+        seen = member[:, -maps.shape[-1] :].to(maps)  # a sliding window has the last keys only
+        scores = torch.stack([maps.mean((1, 2)), maps.abs().mean((1, 2))])
+        layers.append(torch.einsum("abs,bsn->abn", scores, seen))
+
     cache, _ = prefill(model, input_ids[:, :-1], size=chunk_size)
-    probe = SpanProbe(spans.to(model.device), normalization)
-    with attention_probe(model, probe):
+    with attention_probe(model, on_maps=on_maps):
         model(input_ids=input_ids[:, -1:].to(model.device), past_key_values=cache, use_cache=True)
-    shares = torch.stack(probe.layers).mean(0)
+    shares = torch.stack(layers).mean(0)
     total = shares[0].sum(-1, keepdim=True)
     if (total <= 0).any():
         raise ValueError(

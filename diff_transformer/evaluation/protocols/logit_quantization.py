@@ -7,19 +7,20 @@ masked logits excluded. As in the paper, 16 bits stand for the unquantized logit
 or the negative log-likelihood of documents."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import groupby, product
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 from tqdm.auto import tqdm
+from transformers import PreTrainedModel
 
 from ...arguments import option
 from ..comparison import PAPER_DIFF, PAPER_TRANSFORMER, UNSTATED, Comparison, Row
 from ..generate import in_batches, token_nll
 from ..models import LoadedModel, check_length
-from ..probe import Probe, attention_probe
+from ..probe import attention_probe
 from ..render import Figure, Section, draw_models
 from ..results import Measure, Results, ResultSet
 from ..text import DocumentArguments, load_documents, token_rows
@@ -71,21 +72,16 @@ def quantize(logits: torch.Tensor, counted: torch.Tensor, bits: int, granularity
     return (logits / step).round() * step
 
 
-class LogitQuantizer(Probe):
-    """Quantizes the logits of every attention that goes through it."""
+def quantized(model: PreTrainedModel, bits: int, granularity: str = "tensor") -> AbstractContextManager[None]:
+    """A context within which the logits of all attention of the model are quantized."""
 
-    all_rows = True  # in one block, since they share a range
-
-    def __init__(self, bits: int, granularity: str = "tensor"):
-        self.bits, self.granularity = bits, granularity
-
-    def on_logits(self, module: nn.Module, logits: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-        if self.bits == UNQUANTIZED:
-            return logits
+    def on_logits(logits: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         if logits.shape[2] != logits.shape[3]:
             raise ValueError(f"Got {logits.shape[2]} rows of {logits.shape[3]} logits; a range needs all rows.")
         real = visible.diagonal(dim1=-2, dim2=-1)[..., None]  # a token sees itself, padding does not
-        return quantize(logits, visible & real, self.bits, self.granularity)
+        return quantize(logits, visible & real, bits, granularity)
+
+    return attention_probe(model, None if bits == UNQUANTIZED else on_logits, all_rows=True)
 
 
 def unpadded_lm(loaded: LoadedModel, batch_size: int | None = None) -> "HFLM":
@@ -127,7 +123,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
 
     lm = unpadded_lm(loaded, options.batch_size)
     for key in tqdm(todo, desc=f"{loaded.label}: bits", unit="cell"):
-        with attention_probe(loaded.model, LogitQuantizer(int(key["bits"]), str(key["granularity"]))):
+        with quantized(loaded.model, int(key["bits"]), str(key["granularity"])):
             if key["task"] == "nll":
                 losses = (token_nll(loaded.model, torch.tensor([row]), len(row)) for row in rows)
                 measures = {"nll": Measure.of(loss.mean() for loss in losses)}

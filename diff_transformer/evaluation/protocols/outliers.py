@@ -28,7 +28,7 @@ from ...arguments import option
 from ..comparison import UNSTATED, Comparison, Row
 from ..generate import CHUNK, chunks
 from ..models import LoadedModel, check_length
-from ..probe import Probe, attention_probe
+from ..probe import attention_probe
 from ..render import Section
 from ..results import Measure, Results, ResultSet
 from ..text import DocumentArguments, load_documents, token_rows
@@ -101,18 +101,6 @@ def summary(records: Sequence[dict[str, Any]]) -> tuple[dict[str, Measure], list
     return {name: Measure(value, n) for name, value in found.items()}, top
 
 
-class LogitsProbe(Probe):
-    """Passes the logits that are not masked to `magnitudes`."""
-
-    def __init__(self, magnitudes: Magnitudes):
-        self.magnitudes = magnitudes
-
-    def on_logits(self, module: nn.Module, logits: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-        for head in logits.unbind(1):  # selecting and sorting takes several times the memory of the logits
-            self.magnitudes.update(head.masked_select(visible[:, 0]))
-        return logits
-
-
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     """Raises ValueError if the model has no list with one module per layer."""
     layers = model.config.get_text_config().num_hidden_layers
@@ -126,10 +114,15 @@ def measure_row(model: PreTrainedModel, input_ids: torch.Tensor, chunk_size: int
     """The records of both activations by name. input_ids: (batch, tokens)."""
     logits, hidden = Magnitudes(), Magnitudes()
 
+    def on_logits(x: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+        for head in x.unbind(1):  # selecting and sorting takes several times the memory of the logits
+            logits.update(head.masked_select(visible[:, 0]))
+        return x
+
     def observe(module: nn.Module, args: tuple, output: Any) -> None:
         hidden.update(output[0] if isinstance(output, tuple) else output)
 
-    with attention_probe(model, LogitsProbe(logits)), ExitStack() as hooks:
+    with attention_probe(model, on_logits), ExitStack() as hooks:
         for layer in decoder_layers(model):
             hooks.enter_context(layer.register_forward_hook(observe))
         for _ in chunks(model, input_ids, size=chunk_size, logits_to_keep=1):
