@@ -36,8 +36,9 @@ class Options:
 
 def evaluate(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
-        described = "\n".join(f"  {name:22}{protocols.describe(name)}" for name in protocols.names())
-        print(f"usage: diff-transformer evaluate PROTOCOL --model A [--model B ...] [--help]\n\n{described}")
+        print("usage: diff-transformer evaluate PROTOCOL --model A [--model B ...] [--help]\n")
+        for name in protocols.names():
+            print(f"  {name:22}{str(protocols.load(name).__doc__).splitlines()[0]}")
         return
     protocol, *rest = arguments
     module = protocols.load(protocol)

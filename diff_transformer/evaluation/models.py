@@ -38,14 +38,11 @@ def load_model(
 ) -> LoadedModel:
     """Loads a path, a Hub id, or `LABEL=PATH`. Raises ValueError without a causal language model and a tokenizer."""
     label, path = split_spec(spec)
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    if revision is not None and not Path(path).is_dir():
-        options["revision"] = revision
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "revision": revision or "main"}
+    how: dict[str, Any] = {"dtype": dtype, "attn_implementation": attn_implementation}
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
-        if attn_implementation is not None:
-            options["attn_implementation"] = attn_implementation
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
+        model = AutoModelForCausalLM.from_pretrained(path, **how, **options)
     except (OSError, ValueError) as error:
         raise ValueError(f"No causal language model with a tokenizer is in {path!r}: {error}") from error
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))

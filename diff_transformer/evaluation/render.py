@@ -41,11 +41,6 @@ class Table:
     rows: list[list[str | float | Measure | None]]
     digits: int = 3
 
-    def __post_init__(self):
-        for row in self.rows:
-            if len(row) != len(self.columns):
-                raise ValueError(f"{self.caption}: a row has {len(row)} cells, not {len(self.columns)}: {row}")
-
     def text(self, value: str | float | Measure | None) -> str:
         """A cell as printed: a standard error follows its mean, an unknown value is a dash."""
         if isinstance(value, Measure):
@@ -57,8 +52,8 @@ class Table:
 
     def markdown(self) -> str:
         """Columns of numbers are aligned to the right."""
-        columns = list(zip(*self.rows, strict=True)) or [()] * len(self.columns)
-        rule = ["---" if any(isinstance(value, str) for value in column) else "---:" for column in columns]
+        columns = [values for _, *values in zip(self.columns, *self.rows, strict=True)]
+        rule = ["---" if any(isinstance(value, str) for value in values) else "---:" for values in columns]
         lines = [self.columns, rule, *([self.text(x) for x in row] for row in self.rows)]
         return "\n".join("| " + " | ".join(str(x).replace("|", "\\|") for x in line) + " |" for line in lines)
 

@@ -17,7 +17,6 @@ the sum of absolute scores, on the same scale. For a Transformer all of these ag
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import one_hot
@@ -32,9 +31,6 @@ from ..probe import attention_probe
 from ..render import Figure, Section, color
 from ..results import Measure, Results, ResultSet
 from .needle.haystack import NeedleArguments, NeedlePrompt, prompt_maker
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
 
 ORDER = 4
 NO_SETTINGS = ("depths",)  # points of the grid, to which a later run may add
@@ -167,7 +163,7 @@ def _bars(results: ResultSet) -> Figure:
     """All attention, as in the paper's Figure 1, at the depth nearest to the middle."""
     depth = min((depth for (depth,) in results.keys("depth")), key=lambda depth: abs(depth - 50))
 
-    def draw(canvas: "Canvas") -> None:
+    def draw(canvas):
         axes = canvas.subplots()
         width = 0.8 / len(results.labels)
         for i, label in enumerate(results.labels):

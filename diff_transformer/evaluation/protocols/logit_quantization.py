@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import groupby, product
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from tqdm.auto import tqdm
@@ -25,10 +25,6 @@ from ..render import Figure, Section, draw_models
 from ..results import Measure, Results, ResultSet
 from ..text import DocumentArguments, load_documents, token_rows
 from .harness import accuracies, evaluate_task
-
-if TYPE_CHECKING:
-    from lm_eval.models.huggingface import HFLM
-    from matplotlib.figure import Figure as Canvas
 
 ORDER = 8
 NO_SETTINGS = ("task", "bits", "granularity")  # points of the grid, to which a later run may add
@@ -84,7 +80,7 @@ def quantized(model: PreTrainedModel, bits: int, granularity: str = "tensor") ->
     return attention_probe(model, None if bits == UNQUANTIZED else on_logits, all_rows=True)
 
 
-def unpadded_lm(loaded: LoadedModel, batch_size: int | None = None) -> "HFLM":
+def unpadded_lm(loaded: LoadedModel, batch_size: int | None = None) -> Any:
     """A model of lm-eval that scores sequences of equal length together, since lm-eval does not mask padding, whose
     logits would count towards the range."""
     from lm_eval.models.huggingface import HFLM
@@ -166,7 +162,7 @@ def _comparison(results: ResultSet, task: str) -> Comparison:
 
 
 def _figure(results: ResultSet, task: str) -> Figure:
-    def draw(canvas: "Canvas") -> None:
+    def draw(canvas):
         axes = canvas.subplots()
         for granularity, line in _LINES.items():
             key, name = {"task": task, "granularity": granularity}, f"range of a {granularity}"
