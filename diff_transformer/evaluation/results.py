@@ -45,16 +45,12 @@ class Measure:
 
     def __post_init__(self):
         if not math.isfinite(self.value):
-            raise ValueError(
-                f"The mean of {self.n} samples is not finite. Check the model's weights, or use another --dtype."
-            )
+            raise ValueError("A measure is not finite. Check the model's weights, or use another --dtype.")
 
     @classmethod
     def of(cls, samples) -> "Measure":
         """The mean of numbers, with its standard error if there are at least two."""
         samples = [float(x) for x in samples]
-        if not samples:
-            raise ValueError("Got no samples to take the mean of.")
         n = len(samples)
         return cls(mean(samples), n, stdev(samples) / math.sqrt(n) if n > 1 else None)
 
@@ -223,18 +219,13 @@ class ResultSet:
         seen: dict[tuple[str, int], Results] = {}
         for r in self.results:
             first, twin = self.results[0], seen.setdefault((r.label, r.seed), r)
-            differing = _differing(first.settings, r.settings)
+            reasons = [f"different {name}" for name in _differing(first.settings, r.settings)]
             if not {x.seed for x in self.of(first.label)} & {x.seed for x in self.of(r.label)}:
-                differing.append("seed")
-            if differing:
-                raise ValueError(
-                    f"{first.path} and {r.path} cannot stand side by side: they have different "
-                    f"{', '.join(differing)}. Evaluate one of them again, or keep them in two folders."
-                )
+                reasons.append("different seed")
             if twin is not r:
-                raise ValueError(
-                    f"{twin.path} and {r.path} both have the label {r.label!r} and the seed {r.seed}. Keep one."
-                )
+                reasons.append(f"the label {r.label!r} and the seed {r.seed} of {twin.path}")
+            if reasons:
+                raise ValueError(f"{r.path} cannot stand beside {first.path}, since it has {', '.join(reasons)}.")
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -248,9 +239,7 @@ class ResultSet:
         """The set with only the cells that all results have. Raises ValueError if there are none."""
         keys = [cell.key for cell in self.results[0].cells if all(cell.key in r for r in self.results)]
         if not keys:
-            raise ValueError(
-                f"{', '.join(str(r.path) for r in self.results)} have no cell in common. Finish the runs."
-            )
+            raise ValueError(f"The results of {self.results[0].protocol} have no cell in common. Finish the runs.")
         return self.condensed(lambda cells: [cell for cell in cells if cell.key in keys])
 
     def condensed(self, condense: Callable[[list[Cell]], Iterable[Cell]]) -> "ResultSet":
