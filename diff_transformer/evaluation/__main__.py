@@ -72,8 +72,7 @@ def run(protocol: str, models: list[str], settings, options: Options) -> None:
             module.run(loaded, settings, options, results)
         del loaded.model  # before the next one is loaded
         gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
         print(f"{loaded.label}: {len(results.cells)} cells in {results.path}")
 
 

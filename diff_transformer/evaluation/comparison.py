@@ -11,7 +11,6 @@ from typing import Any
 
 from ..configuration_diff import DiffTransformerConfig
 from ..configuration_diff_v2 import DiffTransformerV2Config
-from ..text_data import STDLIB
 from .render import Table
 from .results import Cell, Measure, ResultSet
 
@@ -156,4 +155,4 @@ def _text(value: Any) -> str:
         return "on"
     if isinstance(value, int):
         return f"{value:,}"
-    return "Python source code (stdlib)" if value == STDLIB else str(value)
+    return str(value)

@@ -6,7 +6,6 @@ Neither the logits nor the attention rows of all positions of a long input are e
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -118,8 +117,7 @@ def in_batches(
                 raise
             size = len(batch) // 2
             logger.warning(f"Out of memory: the batch size is {size} from here on.")
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()
             continue
         yield from zip(batch, outcomes, strict=True)
         done += len(batch)
@@ -181,6 +179,7 @@ def iterate_texts(
     yield from in_batches(generate, longest_first, batch_size, min(max(1, BATCH_TOKENS // max(1, longest)), 64))
 
 
+@torch.inference_mode(False)  # the manager's thread writes to tensors made here, which inference tensors do not allow
 def iterate_continuously(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -206,11 +205,8 @@ def iterate_continuously(
         max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=ends, pad_token_id=ends[0]
     )
     open_manager: Any = model.continuous_batching_context_manager
-    with ExitStack() as stack:
-        # The manager's thread writes to tensors made here, which inference tensors do not allow
-        with torch.inference_mode(False):
-            manager = stack.enter_context(open_manager(generation, timeout=5, continuous_batching_config=config))
-            waiting = {id: i for i, id in enumerate(manager.add_requests([list(row) for row in rows]))}
+    with open_manager(generation, timeout=5, continuous_batching_config=config) as manager:
+        waiting = {id: i for i, id in enumerate(manager.add_requests([list(row) for row in rows]))}
         while waiting:
             result = manager.get_result(timeout=1)
             if result is None and manager.is_running():

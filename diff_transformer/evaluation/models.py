@@ -47,8 +47,6 @@ def load_model(
         raise ValueError(f"No causal language model with a tokenizer is in {path!r}: {error}") from error
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     model.to(where).eval()  # type: ignore[arg-type]  # a decorator hides its signature
-    with torch.inference_mode():
-        model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device))  # resolves the default attention
     local, entries = Path(path).is_dir(), json.dumps(sorted(tokenizer.get_vocab().items()))
     identity = {  # everything about the model that its results depend on
         "label": label,

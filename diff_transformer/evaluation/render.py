@@ -113,12 +113,11 @@ def draw_models(
     metric: str,
     x: str,
     key: Key | None = None,
-    shift: int = 0,
     name: str = "",
     **line,
 ) -> None:
-    """A line for each model: `metric` of the cells with this `key` over the part `x` of their keys, plus `shift`. In
-    the legend `name` follows the model's label. The band is that of the seeds or, with one seed, the standard error
+    """A line for each model: `metric` of the cells with this `key` over the part `x` of their keys. In the legend
+    `name` follows the model's label. The band is that of the seeds or, with one seed, the standard error
     over its samples."""
     key = key or {}
     for label in results.labels:
@@ -130,9 +129,9 @@ def draw_models(
         if len(results.of(label)) > 1:
             seeds = [results.values(label, metric, **{x: at}, **key) for at in points]
             low, high = list(map(min, seeds)), list(map(max, seeds))
-        shifted, ink = [at + shift for at in points], color(results.labels, label)
-        axes.plot(shifted, means, color=ink, label=f"{label}, {name}" if name else label, **line)
-        axes.fill_between(shifted, low, high, color=ink, alpha=0.15, linewidth=0)
+        ink = color(results.labels, label)
+        axes.plot(list(points), means, color=ink, label=f"{label}, {name}" if name else label, **line)
+        axes.fill_between(list(points), low, high, color=ink, alpha=0.15, linewidth=0)
 
 
 def color(labels: Sequence[str], label: str) -> str:

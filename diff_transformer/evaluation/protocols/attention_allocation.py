@@ -28,7 +28,7 @@ from ..comparison import UNSTATED, Comparison, Row
 from ..generate import BATCH_TOKENS, CHUNK, in_batches, prefill
 from ..models import LoadedModel, check_length
 from ..probe import attention_probe
-from ..render import Figure, Section, color
+from ..render import Section
 from ..results import Measure, Results, ResultSet
 from .needle.haystack import NeedleArguments, NeedlePrompt, prompt_maker
 
@@ -144,7 +144,6 @@ def section(results: ResultSet) -> Section:
         "attention goes to the sentence with the number and which to the rest of that text. The remaining attention "
         "goes to the first token and to the text of the task.",
         tables=tables,
-        figures=[_bars(results)],
         notes=[
             "The paper does not say how it normalizes scores, which can be negative for DIFF, which tokens are the "
             "answer span, or how long its prompts are. Here the span is the whole sentence.",
@@ -157,24 +156,3 @@ def section(results: ResultSet) -> Section:
 def _comparison(caption: str, metric: str, paper: dict[int, tuple[float, float]], results: ResultSet) -> Comparison:
     rows = [Row([depth], metric, {"depth": depth}, paper.get(depth, ())) for (depth,) in results.keys("depth")]
     return Comparison(caption, results, ["depth (%)"], rows, PAPER_SETTINGS)
-
-
-def _bars(results: ResultSet) -> Figure:
-    """All attention, as in the paper's Figure 1, at the depth nearest to the middle."""
-    depth = min((depth for (depth,) in results.keys("depth")), key=lambda depth: abs(depth - 50))
-
-    def draw(canvas):
-        axes = canvas.subplots()
-        width = 0.8 / len(results.labels)
-        for i, label in enumerate(results.labels):
-            shares = [results.measure(label, name, depth=depth) for name in SPANS]
-            if heights := [share.value for share in shares if share]:  # else a run was stopped before this depth
-                places = [x + (i + 0.5) * width - 0.4 for x in range(len(SPANS))]
-                drawn = axes.bar(places, heights, width, label=label, color=color(results.labels, label))
-                axes.bar_label(drawn, fmt="%.2f", fontsize=8, padding=2)
-        axes.set_xticks(range(len(SPANS)), ["first token", "context before", "ANSWER", "context after", "query"])
-        axes.axhline(0, color="black", linewidth=0.8)
-        axes.set_ylabel("share of the attention")
-        axes.legend(frameon=False)
-
-    return Figure("attention_allocation", f"Where the attention goes, with the answer at {depth} % depth.", draw)

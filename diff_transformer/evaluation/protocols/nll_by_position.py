@@ -71,8 +71,8 @@ def section(results: ResultSet) -> Section:
 
     def draw(canvas):
         axes = canvas.subplots()
-        draw_models(axes, curves, "nll", "position", shift=1)
-        axes.set(xlabel="position (tokens)", ylabel="cumulative average NLL (nats)")
+        draw_models(axes, curves, "nll", "position")
+        axes.set(xlabel="predicted tokens", ylabel="cumulative average NLL (nats)")
         axes.legend(frameon=False)
 
     caption = (
