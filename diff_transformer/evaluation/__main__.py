@@ -66,7 +66,7 @@ def run(protocol: str, models: list[str], settings, options: Options) -> None:
     recorded, out, seed = {**kept, "limit": options.limit}, options.out, options.seed
     for spec in models:
         loaded = load_model(spec, *how)
-        results = Results.open(out, protocol, loaded.identity, recorded, seed, loaded.device, options.overwrite)
+        results = Results.open(out, protocol, loaded.identity, recorded, seed, loaded.model.device, options.overwrite)
         set_seed(seed)
         with torch.inference_mode():
             module.run(loaded, settings, options, results)

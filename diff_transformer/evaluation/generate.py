@@ -65,8 +65,6 @@ def prefill(
     model: PreTrainedModel, input_ids: torch.Tensor, cache: Cache | None = None, size: int = CHUNK
 ) -> tuple[Cache, torch.Tensor]:
     """The cache after `input_ids` (batch, tokens), and the logits (batch, vocabulary) after the last token."""
-    if input_ids.shape[1] == 0:
-        raise ValueError("Got no tokens to prefill; at least one is needed.")
     cache = DynamicCache(config=model.config) if cache is None else cache
     for _, outputs in chunks(model, input_ids, cache, size, logits_to_keep=1):
         logits = outputs.logits[:, -1]

@@ -23,10 +23,6 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerBase
     identity: dict[str, Any]
 
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
 
 def load_model(
     spec: str,
@@ -45,8 +41,8 @@ def load_model(
         model = AutoModelForCausalLM.from_pretrained(path, **how, **options)
     except (OSError, ValueError) as error:
         raise ValueError(f"No causal language model with a tokenizer is in {path!r}: {error}") from error
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    model.to(where).eval()  # type: ignore[arg-type]  # a decorator hides its signature
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model.to(torch.device(device)).eval()  # type: ignore[arg-type]  # a decorator hides its signature
     local, entries = Path(path).is_dir(), json.dumps(sorted(tokenizer.get_vocab().items()))
     identity = {  # everything about the model that its results depend on
         "label": label,

@@ -8,19 +8,13 @@ from dataclasses import dataclass, replace
 from html import escape
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from markdown_it import MarkdownIt
 
 from ..folders import whole_file
 from . import protocols
 from .results import Key, Measure, Results, ResultSet, load_results
-
-if TYPE_CHECKING:  # imported where they are used: `--help` works without the extras
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Canvas
-
-    from .comparison import Comparison
 
 # A model keeps its color in every figure of a report; Okabe and Ito's colors suit the common color blindnesses
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -64,12 +58,12 @@ class Figure:
 
     name: str
     caption: str
-    draw: "Callable[[Canvas], None]"
+    draw: Callable[[Any], None]
     size: tuple[float, float] = (7.0, 4.0)  # inches
 
     def png(self) -> bytes:
         """The same results give the same bytes: the file does not name the version of matplotlib."""
-        from matplotlib.figure import Figure as Canvas
+        from matplotlib.figure import Figure as Canvas  # here, since `--help` works without the extras
 
         canvas, content = Canvas(figsize=self.size, dpi=_DPI, layout="constrained"), BytesIO()
         self.draw(canvas)
@@ -84,13 +78,13 @@ class Section:
     title: str
     paper: str  # "Table 2 and Figure 5", of arXiv:2410.05258 if it names no other
     text: str
-    tables: "Sequence[Table | Comparison]" = ()
+    tables: Sequence[Any] = ()  # of Table and comparison.Comparison
     figures: Sequence[Figure] = ()
     notes: Sequence[str] = ()
     results: Sequence[Results] = ()  # what it was made from
 
     @property
-    def comparisons(self) -> "list[Comparison]":
+    def comparisons(self) -> list[Any]:
         return [table for table in self.tables if not isinstance(table, Table)]
 
     def markdown(self, heading: str = "##") -> str:
@@ -108,7 +102,7 @@ Opening = Sequence[str | Table]  # paragraphs and tables
 
 
 def draw_models(
-    axes: "Axes",
+    axes: Any,
     results: ResultSet,
     metric: str,
     x: str,

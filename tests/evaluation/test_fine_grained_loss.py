@@ -40,7 +40,7 @@ def hits_of(rows, order, texts=None, threshold=0):
     """Of each row, which tokens but the first are hits."""
     numbers = ngrams(np.array(rows), order)
     known = np.unique(numbers)
-    frequent = known[:0] if texts is None else known[count(known, texts, Words(), order)[:-1] > threshold]
+    frequent = known[:0] if texts is None else known[count(known, texts, Words(), order) > threshold]
     return [ar_hits(row, frequent, order).tolist() for row in numbers]
 
 
@@ -131,14 +131,13 @@ def test_cells_are_the_means_of_the_slices(loaded, tmp_path, monkeypatch):
         for name, values in (("all", losses), ("ar_hit", losses[hits]), ("others", losses[~hits])):
             assert cell.measures[name].n == len(values), name
             assert cell[name] == pytest.approx(values.mean(), rel=1e-6), name
-        assert cell.data == {"train_tokens": len(trained.split())}
 
     whole, results.cells = results.cells, results.cells[:2]  # as if stopped
     results.save()
     monkeypatch.setattr(fine_grained_loss, "count", None)  # the corpus was counted already
     resumed = run(loaded, arguments, tmp_path / "out").cells
     assert resumed[:2] == whole[:2], "a row was measured again"
-    assert [(c.key, c.measures, c.data) for c in resumed] == [(c.key, c.measures, c.data) for c in whole]
+    assert resumed == whole
 
 
 def test_a_summary_weighs_rows_by_their_tokens(tmp_path):

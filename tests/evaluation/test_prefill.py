@@ -52,11 +52,6 @@ def test_models_that_do_not_continue_over_a_cache_are_rejected(architecture):
         prefill(architecture(config), torch.zeros(1, 4, dtype=torch.long))
 
 
-def test_prefill_rejects_no_tokens(loaded):
-    with pytest.raises(ValueError, match="no tokens to prefill"):
-        prefill(loaded.model, torch.zeros(1, 0, dtype=torch.long))
-
-
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_a_fork_leaves_its_original(loaded, batch_size):
     input_ids, rests = torch.randint(0, 300, (1, 12)), torch.randint(0, 300, (batch_size, 5))

@@ -146,9 +146,8 @@ def section(results: ResultSet) -> Section:
         tables=tables,
         notes=[
             "The paper does not say how it normalizes scores, which can be negative for DIFF, which tokens are the "
-            "answer span, or how long its prompts are. Here the span is the whole sentence.",
-            "Nor does it say whether its noise is the sum of the scores, in which positive and negative ones cancel, "
-            "or of their absolute values; Table 3 is compared with the former. For the Transformer the two are equal.",
+            "answer span (here the whole sentence), how long its prompts are, or whether its noise is the sum of the "
+            "scores or of their absolute values; Table 3 is compared with the former. They agree for a Transformer."
         ],
     )
 

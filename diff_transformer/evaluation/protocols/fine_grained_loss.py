@@ -77,17 +77,16 @@ def ngrams(ids: np.ndarray, order: int) -> np.ndarray:
 
 
 def count(known: np.ndarray, texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, order: int) -> np.ndarray:
-    """How often each of the n-grams `known`, which are sorted, occurs within the texts; last, the texts' tokens.
+    """How often each of the n-grams `known`, which are sorted, occurs within the texts.
 
     This takes no memory beyond that of `known`, however long the texts are."""
-    counts = np.zeros(len(known) + 1, dtype=np.int64)
+    counts = np.zeros(len(known), dtype=np.int64)
     for text in tqdm(texts, desc="Counting n-grams", unit="document", leave=False):
         ids = np.array(text_ids(tokenizer, text), dtype=np.int64)
         found, times = np.unique(ngrams(ids, order), return_counts=True)
         places = np.searchsorted(known, found).clip(max=len(known) - 1)
         same = known[places] == found
         counts[places[same]] += times[same]
-        counts[-1] += len(ids)
     return counts
 
 
@@ -109,7 +108,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     if not todo:
         return
     rows = token_rows(load_documents(arguments), loaded.tokenizer, arguments.length, documents, arguments.join)
-    numbers, data = ngrams(np.array(rows), arguments.order), {}
+    numbers = ngrams(np.array(rows), arguments.order)
     known = np.unique(numbers)
     frequent = known[:0]
     if arguments.train_dataset is not None:
@@ -119,14 +118,13 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         if "counts" not in journal:
             texts = load_texts(*source, arguments.train_text_column)
             journal.add("counts", counts=count(known, texts, loaded.tokenizer, arguments.order).tolist())
-        *counts, data["train_tokens"] = journal.records["counts"]["counts"]
-        frequent = known[np.array(counts) > arguments.threshold]
+        frequent = known[np.array(journal.records["counts"]["counts"]) > arguments.threshold]
     for key in tqdm(todo, desc=f"{loaded.label}: rows", unit="row"):
         i = int(key["document"])
         losses = token_nll(loaded.model, torch.tensor([rows[i]]), arguments.chunk_size).numpy()
         hits = ar_hits(numbers[i], frequent, arguments.order)
         slices = zip(SLICES, (losses, losses[hits], losses[~hits]), strict=True)
-        results.add(key, {name: Measure(float(x.mean()), len(x)) for name, x in slices if len(x)}, data)
+        results.add(key, {name: Measure(float(x.mean()), len(x)) for name, x in slices if len(x)})
 
 
 def condense(cells: Sequence[Cell]) -> list[Cell]:
@@ -139,7 +137,7 @@ def condense(cells: Sequence[Cell]) -> list[Cell]:
             mean = math.fsum(m.value * m.n for m in measures) / n
             squares = math.fsum((m.n * (m.value - mean)) ** 2 for m in measures)
             found[name] = Measure(mean, n, math.sqrt(squares * rows / (rows - 1)) / n if rows > 1 else None)
-    return [Cell({}, found, {**cells[0].data, "rows": rows})]
+    return [Cell({}, found, {"rows": rows})]
 
 
 def section(results: ResultSet) -> Section:

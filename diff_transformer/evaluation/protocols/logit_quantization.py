@@ -35,9 +35,8 @@ FIGURE_8 = {
     PAPER_TRANSFORMER: {16: 63.4, 8: 62.7, 6: 58.9, 4: 33.9},
     PAPER_DIFF: {16: 66.2, 8: 66.3, 6: 66.0, 4: 58.8},
 }
-_GREYS = {PAPER_TRANSFORMER: "#9a9a9a", PAPER_DIFF: "#4d4d4d"}
 _LINES = {"tensor": "-", "head": ":"}  # of the figure
-_NAMES = {"hellaswag": "HellaSwag, zero-shot acc_norm (%)", "nll": "negative log-likelihood (nats per token)"}
+_NAMES = {"hellaswag": "HellaSwag, zero-shot acc_norm (%)", "nll": "Negative log-likelihood (nats per token)"}
 _METRICS = {"hellaswag": "acc_norm", "nll": "nll"}
 
 
@@ -143,22 +142,17 @@ def section(results: ResultSet) -> Section:
 
 
 def _comparison(results: ResultSet, task: str) -> Comparison:
-    is_share = task == "hellaswag"
+    is_share, rows = task == "hellaswag", []
     settings = {"limit": None, "granularity": UNSTATED, "data_dir": None}
     if not is_share:
         settings = {"task": "hellaswag", **dict.fromkeys(("granularity", "dataset", "length", "samples"), UNSTATED)}
-    points = {tuple(c.key[x] for x in ("granularity", "bits")) for c in results.cells if c.matches(task=task)}
-    rows = [
-        Row(
-            [bits, granularity],
-            _METRICS[task],
-            {"task": task, "granularity": granularity, "bits": bits},
-            [curve.get(bits) for curve in FIGURE_8.values()] if is_share else (),
-        )
-        for granularity, bits in sorted(points, reverse=True)
-    ]
-    title, names = _NAMES[task][0].upper() + _NAMES[task][1:], ["bits", "range of a"]
-    return Comparison(title, results, names, rows, settings, percent=is_share, digits=1 if is_share else 3)
+    for found, granularity, bits in reversed(results.keys("task", "granularity", "bits")):
+        if found == task:
+            paper = [curve.get(bits) for curve in FIGURE_8.values()] if is_share else []
+            key = {"task": task, "granularity": granularity, "bits": bits}
+            rows.append(Row([bits, granularity], _METRICS[task], key, paper))
+    digits = 1 if is_share else 3
+    return Comparison(_NAMES[task], results, ["bits", "range of a"], rows, settings, percent=is_share, digits=digits)
 
 
 def _figure(results: ResultSet, task: str) -> Figure:
@@ -167,13 +161,8 @@ def _figure(results: ResultSet, task: str) -> Figure:
         for granularity, line in _LINES.items():
             key, name = {"task": task, "granularity": granularity}, f"range of a {granularity}"
             draw_models(axes, results, _METRICS[task], "bits", key, name=name, linestyle=line, marker="o")
-        for name, points in FIGURE_8.items() if task == "hellaswag" else ():
-            y = [value / 100 for value in points.values()]
-            axes.plot(list(points), y, label=f"{name}, read off", color=_GREYS[name], linestyle="--", marker="x")
         axes.set(xlabel="bits per attention logit", ylabel=_METRICS[task])
-        axes.set_xticks(sorted({cell.key["bits"] for cell in results.cells if cell.matches(task=task)}))
         axes.invert_xaxis()
-        canvas.legend(loc="outside lower center", ncols=2, frameon=False)
+        axes.legend(frameon=False)
 
-    caption = f"{_METRICS[task]} by bits per logit, with standard errors."
-    return Figure(f"logit_quantization_{task}", caption, draw, size=(7.0, 4.8))
+    return Figure(f"logit_quantization_{task}", f"{_METRICS[task]} by bits per logit, with standard errors.", draw)

@@ -97,11 +97,11 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     for key in tqdm(todo, desc=loaded.label, unit="cell"):
         length, task = int(key["length"]), str(key["task"])
         batch = max(1, arguments.tokens // length)
-        input_ids = torch.randint(vocab_size, (batch, length), device=loaded.device)
+        input_ids = torch.randint(vocab_size, (batch, length), device=loaded.model.device)
         once = partial(step, loaded.model, input_ids, task)
-        taken = [seconds(once, loaded.device) for _ in range(WARM_UP + rounds)][WARM_UP:]
+        taken = [seconds(once, loaded.model.device) for _ in range(WARM_UP + rounds)][WARM_UP:]
         speed = Measure(batch * length / statistics.median(taken), rounds)
-        data = {"seconds": taken, "batch": batch, "hardware": hardware(loaded.device)}
+        data = {"seconds": taken, "batch": batch, "hardware": hardware(loaded.model.device)}
         results.add(key, {"tokens_per_second": speed}, data)
 
 
