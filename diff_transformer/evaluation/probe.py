@@ -112,11 +112,11 @@ def probe_attention_forward(
         if on_logits is not None:
             logits = on_logits(logits, visible)
         maps = logits.masked_fill(~visible, torch.finfo(dtype).min).softmax(-1)
-        if on_maps is not None and lambda_full is None:
-            on_maps(maps)
-        elif on_maps is not None:
-            on_maps(subtract_noise(maps.transpose(1, 2), lambda_full[:, part].to(dtype)).transpose(1, 2))
         outputs.append(maps @ values)
+        if lambda_full is not None and on_maps is not None:
+            maps = subtract_noise(maps.transpose(1, 2), lambda_full[:, part].to(dtype)).transpose(1, 2)
+        if on_maps is not None:
+            on_maps(maps)
     return torch.cat(outputs, dim=2).transpose(1, 2).to(value.dtype), None
 
 

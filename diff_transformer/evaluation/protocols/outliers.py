@@ -92,7 +92,7 @@ def summary(records: Sequence[dict[str, Any]]) -> tuple[dict[str, Measure], list
     enough values; n is the number of values."""
     top = sorted((value for record in records for value in record["top"]["values"]), reverse=True)[: RANKS[-1]]
     packed = [zlib.decompress(base64.b64decode(record["histogram"]["counts"])) for record in records]
-    counts = sum(np.frombuffer(content, dtype=np.int64) for content in packed)
+    counts = np.sum([np.frombuffer(content, dtype=np.int64) for content in packed], axis=0)
     n = int(counts.sum())
     bins = np.searchsorted(counts.cumsum(), [(n - 1) // 2, n // 2], side="right")
     middles = ((bins << (23 - BITS)) + (1 << (22 - BITS))).astype(np.int32).view(np.float32)
