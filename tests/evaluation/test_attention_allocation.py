@@ -15,7 +15,6 @@ from diff_transformer import (
     DiffTransformerV2Config,
     DiffTransformerV2ForCausalLM,
 )
-from diff_transformer.evaluation.__main__ import Options
 from diff_transformer.evaluation.comparison import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
 from diff_transformer.evaluation.protocols import attention_allocation
 from diff_transformer.evaluation.protocols.attention_allocation import (
@@ -121,16 +120,10 @@ def test_token_spans_of_a_prompt():
     assert names[5:9] == ["answer", "answer", "answer", "after"]
 
 
-def run(loaded, folder, arguments=SMALL, **options):
-    results = Results.open(folder, "attention_allocation", loaded.identity, asdict(arguments), 0)
-    attention_allocation.run(loaded, arguments, Options(device="cpu", **options), results)
-    return results.cells
-
-
-def test_cells_have_all_attention_and_do_not_depend_on_batches(loaded, tmp_path):
+def test_run_measures_all_attention_in_any_batches(loaded, run):
     found = []
     for batch_size in (None, 1, 2):
-        cells = run(loaded, tmp_path / str(batch_size), batch_size=batch_size)
+        cells = run(attention_allocation, loaded, SMALL, str(batch_size), batch_size=batch_size).cells
         assert [cell.key for cell in cells] == [{"depth": 0}, {"depth": 50}]
         found.append(torch.tensor([[cell[name] for name in SPANS] for cell in cells]))
     torch.testing.assert_close(found[1:], found[:1] * 2, rtol=1e-4, atol=1e-6)
@@ -149,9 +142,9 @@ def test_cells_have_all_attention_and_do_not_depend_on_batches(loaded, tmp_path)
         ({"needles": 0}, "Got 0 needles"),
     ],
 )
-def test_run_rejects(loaded, tmp_path, changes, message):
+def test_run_rejects(loaded, run, changes, message):
     with pytest.raises(ValueError, match=message):
-        run(loaded, tmp_path, replace(SMALL, **changes))
+        run(attention_allocation, loaded, replace(SMALL, **changes))
 
 
 def results_of(label, answers, folder):

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diff_transformer.evaluation.__main__ import Options
 from diff_transformer.evaluation.comparison import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
 from diff_transformer.evaluation.protocols import fine_grained_loss
 from diff_transformer.evaluation.protocols.fine_grained_loss import (
@@ -25,8 +24,6 @@ from diff_transformer.evaluation.protocols.fine_grained_loss import (
 )
 from diff_transformer.evaluation.protocols.nll_by_position import token_nll
 from diff_transformer.evaluation.results import Measure, Results, ResultSet
-
-OPTIONS = Options(device="cpu")
 
 
 class Words:
@@ -98,19 +95,13 @@ def arguments_for(folder, **changes):
     return Arguments(**{"dataset": corpus(folder), "length": 48, "documents": 4, "chunk_size": 17, **changes})
 
 
-def run(loaded, arguments, folder):
-    results = Results.open(folder, "fine_grained_loss", loaded.identity, asdict(arguments), 0)
-    fine_grained_loss.run(loaded, arguments, OPTIONS, results)
-    return Results.load(results.path)
-
-
-def test_run_measures_the_slices_and_resumes(loaded, tmp_path, monkeypatch):
+def test_run_measures_the_slices_and_resumes(loaded, run, tmp_path, monkeypatch):
     train = tmp_path / "train"
     train.mkdir()
     training_text = "the cat " * 30 + "on mat" * 31
     (train / "x.txt").write_text(training_text)
     arguments = arguments_for(tmp_path / "texts", train_dataset=str(train), threshold=30)
-    results = run(loaded, arguments, tmp_path / "out")
+    results = run(fine_grained_loss, loaded, arguments)
     text = "".join(path.read_text() + loaded.tokenizer.eos_token for path in sorted(Path(arguments.dataset).iterdir()))
     ids = loaded.tokenizer(text)["input_ids"]
     trained = " ".join(map(str, loaded.tokenizer(training_text)["input_ids"]))
@@ -127,9 +118,7 @@ def test_run_measures_the_slices_and_resumes(loaded, tmp_path, monkeypatch):
     whole, results.cells = results.cells, results.cells[:2]  # as if stopped
     results.save()
     monkeypatch.setattr(fine_grained_loss, "count", None)  # the corpus was counted already
-    resumed = run(loaded, arguments, tmp_path / "out").cells
-    assert resumed[:2] == whole[:2], "a row was measured again"
-    assert resumed == whole
+    assert run(fine_grained_loss, loaded, arguments).cells == whole
 
 
 def test_condense_weighs_rows_by_their_tokens(tmp_path):
@@ -180,9 +169,9 @@ def test_report(tmp_path):
         ({"train_dataset": "{rows}", "train_text_column": "story"}, "has the columns text; story is needed"),
     ],
 )
-def test_run_rejects(loaded, tmp_path, changes, message):
+def test_run_rejects(loaded, run, tmp_path, changes, message):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"text": "a"}\n')
     changes = {name: value.format(rows=rows) if isinstance(value, str) else value for name, value in changes.items()}
     with pytest.raises(ValueError, match=message):
-        run(loaded, arguments_for(tmp_path / "texts", **changes), tmp_path / "out")
+        run(fine_grained_loss, loaded, arguments_for(tmp_path / "texts", **changes))

@@ -3,7 +3,6 @@
 
 import copy
 import json
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,11 +10,9 @@ import pytest
 import torch
 from matplotlib.figure import Figure as Canvas
 
-from diff_transformer.evaluation.__main__ import Options
 from diff_transformer.evaluation.generate import token_nll
 from diff_transformer.evaluation.models import load_model
 from diff_transformer.evaluation.render import sections
-from diff_transformer.evaluation.results import Results
 from diff_transformer.evaluation.text import DocumentArguments, load_documents, token_rows
 
 pytest.importorskip("lm_eval", reason="HellaSwag is scored by lm-eval")
@@ -148,21 +145,15 @@ def test_hellaswag_is_scored_without_padding(loaded, exact, data_dir, monkeypatc
         assert likelihoods(plain, data_dir) != pytest.approx(alone, rel=1e-6), "padding does not matter to this test"
 
 
-ARGUMENTS = {"task": ["hellaswag", "nll"], "bits": [16, 4], "granularity": ["tensor", "head"], "length": 40}
-
-
-def run(loaded, folder, **changes):
-    arguments = logit_quantization.Arguments(**{**ARGUMENTS, "documents": 4, **changes})
-    results = Results.open(folder, "logit_quantization", loaded.identity, asdict(arguments), 0)
-    with torch.inference_mode():
-        logit_quantization.run(loaded, arguments, Options(device="cpu"), results)
-    return results
+def arguments(**changes):
+    both = {"task": ["hellaswag", "nll"], "bits": [16, 4], "granularity": ["tensor", "head"]}
+    return logit_quantization.Arguments(**{**both, "length": 40, "documents": 4, **changes})
 
 
 @pytest.mark.slow
-def test_run_and_report(twin_folders, data_dir, text, tmp_path):
+def test_run_and_report(twin_folders, run, data_dir, text):
     loaded = load_model(str(twin_folders["DIFF"]), device="cpu")
-    results = run(loaded, tmp_path, data_dir=data_dir, dataset=text)
+    results = run(logit_quantization, loaded, arguments(data_dir=data_dir, dataset=text))
     assert len(results.cells) == 8
     nll = {bits: results.select(task="nll", bits=bits, granularity="tensor")[0] for bits in (16, 4)}
     assert nll[16].measures["nll"].n == 4 and nll[16]["nll"] != nll[4]["nll"]
@@ -199,6 +190,6 @@ def test_run_and_report(twin_folders, data_dir, text, tmp_path):
         ({"documents": 60}, "60 were asked for"),
     ],
 )
-def test_run_rejects(loaded, text, tmp_path, changes, message):
+def test_run_rejects(loaded, run, text, changes, message):
     with pytest.raises(ValueError, match=message):
-        run(loaded, tmp_path, **{"task": ["nll"], "dataset": text, **changes})
+        run(logit_quantization, loaded, arguments(**{"task": ["nll"], "dataset": text, **changes}))

@@ -1,7 +1,6 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Negative log-likelihood by position: a document done by hand, one whole forward, the run, and its report."""
 
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig
 
-from diff_transformer.evaluation.__main__ import Options
 from diff_transformer.evaluation.comparison import DIFFERS
 from diff_transformer.evaluation.protocols import nll_by_position
 from diff_transformer.evaluation.protocols.nll_by_position import (
@@ -20,7 +18,7 @@ from diff_transformer.evaluation.protocols.nll_by_position import (
     section,
     token_nll,
 )
-from diff_transformer.evaluation.results import Measure, Results, ResultSet
+from diff_transformer.evaluation.results import Measure, ResultSet
 
 
 class Bigrams:
@@ -58,15 +56,9 @@ def corpus(folder):
     return str(folder)
 
 
-def run(loaded, arguments, folder, **options):
-    results = Results.open(folder, "nll_by_position", loaded.identity, asdict(arguments), 0)
-    nll_by_position.run(loaded, arguments, Options(device="cpu", **options), results)
-    return Results.load(results.path)
-
-
-def test_run_measures_curves_and_resumes(loaded, tmp_path):
+def test_run_measures_curves_and_resumes(loaded, run, tmp_path):
     arguments = Arguments(corpus(tmp_path / "texts"), length=64, documents=4, points=9, chunk_size=13)
-    results = run(loaded, arguments, tmp_path / "out")
+    results = run(nll_by_position, loaded, arguments)
     assert [cell.key for cell in results.cells] == [{"document": i} for i in range(4)], "the short one is no document"
     for i, cell in enumerate(results.cells):
         text = (tmp_path / "texts" / f"{i}.txt").read_text()
@@ -81,10 +73,8 @@ def test_run_measures_curves_and_resumes(loaded, tmp_path):
     assert [position for position, _ in curve] == results.cells[0].data["positions"]
     assert curve[2][1] == Measure.of([cell.data["nll"][2] for cell in results.cells])
 
-    part = run(loaded, arguments, tmp_path / "resumed", limit=2)
-    resumed = run(loaded, arguments, tmp_path / "resumed")
-    assert len(part.cells) == 2 and resumed.cells[:2] == part.cells, "a document was measured again"
-    assert [(c.key, c.measures, c.data) for c in resumed.cells] == [(c.key, c.measures, c.data) for c in results.cells]
+    assert run(nll_by_position, loaded, arguments, "resumed", limit=2).cells == results.cells[:2]
+    assert run(nll_by_position, loaded, arguments, "resumed").cells == results.cells
 
     table = section(ResultSet([results])).comparisons[0].table()
     assert table.columns == ["tokens", loaded.label, DIFFERS] and [row[0] for row in table.rows] == [8, 15, 29, 64]
@@ -98,7 +88,7 @@ def test_run_measures_curves_and_resumes(loaded, tmp_path):
         ({"documents": 5}, "Found 4 rows of 64 tokens in documents of up to .*, but 5 were asked for"),
     ],
 )
-def test_run_rejects(loaded, tmp_path, changes, message):
+def test_run_rejects(loaded, run, tmp_path, changes, message):
     arguments = Arguments(**{"dataset": corpus(tmp_path / "texts"), "length": 64, "documents": 4, **changes})
     with pytest.raises(ValueError, match=message):
-        run(loaded, arguments, tmp_path / "out")
+        run(nll_by_position, loaded, arguments)
