@@ -65,7 +65,9 @@ TEXT = [document(0, 1, 2), document(3), document(10, 11, 12, 13, 14), document(2
 
 def test_token_rows_begin_documents_that_are_long_enough():
     assert token_rows(TEXT, words_tokenizer(), 4, rows=2) == [[10, 11, 12, 13], [20, 21, 22, 23]]
-    assert token_rows(TEXT, words_tokenizer(), 4, rows=1) == [[10, 11, 12, 13]]
+    texts = iter(TEXT)
+    assert token_rows(texts, words_tokenizer(), 4, rows=1) == [[10, 11, 12, 13]]
+    assert next(texts) == TEXT[3], "a text was read that no row needs"
     assert token_rows(TEXT, words_tokenizer(), 1, rows=3) == [[0], [3], [10]]
 
 
@@ -76,14 +78,6 @@ def test_token_rows_join_documents_with_an_end_of_text():
         assert token_rows(TEXT, words_tokenizer(), length, rows=len(expected), join=True) == expected
     assert token_rows(TEXT, words_tokenizer(), 5, rows=2, join=True) == [stream[:5], stream[5:10]]
     assert token_rows(TEXT, words_tokenizer(eos=False), 5, rows=1, join=True) == [[0, 1, 2, 3, 10]]
-
-
-def test_token_rows_read_no_more_texts_than_needed():
-    def texts():
-        yield TEXT[2]
-        raise AssertionError("a text was read that no row needs")
-
-    assert token_rows(texts(), words_tokenizer(), 3, rows=1) == [[10, 11, 12]]
 
 
 def test_token_rows_begin_as_the_tokenizer_begins_a_text():
