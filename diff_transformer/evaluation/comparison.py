@@ -106,9 +106,8 @@ class Comparison:
         return [*found, *row.differs, *(f"{label} unfinished" for label in dict.fromkeys(few))]
 
     def _value(self, name: str, row: Row, cell: Cell) -> Any:
-        if name == "samples":
-            return cell.measures[row.metric].n
-        return {**self.results.settings, **cell.data, **cell.key}.get(name)
+        samples = {"samples": cell.measures[row.metric].n}
+        return {**self.results.settings, **cell.data, **cell.key, **samples}.get(name)
 
     def _twins(self) -> tuple[str, str] | None:
         """The labels of the only model without differential attention and of the only DIFF Transformer."""

@@ -17,7 +17,6 @@ pytestmark = pytest.mark.oldest
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 50, "head_dim": 8}
 SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
 
-
 ROUNDING = {"rtol": 1e-10, "atol": 1e-10}  # in float64
 
 
@@ -73,21 +72,8 @@ def logits_by_hand(model, input_ids):
     return found
 
 
-def test_logits_are_those_by_hand(loaded):
-    input_ids = torch.randint(0, 300, (2, 13))
-    recorder = Recorder()
-    with recorder.probe(loaded.model):
-        forward(loaded.model, input_ids=input_ids)
-    assert len(recorder.logits) == len(recorder.visible) == 2
-    torch.testing.assert_close(recorder.logits, logits_by_hand(loaded.model, input_ids), rtol=1e-4, atol=1e-4)
-    causal = torch.ones(13, 13, dtype=torch.bool).tril()
-    for visible, maps in zip(recorder.visible, recorder.maps, strict=True):
-        assert (visible == causal).all(), "the mask is not the causal one"
-        assert (maps.masked_select(~visible) == 0).all(), "something masked has weight"
-
-
 @pytest.mark.parametrize("padded", [False, True], ids=["", "left padding"])
-def test_an_idle_probe_changes_nothing(loaded, padded):
+def test_attention_probe_without_functions_changes_nothing(loaded, padded):
     model, input_ids = copy.deepcopy(loaded.model).double(), torch.randint(0, 300, (3, 21))
     mask = torch.ones_like(input_ids)
     if padded:
@@ -105,7 +91,7 @@ def test_an_idle_probe_changes_nothing(loaded, padded):
     torch.testing.assert_close(torch.cat(parts, dim=1)[kept], expected[kept], **ROUNDING)
 
 
-def test_blocks_of_rows_are_the_whole(loaded, monkeypatch):
+def test_attention_probe_has_the_whole_in_blocks_of_rows(loaded, monkeypatch):
     model, input_ids = copy.deepcopy(loaded.model).double(), torch.randint(0, 300, (1, 20))
     expected = forward(model, input_ids=input_ids)
     heads = 8  # query heads, of each of the models
@@ -125,7 +111,7 @@ def test_blocks_of_rows_are_the_whole(loaded, monkeypatch):
 
 @pytest.mark.parametrize("padded", [False, True], ids=["", "left padding"])
 @pytest.mark.parametrize("parts", [[17], [9, 1, 7]], ids=["", "cache"])
-def test_differential_maps_are_those_that_eager_returns(loaded, parts, padded):
+def test_on_maps_takes_what_eager_returns(loaded, parts, padded):
     input_ids, mask = torch.randint(0, 300, (2, 17)), torch.ones(2, 17, dtype=torch.long)
     if padded:
         mask[0, :5] = 0
@@ -155,16 +141,16 @@ def test_on_logits_may_change_the_logits(twin_folders):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-def test_attention_probe_keeps_float64_and_raises_16_bits(loaded, dtype):
-    model = copy.deepcopy(loaded.model).to(dtype)
-    input_ids = torch.randint(0, 300, (1, 15))
-    recorder = Recorder()
+def test_attention_probe_sees_logits_masks_and_maps_in_float32_or_better(loaded, dtype):
+    model, input_ids, recorder = copy.deepcopy(loaded.model).to(dtype), torch.randint(0, 300, (2, 15)), Recorder()
     with recorder.probe(model):
-        found = forward(model, input_ids=input_ids)
-    assert found.dtype == dtype
+        assert forward(model, input_ids=input_ids).dtype == dtype
     assert {x.dtype for x in recorder.logits + recorder.maps} == {torch.promote_types(dtype, torch.float32)}
+    causal = torch.ones(15, 15, dtype=torch.bool).tril()
+    for visible, maps in zip(recorder.visible, recorder.maps, strict=True):
+        assert (visible == causal).all(), "the mask is not the causal one"
+        assert (maps.masked_select(~visible) == 0).all(), "something masked has weight"
     if dtype == torch.float64:
-        torch.testing.assert_close(found, forward(model, input_ids=input_ids), **ROUNDING)
         torch.testing.assert_close(recorder.logits, logits_by_hand(model, input_ids), **ROUNDING)
 
 
