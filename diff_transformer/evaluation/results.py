@@ -128,7 +128,7 @@ class Results:
                 measures = {name: Measure(**measure) for name, measure in cell["measures"].items()}
                 results.cells.append(Cell(cell["key"], measures, cell.get("data", {})))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} cannot be read as results: {error!r}. Move it away.") from error
+            raise ValueError(f"{path} is not JSON with results: {error!r}. Move it away.") from error
         return results
 
     @property

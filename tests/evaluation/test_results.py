@@ -87,7 +87,7 @@ def test_results_of_other_settings_or_weights_are_not_mixed(tmp_path, change, na
 def test_load_results_rejects_a_file_of_another_kind(tmp_path, text):
     (tmp_path / "needle").mkdir()
     (tmp_path / "needle/x.json").write_text(text)
-    with pytest.raises(ValueError, match="x.json cannot be read as results"):
+    with pytest.raises(ValueError, match="x.json is not JSON with results"):
         load_results(tmp_path)
 
 
