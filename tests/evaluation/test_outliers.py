@@ -185,7 +185,9 @@ def test_section_compares_with_table_5(tmp_path):
     results = Results(tmp_path / "DIFF.json", "outliers", {"label": "DIFF"}, settings, 0)
     measures = {"top_1": Measure(7.5, 9), "median": Measure(1.0, 9)}
     results.add({"activation": "hidden_states"}, measures, {"tokens": 401_408})
-    table = section(ResultSet([results])).comparisons[0].table()
+    found = section(ResultSet([results]))
+    assert found.notes[0].endswith("a median is off by at most 0.2%.")
+    table = found.comparisons[0].table()
     rows = {", ".join(map(str, row[:2])): row[2:] for row in table.rows}
     differs = "tokens 401,408 (paper: 400,000); not stated in the paper: dataset books, length 4,096"
     assert rows["hidden states, top 1"][2:] == [Measure(7.5, 9), differs]
