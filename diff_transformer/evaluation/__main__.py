@@ -36,8 +36,9 @@ class Options:
 
 def evaluate(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
-        described = "\n".join(f"  {name:22}{protocols.describe(name)}" for name in protocols.names())
-        print(f"usage: diff-transformer evaluate PROTOCOL --model A [--model B ...] [--help]\n\n{described}")
+        print("usage: diff-transformer evaluate PROTOCOL --model A [--model B ...] [--help]\n")
+        for name in protocols.names():
+            print(f"  {name:22}{str(protocols.load(name).__doc__).splitlines()[0]}")
         return
     protocol, *rest = arguments
     module = protocols.load(protocol)
@@ -62,19 +63,16 @@ def run(protocol: str, models: list[str], settings, options: Options) -> None:
     if len(set(labels)) < len(labels):
         raise ValueError(f"Two models have the same label: {', '.join(labels)}. Label them: --model LABEL=PATH.")
     how = (options.dtype, options.device, options.attn_implementation, options.revision, options.trust_remote_code)
-    recorded = {**kept, "limit": options.limit}
+    recorded, out, seed = {**kept, "limit": options.limit}, options.out, options.seed
     for spec in models:
         loaded = load_model(spec, *how)
-        results = Results.open(
-            options.out, protocol, loaded.identity, recorded, options.seed, loaded.device, options.overwrite
-        )
-        set_seed(options.seed)
+        results = Results.open(out, protocol, loaded.identity, recorded, seed, loaded.model.device, options.overwrite)
+        set_seed(seed)
         with torch.inference_mode():
             module.run(loaded, settings, options, results)
         del loaded.model  # before the next one is loaded
         gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
         print(f"{loaded.label}: {len(results.cells)} cells in {results.path}")
 
 
@@ -86,20 +84,12 @@ def report(arguments: list[str]) -> None:
     print(*write_report(options.folder, options.title), sep="\n")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, or prints the error and returns 1."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    commands = {"evaluate": evaluate, "report": report}
-    if arguments[:1] not in ([name] for name in commands):
-        print(__doc__)
-        return 1
+def main(arguments: list[str]) -> int:
+    """Takes `evaluate` or `report` and its arguments. Returns 0, or prints the error and returns 1."""
+    command, *rest = arguments
     try:
-        commands[arguments[0]](arguments[1:])
+        {"evaluate": evaluate, "report": report}[command](rest)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

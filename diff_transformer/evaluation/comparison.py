@@ -11,7 +11,6 @@ from typing import Any
 
 from ..configuration_diff import DiffTransformerConfig
 from ..configuration_diff_v2 import DiffTransformerV2Config
-from ..text_data import STDLIB
 from .render import Table
 from .results import Cell, Measure, ResultSet
 
@@ -107,9 +106,8 @@ class Comparison:
         return [*found, *row.differs, *(f"{label} unfinished" for label in dict.fromkeys(few))]
 
     def _value(self, name: str, row: Row, cell: Cell) -> Any:
-        if name == "samples":
-            return cell.measures[row.metric].n
-        return {**self.results.settings, **cell.data, **cell.key}.get(name)
+        samples = {"samples": cell.measures[row.metric].n}
+        return {**self.results.settings, **cell.data, **cell.key, **samples}.get(name)
 
     def _twins(self) -> tuple[str, str] | None:
         """The labels of the only model without differential attention and of the only DIFF Transformer."""
@@ -156,4 +154,4 @@ def _text(value: Any) -> str:
         return "on"
     if isinstance(value, int):
         return f"{value:,}"
-    return "Python source code (stdlib)" if value == STDLIB else str(value)
+    return str(value)

@@ -6,10 +6,10 @@ Neither the logits nor the attention rows of all positions of a long input are e
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     ContinuousBatchingConfig,
     DynamicCache,
@@ -21,32 +21,20 @@ from transformers.cache_utils import Cache
 from transformers.utils import logging
 
 from .models import check_length
-from .text import prompt_ids
 
 logger = logging.get_logger(__name__)
 
 BATCH_TOKENS = 2**17  # tokens in the first batch, cache included; fewer when memory runs out
 CHUNK = 1024  # tokens: 400 MB of float32 logits for a vocabulary of 100K
-_NO_CHUNKS = (
-    "so it cannot be evaluated in chunks. Use the protocols harness, hallucination, math or recall, which do not need "
-    "chunks."
-)
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
-Prompt = str | Sequence[int]  # token ids go to the model as they are
 
 
 class Generated(NamedTuple):
     text: str  # without the stop string and what follows it
     tokens: int  # generated tokens, without the end-of-text token
     finished: bool  # by an end-of-text token or a stop string, not by the limit
-
-
-def check_chunks(model: PreTrainedModel) -> None:
-    """Raises ValueError for a model without a key-value cache."""
-    if getattr(model, "_is_stateful", False):
-        raise ValueError(f"{type(model).__name__} keeps a recurrent state instead of a key-value cache, {_NO_CHUNKS}")
 
 
 @torch.inference_mode()
@@ -58,13 +46,18 @@ def chunks(
     Yields the index of each chunk's first token and its outputs, with `logits` (batch, <= size, vocabulary).
     Raises ValueError for a model that does not continue over such a cache: its chunks could not see one another.
     """
-    check_chunks(model)
+    no_cache = ValueError(
+        f"{type(model).__name__} does not fill a key-value cache, so it cannot be evaluated in chunks. The protocols "
+        "harness, hallucination, math and recall need none."
+    )
+    if getattr(model, "_is_stateful", False):
+        raise no_cache
     cache = DynamicCache(config=model.config) if cache is None else cache
     for start in range(0, input_ids.shape[1], size):
         chunk, before = input_ids[:, start : start + size].to(model.device), cache.get_seq_length()
         outputs = model(input_ids=chunk, past_key_values=cache, use_cache=True, **kwargs)
         if cache.get_seq_length() != before + chunk.shape[1]:
-            raise ValueError(f"{type(model).__name__} does not fill the cache that it is given, {_NO_CHUNKS}")
+            raise no_cache
         yield start, outputs
 
 
@@ -72,8 +65,6 @@ def prefill(
     model: PreTrainedModel, input_ids: torch.Tensor, cache: Cache | None = None, size: int = CHUNK
 ) -> tuple[Cache, torch.Tensor]:
     """The cache after `input_ids` (batch, tokens), and the logits (batch, vocabulary) after the last token."""
-    if input_ids.shape[1] == 0:
-        raise ValueError("Got no tokens to prefill; at least one is needed.")
     cache = DynamicCache(config=model.config) if cache is None else cache
     for _, outputs in chunks(model, input_ids, cache, size, logits_to_keep=1):
         logits = outputs.logits[:, -1]
@@ -120,15 +111,12 @@ def in_batches(
         try:
             outcomes = function(batch)
         except RuntimeError as error:
-            if batch_size is not None or size == 1 or not should_reduce_batch_size(error):
+            if batch_size is not None or len(batch) == 1 or not should_reduce_batch_size(error):
                 raise
-            size = max(1, min(size, len(batch)) // 2)
+            size = len(batch) // 2
             logger.warning(f"Out of memory: the batch size is {size} from here on.")
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()
             continue
-        if len(outcomes) != len(batch):
-            raise ValueError(f"Got {len(outcomes)} outcomes for a batch of {len(batch)}.")
         yield from zip(batch, outcomes, strict=True)
         done += len(batch)
 
@@ -139,33 +127,26 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> li
     ends = [*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id]
     ends = [token for token in dict.fromkeys(ends) if token is not None]
     if not ends:
-        raise ValueError(
-            "Neither the model's generation_config nor its tokenizer has an eos_token_id; set one of them."
-        )
+        raise ValueError("Neither the model's generation_config nor its tokenizer has an eos_token_id. Set one.")
     return ends
 
 
 def iterate_texts(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Prompt],
+    rows: Sequence[Sequence[int]],
     max_new_tokens: int,
     batch_size: int | None = None,
     stop_strings: Sequence[str] = (),
     chunk_size: int | None = None,
 ) -> Iterator[tuple[int, Generated]]:
-    """The greedy continuation of each prompt, equal to `model.generate` for the prompt alone. Prompts go through the
-    model in chunks of `chunk_size` tokens, by default whole.
+    """The greedy continuation of each row of token ids, equal to `model.generate` for the row alone. Rows go through
+    the model in chunks of `chunk_size` tokens, by default whole.
 
-    Yields each with its prompt's index as soon as its batch is finished. The longest prompts come first, so that a
-    batch holds prompts of similar length and memory runs out early or never. Raises ValueError for a prompt that is
-    empty or has no room for `max_new_tokens` in the model's positions.
+    Yields each with its row's index as soon as its batch is finished. The longest rows come first, so that a batch
+    holds rows of similar length and memory runs out early or never. Raises ValueError for a row that has no room for
+    `max_new_tokens` in the model's positions.
     """
-    if chunk_size is not None:
-        check_chunks(model)
-    rows = [prompt_ids(tokenizer, prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
-    if not all(rows):
-        raise ValueError(f"Prompt {rows.index([])} has no tokens; at least one is needed.")
     longest = max(map(len, rows), default=0) + max_new_tokens
     check_length(model, longest, f"A prompt with {max_new_tokens:,} new tokens")
     ends = end_tokens(model, tokenizer)
@@ -173,17 +154,14 @@ def iterate_texts(
     config = GenerationConfig(eos_token_id=ends, pad_token_id=ends[0], prefill_chunk_size=chunk_size)
 
     def generate(batch: Sequence[int]) -> list[Generated]:
-        width = max(len(rows[i]) for i in batch)
-        input_ids = torch.full((len(batch), width), ends[0])  # (batch, width), padded on the left
-        attention_mask = torch.zeros_like(input_ids)
-        for padded, mask, i in zip(input_ids, attention_mask, batch, strict=True):
-            padded[width - len(rows[i]) :] = torch.tensor(rows[i])
-            mask[width - len(rows[i]) :] = 1
+        alone = [torch.tensor(rows[i], device=model.device) for i in batch]
+        input_ids = pad_sequence(alone, batch_first=True, padding_value=ends[0], padding_side="left")
+        ones = [torch.ones_like(row) for row in alone]
         own, model.generation_config = model.generation_config, config
         try:
             sequences = model.generate(  # type: ignore[operator]  # a method, which torch's stubs hide
-                input_ids=input_ids.to(model.device),
-                attention_mask=attention_mask.to(model.device),
+                input_ids=input_ids,
+                attention_mask=pad_sequence(ones, batch_first=True, padding_side="left"),
                 max_new_tokens=max_new_tokens,
                 do_sample=False,
                 stop_strings=list(stop_strings) or None,
@@ -191,13 +169,15 @@ def iterate_texts(
             )
         finally:
             model.generation_config = own
-        return [read(tokenizer, ids, max_new_tokens, ends, stop_strings) for ids in sequences[:, width:].tolist()]
+        new = sequences[:, input_ids.shape[1] :].tolist()
+        return [read(tokenizer, ids, max_new_tokens, ends, stop_strings) for ids in new]
 
     longest_first = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     # The cache grows during generation: a batch that is too large fails only after many steps
     yield from in_batches(generate, longest_first, batch_size, min(max(1, BATCH_TOKENS // max(1, longest)), 64))
 
 
+@torch.inference_mode(False)  # the manager's thread writes to tensors made here, which inference tensors do not allow
 def iterate_continuously(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -223,11 +203,8 @@ def iterate_continuously(
         max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=ends, pad_token_id=ends[0]
     )
     open_manager: Any = model.continuous_batching_context_manager
-    with ExitStack() as stack:
-        # The manager's thread writes to tensors made here, which inference tensors do not allow
-        with torch.inference_mode(False):
-            manager = stack.enter_context(open_manager(generation, timeout=5, continuous_batching_config=config))
-            waiting = {id: i for i, id in enumerate(manager.add_requests([list(row) for row in rows]))}
+    with open_manager(generation, timeout=5, continuous_batching_config=config) as manager:
+        waiting = {id: i for i, id in enumerate(manager.add_requests([list(row) for row in rows]))}
         while waiting:
             result = manager.get_result(timeout=1)
             if result is None and manager.is_running():

@@ -23,10 +23,6 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerBase
     identity: dict[str, Any]
 
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
 
 def load_model(
     spec: str,
@@ -38,23 +34,15 @@ def load_model(
 ) -> LoadedModel:
     """Loads a path, a Hub id, or `LABEL=PATH`. Raises ValueError without a causal language model and a tokenizer."""
     label, path = split_spec(spec)
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    if revision is not None and not Path(path).is_dir():
-        options["revision"] = revision
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "revision": revision or "main"}
+    how: dict[str, Any] = {"dtype": dtype, "attn_implementation": attn_implementation}
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
-        if attn_implementation is not None:
-            options["attn_implementation"] = attn_implementation
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
+        model = AutoModelForCausalLM.from_pretrained(path, **how, **options)
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"No causal language model with a tokenizer could be loaded from {path!r}, as a local folder or from the "
-            f"Hub: {error}"
-        ) from error
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    model.to(where).eval()  # type: ignore[arg-type]  # a decorator hides its signature
-    with torch.inference_mode():
-        model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device))  # resolves the default attention
+        raise ValueError(f"No causal language model with a tokenizer is in {path!r}: {error}") from error
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model.to(torch.device(device)).eval()  # type: ignore[arg-type]  # a decorator hides its signature
     local, entries = Path(path).is_dir(), json.dumps(sorted(tokenizer.get_vocab().items()))
     identity = {  # everything about the model that its results depend on
         "label": label,
@@ -73,14 +61,12 @@ def load_model(
 
 def split_spec(spec: str) -> tuple[str, str]:
     """The label and the path of `LABEL=PATH`, or of `PATH`, whose label is its last part."""
-    label, equals, path = spec.partition("=")
-    if not equals or Path(spec).is_dir():  # a folder may have an = in its name
-        label, path = "", spec
+    # A folder's name may have an =
+    label, path = spec.split("=", 1) if "=" in spec and not Path(spec).is_dir() else ("", spec)
     path = os.path.expanduser(path)
-    label = label or (Path(path).resolve().name if Path(path).is_dir() else path)
     if not path:
         raise ValueError(f"Got the model {spec!r}; it needs a path or Hub id, as in --model DIFF=path/to/model.")
-    return label, path
+    return label or (Path(path).resolve().name if Path(path).is_dir() else path), path
 
 
 def fingerprint(folder: Path) -> str:
@@ -100,7 +86,4 @@ def check_length(model: PreTrainedModel, tokens: int, what: str) -> None:
     """Raises ValueError if the model has fewer positions than `tokens`."""
     limit = max_positions(model)
     if limit is not None and tokens > limit:
-        raise ValueError(
-            f"{what} needs {tokens:,} tokens, but the model has max_position_embeddings={limit:,}. Choose a shorter "
-            "length, or extend the context first (docs/training.md)."
-        )
+        raise ValueError(f"{what} needs {tokens:,} tokens, but the model has max_position_embeddings={limit:,}.")

@@ -2,15 +2,14 @@
 """Inspect and modify attention logits and maps through transformers' attention interface.
 
 `attention_probe` switches a model to an attention function that computes the formula in blocks of rows and passes each
-block to a `Probe`. A differential head appears as two neighbouring heads, (2i, 2i + 1), as `packed_attention` sends
-them and as DIFF V2 has them; `differential_maps` combines them again. With a cache only the rows of interest need the
-probe.
+block to functions. A differential head has two neighbouring heads of logits, (2i, 2i + 1), as `packed_attention` sends
+them and as DIFF V2 has them. With a cache only the rows of interest need the probe.
 
 Legend for shapes: B batch, N softmax heads (2h for a differential model), H differential heads, T query tokens, R rows
 of a block, S keys.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -25,46 +24,33 @@ from ..modeling_diff_v2 import subtract_noise
 NAME = "probe"
 _BLOCK_BYTES = 2**27  # of float32 logits: rows are computed in blocks of this size
 
-
-class Probe:
-    """Receives the logits, which it may change, and the maps. `module.layer_idx` is the layer."""
-
-    all_rows = False  # whether it needs all rows in one block, regardless of memory
-
-    def on_logits(self, module: nn.Module, logits: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-        """Takes the scaled logits (B, N, R, S) before masking, in float32 or better, and the mask `visible`
-        (B or 1, 1, R, S). Returns the logits to continue with."""
-        return logits
-
-    def on_maps(self, module: nn.Module, maps: torch.Tensor, lambda_full: torch.Tensor | None) -> None:
-        """Takes the softmax maps (B, N, R, S), in float32 or better, and the lambda (B, R, H) of a differential
-        layer."""
-
-
-def differential_maps(maps: torch.Tensor, lambda_full: torch.Tensor | None) -> torch.Tensor:
-    """The maps that multiply the values: `softmax1 - lambda softmax2` (B, H, R, S) of a differential layer (Eq. 1,
-    arXiv:2410.05258), `maps` themselves of any other, which has no lambda."""
-    if lambda_full is None:
-        return maps
-    return subtract_noise(maps.transpose(1, 2), lambda_full.to(maps.dtype)).transpose(1, 2)
+OnLogits = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+OnMaps = Callable[[torch.Tensor], None]
 
 
 @contextmanager
-def attention_probe(model: PreTrainedModel, probe: Probe) -> Iterator[None]:
-    """Within this context all attention of the model goes through `probe`, of which a process has one at a time.
+def attention_probe(
+    model: PreTrainedModel, on_logits: OnLogits | None = None, on_maps: OnMaps | None = None, all_rows: bool = False
+) -> Iterator[None]:
+    """Within this context the functions see all attention of the model, layer by layer, in float32 or better. A
+    process has one probe at a time.
+
+    on_logits: Takes the scaled logits (B, N, R, S) before masking and the mask `visible` (B or 1, 1, R, S). Returns
+        the logits to continue with.
+    on_maps: Takes the maps that multiply the values: `softmax1 - lambda softmax2` (B, H, R, S) of a differential layer
+        (Eq. 1, arXiv:2410.05258), the softmax (B, N, R, S) of any other.
+    all_rows: Whether all rows are in one block, regardless of memory.
 
     Raises ValueError for a model that does not use transformers' attention interface.
     """
     global _probe
     if not getattr(model, "_supports_attention_backend", False):
         raise ValueError(
-            f"{type(model).__name__} does not use transformers' attention interface, so its attention cannot be "
-            "measured. The other protocols than attention_allocation, outliers and logit_quantization do not need it."
+            f"{type(model).__name__} does not use transformers' attention interface, which the protocols "
+            "attention_allocation, outliers and logit_quantization need."
         )
-    if _probe is not None:
-        raise ValueError("Another attention_probe is active in this process; leave its context first.")
     before = model.config._attn_implementation
-    _probe = probe
+    _probe = (on_logits, on_maps, all_rows)
     with ExitStack() as hooks:
         for module in model.modules():
             if hasattr(module, "get_lambda"):
@@ -78,7 +64,7 @@ def attention_probe(model: PreTrainedModel, probe: Probe) -> Iterator[None]:
             model.set_attn_implementation(before)
 
 
-_probe: Probe | None = None
+_probe: tuple[OnLogits | None, OnMaps | None, bool] | None = None
 _lambdas: dict[nn.Module, torch.Tensor] = {}  # (B, T, H) of differential layers, from their input to their attention
 
 
@@ -105,26 +91,32 @@ def probe_attention_forward(
     (B, 1, T, S). Returns (B, T, N, D)."""
     if _probe is None:
         raise ValueError(f'attn_implementation="{NAME}" works only within attention_probe().')
+    on_logits, on_maps, all_rows = _probe
     unknown = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
     if unknown or attention_mask is None or attention_mask.dtype != torch.bool:
         raise ValueError(
             f"{type(module).__name__} uses {', '.join(unknown) or 'a mask that is not boolean'}, which the probe does "
-            "not support. Evaluate a model with plain softmax attention."
+            "not support."
         )
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     groups = query.shape[1] // key.shape[1]
     dtype = torch.promote_types(query.dtype, torch.float32)
     keys, values = repeat_kv(key, groups).to(dtype), repeat_kv(value, groups).to(dtype)
     fitting = max(1, _BLOCK_BYTES // (4 * query.shape[0] * query.shape[1] * key.shape[2]))
-    rows = query.shape[2] if _probe.all_rows else fitting
+    rows = query.shape[2] if all_rows else fitting
     lambda_full, outputs = _lambdas.pop(module, None), []
-    blocks = query.to(dtype).split(rows, dim=2)
-    lambdas = [None] * len(blocks) if lambda_full is None else lambda_full.split(rows, dim=1)
-    for block, visible, of_rows in zip(blocks, attention_mask.split(rows, dim=2), lambdas, strict=True):
-        logits = _probe.on_logits(module, block @ keys.transpose(2, 3) * scaling, visible)
-        maps = logits.masked_fill(~visible, torch.finfo(logits.dtype).min).softmax(-1)
-        _probe.on_maps(module, maps, of_rows)
+    for start in range(0, query.shape[2], rows):
+        part = slice(start, start + rows)
+        visible = attention_mask[:, :, part]
+        logits = query[:, :, part].to(dtype) @ keys.transpose(2, 3) * scaling
+        if on_logits is not None:
+            logits = on_logits(logits, visible)
+        maps = logits.masked_fill(~visible, torch.finfo(dtype).min).softmax(-1)
         outputs.append(maps @ values)
+        if lambda_full is not None and on_maps is not None:
+            maps = subtract_noise(maps.transpose(1, 2), lambda_full[:, part].to(dtype)).transpose(1, 2)
+        if on_maps is not None:
+            on_maps(maps)
     return torch.cat(outputs, dim=2).transpose(1, 2).to(value.dtype), None
 
 

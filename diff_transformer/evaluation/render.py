@@ -8,19 +8,13 @@ from dataclasses import dataclass, replace
 from html import escape
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from markdown_it import MarkdownIt
 
 from ..folders import whole_file
 from . import protocols
-from .results import Key, Measure, Results, ResultSet, load_results, mean
-
-if TYPE_CHECKING:  # imported where they are used: `--help` works without the extras
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Canvas
-
-    from .comparison import Comparison
+from .results import Key, Measure, Results, ResultSet, load_results
 
 # A model keeps its color in every figure of a report; Okabe and Ito's colors suit the common color blindnesses
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -41,26 +35,19 @@ class Table:
     rows: list[list[str | float | Measure | None]]
     digits: int = 3
 
-    def __post_init__(self):
-        for row in self.rows:
-            if len(row) != len(self.columns):
-                raise ValueError(f"{self.caption}: a row has {len(row)} cells, not {len(self.columns)}: {row}")
-
     def text(self, value: str | float | Measure | None) -> str:
         """A cell as printed: a standard error follows its mean, an unknown value is a dash."""
-        if value is None:
-            return "–"
         if isinstance(value, Measure):
             error = "" if value.stderr is None else f" ± {value.stderr:.{self.digits}f}"
-            return f"{value.value:,.{self.digits}f}{error}"
+            return self.text(value.value) + error
         if isinstance(value, float):
             return f"{value:,.{self.digits}f}"
-        return f"{value:,}" if isinstance(value, int) else value
+        return "–" if value is None else f"{value:,}" if isinstance(value, int) else value
 
     def markdown(self) -> str:
         """Columns of numbers are aligned to the right."""
-        columns = list(zip(*self.rows, strict=True)) or [()] * len(self.columns)
-        rule = ["---" if any(isinstance(value, str) for value in column) else "---:" for column in columns]
+        columns = [values for _, *values in zip(self.columns, *self.rows, strict=True)]
+        rule = ["---" if any(isinstance(value, str) for value in values) else "---:" for values in columns]
         lines = [self.columns, rule, *([self.text(x) for x in row] for row in self.rows)]
         return "\n".join("| " + " | ".join(str(x).replace("|", "\\|") for x in line) + " |" for line in lines)
 
@@ -71,12 +58,12 @@ class Figure:
 
     name: str
     caption: str
-    draw: "Callable[[Canvas], None]"
+    draw: Callable[[Any], None]
     size: tuple[float, float] = (7.0, 4.0)  # inches
 
     def png(self) -> bytes:
         """The same results give the same bytes: the file does not name the version of matplotlib."""
-        from matplotlib.figure import Figure as Canvas
+        from matplotlib.figure import Figure as Canvas  # here, since `--help` works without the extras
 
         canvas, content = Canvas(figsize=self.size, dpi=_DPI, layout="constrained"), BytesIO()
         self.draw(canvas)
@@ -91,13 +78,13 @@ class Section:
     title: str
     paper: str  # "Table 2 and Figure 5", of arXiv:2410.05258 if it names no other
     text: str
-    tables: "Sequence[Table | Comparison]" = ()
+    tables: Sequence[Any] = ()  # of Table and comparison.Comparison
     figures: Sequence[Figure] = ()
     notes: Sequence[str] = ()
     results: Sequence[Results] = ()  # what it was made from
 
     @property
-    def comparisons(self) -> "list[Comparison]":
+    def comparisons(self) -> list[Any]:
         return [table for table in self.tables if not isinstance(table, Table)]
 
     def markdown(self, heading: str = "##") -> str:
@@ -115,32 +102,30 @@ Opening = Sequence[str | Table]  # paragraphs and tables
 
 
 def draw_models(
-    axes: "Axes",
+    axes: Any,
     results: ResultSet,
     metric: str,
     x: str,
     key: Key | None = None,
-    shift: int = 0,
     name: str = "",
     **line,
 ) -> None:
-    """A line for each model: `metric` of the cells with this `key` over the part `x` of their keys, plus `shift`. In
-    the legend `name` follows the model's label. The band is that of the seeds or, with one seed, the standard error
+    """A line for each model: `metric` of the cells with this `key` over the part `x` of their keys. In the legend
+    `name` follows the model's label. The band is that of the seeds or, with one seed, the standard error
     over its samples."""
     key = key or {}
     for label in results.labels:
-        curve = results.curve(label, metric, x, **key)
-        if not curve:
+        places = sorted({cell.key[x] for cell in results.select(label, **key) if x in cell.key})
+        points = {at: found for at in places if (found := results.measure(label, metric, **{x: at}, **key))}
+        if not points:
             continue
-        means = [mean(values) for values in curve.values()]
-        low, high = ([bound(values) for values in curve.values()] for bound in (min, max))
-        if len(results.of(label)) == 1:
-            measures = [results.measure(label, metric, **{x: place}, **key) for place in curve]
-            errors = [measure.stderr or 0 if measure else 0 for measure in measures]
-            low, high = ([y + sign * error for y, error in zip(means, errors, strict=True)] for sign in (-1, 1))
-        places, ink = [place + shift for place in curve], color(results.labels, label)
-        axes.plot(places, means, color=ink, label=f"{label}, {name}" if name else label, **line)
-        axes.fill_between(places, low, high, color=ink, alpha=0.15, linewidth=0)
+        low, means, high = ([m.value + sign * (m.stderr or 0) for m in points.values()] for sign in (-1, 0, 1))
+        if len(results.of(label)) > 1:
+            seeds = [results.values(label, metric, **{x: at}, **key) for at in points]
+            low, high = list(map(min, seeds)), list(map(max, seeds))
+        ink = color(results.labels, label)
+        axes.plot(list(points), means, color=ink, label=f"{label}, {name}" if name else label, **line)
+        axes.fill_between(list(points), low, high, color=ink, alpha=0.15, linewidth=0)
 
 
 def color(labels: Sequence[str], label: str) -> str:
@@ -150,18 +135,14 @@ def color(labels: Sequence[str], label: str) -> str:
 def sections(by_protocol: Mapping[str, Iterable[Results]]) -> list[Section]:
     """The sections of the protocols that have results, in the order of the paper. Raises ValueError for an unknown
     protocol and for results that cannot stand side by side."""
-    unknown = sorted(set(by_protocol) - set(protocols.names()))
-    if unknown:
-        raise ValueError(f"There are results of {', '.join(unknown)}, which this version does not know.")
     found = []
-    loaded = [(protocols.load(name), results) for name, results in by_protocol.items()]
+    loaded = [(protocols.load(name), ResultSet(results)) for name, results in by_protocol.items()]
     for module, results in sorted(loaded, key=lambda pair: pair[0].ORDER):
-        together = ResultSet(results)
-        if together.results:
-            section = module.section(together)
-            vocabularies = {r.model.get("vocabulary") for r in together.results}
-            notes = [*section.notes, OTHER_VOCABULARIES] if len(vocabularies) > 1 else section.notes
-            found.append(replace(section, notes=notes, results=together.results))
+        if results.results:
+            section = module.section(results)
+            several = len({r.model.get("vocabulary") for r in results.results}) > 1
+            notes = [*section.notes, OTHER_VOCABULARIES] if several else section.notes
+            found.append(replace(section, notes=notes, results=results.results))
     return found
 
 
@@ -177,14 +158,12 @@ def write_pages(folder: Path, title: str, found: Sequence[Section], opening: Ope
     (folder / "figures").mkdir(parents=True)
     for figure in (figure for section in found for figure in section.figures):
         (folder / "figures" / f"{figure.name}.png").write_bytes(figure.png())
-    pages = {
-        "report.html": html_page(title, found, opening, folder),
-        "report.md": markdown_page(title, found, opening),
-    }
-    for name, text in pages.items():
-        with whole_file(folder / name) as part:
+    html, markdown = html_page(title, found, opening, folder), markdown_page(title, found, opening)
+    pages = {folder / "report.html": html, folder / "report.md": markdown}
+    for path, text in pages.items():
+        with whole_file(path) as part:
             part.write_text(text, encoding="utf-8")
-    return [folder / name for name in pages]
+    return list(pages)
 
 
 def markdown_page(title: str, found: Sequence[Section], opening: Opening) -> str:
@@ -210,9 +189,9 @@ def html_page(title: str, found: Sequence[Section], opening: Opening, folder: Pa
 
 def models_table(found: Sequence[Section]) -> Table:
     """The models of all results: what the columns of the other tables are."""
-    models = {tuple(sorted(r.model.items(), key=str)): r.model for section in found for r in section.results}
     columns = ["label", "name", "model_type", "parameters", "dtype", "attn_implementation", "revision"]
-    return Table("Models", columns, [[model.get(column) for column in columns] for model in models.values()])
+    models = dict.fromkeys(tuple(map(r.model.get, columns)) for section in found for r in section.results)
+    return Table("Models", columns, list(map(list, models)))
 
 
 def provenance(results: Sequence[Results]) -> list[str]:

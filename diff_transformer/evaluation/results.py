@@ -6,7 +6,6 @@ has a key (`{"length": 4096, "needles": 4}`), measures (`{"accuracy": {"value": 
 that a figure needs. A cell is written as soon as it is finished, so that a run that was stopped resumes with the next.
 """
 
-import copy
 import json
 import math
 import os
@@ -16,8 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from glob import escape
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import fmean as mean
@@ -47,17 +45,12 @@ class Measure:
 
     def __post_init__(self):
         if not math.isfinite(self.value):
-            raise ValueError(
-                f"A measure over {self.n} samples is {self.value}. The model's outputs are not finite: look at its "
-                "weights, or evaluate it in another --dtype."
-            )
+            raise ValueError("A measure is not finite. Check the model's weights, or use another --dtype.")
 
     @classmethod
     def of(cls, samples) -> "Measure":
         """The mean of numbers, with its standard error if there are at least two."""
         samples = [float(x) for x in samples]
-        if not samples:
-            raise ValueError("Got no samples to take the mean of.")
         n = len(samples)
         return cls(mean(samples), n, stdev(samples) / math.sqrt(n) if n > 1 else None)
 
@@ -67,7 +60,6 @@ class Cell:
     key: dict[str, Any]
     measures: dict[str, Measure]
     data: dict[str, Any] = field(default_factory=dict)
-    seconds: float = 0.0
 
     def __getitem__(self, metric: str) -> float:
         return self.measures[metric].value
@@ -76,15 +68,18 @@ class Cell:
         return all(self.key.get(name) == value for name, value in key.items())
 
 
+@dataclass(eq=False)
 class Results:
     """The cells of one protocol on one model, in a file that is complete at any time. `model` and `settings` hold
     everything that the numbers depend on: a run never adds to the file of another model or other settings."""
 
-    def __init__(self, path: Path, protocol: str, model: dict[str, Any], settings: dict[str, Any], seed: int):
-        self.path, self.protocol, self.model, self.settings, self.seed = path, protocol, model, settings, seed
-        self.cells: list[Cell] = []
-        self.runs: list[dict[str, Any]] = []  # one per process that added cells: command, hardware, versions
-        self._clock = time.perf_counter()
+    path: Path
+    protocol: str
+    model: dict[str, Any]
+    settings: dict[str, Any]
+    seed: int
+    runs: list[dict[str, Any]] = field(default_factory=list)  # one per process: command, hardware, versions
+    cells: list[Cell] = field(default_factory=list)
 
     @classmethod
     def open(
@@ -103,14 +98,16 @@ class Results:
         results = cls(path, protocol, _plain(model), _plain(settings), seed)
         if path.exists() and not overwrite:
             found = cls.load(path)
-            pairs: list[tuple[str, Any, Any]] = [("seed", found.seed, seed)]
-            for old, new in ((found.model, results.model), (found.settings, results.settings)):
-                pairs += [(name, old.get(name), new.get(name)) for name in {**old, **new}]
-            differing = [f"{name} ({old} there, {new} now)" for name, old, new in pairs if old != new]
+            both = [(found.model, results.model), (found.settings, results.settings)]
+            differing = [
+                f"{name} ({old.get(name)} there, {new.get(name)} now)"
+                for old, new in [*both, ({"seed": found.seed}, {"seed": seed})]
+                for name in _differing(old, new)
+            ]
             if differing:
                 raise ValueError(
-                    f"{path} holds results of the same protocol and label with another {'; another '.join(differing)}."
-                    " Choose another --out or label (--model LABEL=PATH), or replace the results with --overwrite."
+                    f"{path} has another {'; another '.join(differing)}. Choose another --out or label (--model "
+                    "LABEL=PATH), or replace the results with --overwrite."
                 )
             results.cells, results.runs = found.cells, found.runs
         elif overwrite:
@@ -121,21 +118,17 @@ class Results:
     @classmethod
     def load(cls, path: str | Path) -> "Results":
         """Raises ValueError for a file that does not follow this schema."""
-        path, remedy = Path(path), "Move it away or evaluate again."
+        path = Path(path)
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path} is not JSON ({error}). {remedy}") from error
-        if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-            raise ValueError(f"{path} does not have schema {SCHEMA}, which this version reads. {remedy}")
-        try:
-            results = cls(path, content["protocol"], content["model"], content["settings"], content["seed"])
-            results.runs = content["runs"]
+            if content["schema"] != SCHEMA:
+                raise ValueError(f"it has the schema {content['schema']}, not {SCHEMA}")
+            results = cls(path, *(content[name] for name in ("protocol", "model", "settings", "seed", "runs")))
             for cell in content["cells"]:
                 measures = {name: Measure(**measure) for name, measure in cell["measures"].items()}
-                results.cells.append(Cell(cell["key"], measures, cell.get("data", {}), cell["seconds"]))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is damaged ({error!r}). {remedy}") from error
+                results.cells.append(Cell(cell["key"], measures, cell.get("data", {})))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is not JSON with results: {error!r}. Move it away.") from error
         return results
 
     @property
@@ -150,22 +143,17 @@ class Results:
         return [cell for cell in self.cells if cell.matches(**key)]
 
     def todo(self, keys: Sequence[Key]) -> list[Key]:
-        """The keys that have no cell yet; logs how many have one."""
-        missing = [key for key in keys if key not in self]
-        if len(missing) < len(keys):
-            logger.warning(f"{self.path}: {len(keys) - len(missing)} of {len(keys)} cells exist already.")
-        self._clock = time.perf_counter()
+        """The different keys that have no cell yet; logs how many have one."""
+        different = [key for i, key in enumerate(keys) if key not in keys[:i]]
+        missing = [key for key in different if key not in self]
+        if len(missing) < len(different):
+            logger.warning(f"{self.path}: {len(different) - len(missing)} of {len(different)} cells exist already.")
         return missing
 
-    def add(self, key: Key, measures: Mapping[str, Measure], data: Mapping[str, Any] | None = None) -> Cell:
+    def add(self, key: Key, measures: Mapping[str, Measure], data: Mapping[str, Any] | None = None) -> None:
         """Adds a cell and writes the file atomically."""
-        if key in self:
-            raise ValueError(f"{self.path} already has a cell {dict(key)}.")
-        cell = Cell(_plain(key), dict(measures), _plain(data or {}), round(time.perf_counter() - self._clock, 3))
-        self.cells.append(cell)
-        self._clock = time.perf_counter()
+        self.cells.append(Cell(_plain(key), dict(measures), _plain(data or {})))
         self.save()
-        return cell
 
     def begin(self) -> None:
         """Call this before the first sample goes into a journal whose ids do not show what the samples depend on: from
@@ -176,24 +164,17 @@ class Results:
         self.save()
 
     def _drop_journals(self) -> None:
-        for journal in self.path.parent.glob(f"{escape(self.path.stem)}.*.jsonl"):
-            if "." not in journal.stem.removeprefix(f"{self.path.stem}."):  # else it belongs to the label `LABEL.MORE`
+        for journal in self.path.parent.glob("*.jsonl"):
+            if journal.stem.rpartition(".")[0] == self.path.stem:
                 journal.unlink()
 
     def text(self) -> str:
         """The content of the file."""
-        names = ("protocol", "model", "settings", "seed", "runs")
-        content = {"schema": SCHEMA, **{name: getattr(self, name) for name in names}, "cells": []}
-        for cell in self.cells:
-            plain = asdict(cell)
-            for measure in plain["measures"].values():
-                if measure["stderr"] is None:
-                    del measure["stderr"]
-            content["cells"].append({name: value for name, value in plain.items() if name != "data" or value})
-        return json.dumps(content, indent=1, allow_nan=False) + "\n"
+        content = asdict(self)
+        del content["path"]
+        return json.dumps({"schema": SCHEMA, **content}, indent=1, allow_nan=False) + "\n"
 
     def save(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(self.path) as part:
             part.write_text(self.text(), encoding="utf-8")
 
@@ -210,16 +191,13 @@ class Journal:
         self.path, self.records = path, {}
         if not path.exists():
             return
-        *lines, rest = path.read_text(encoding="utf-8").split("\n")
-        for number, line in enumerate(lines, 1):
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number}, is not JSON: {error}. Move the file away.") from error
-            self.records[record["id"]] = record
-        if rest:
-            with whole_file(path) as part:
-                part.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        content = path.read_bytes()
+        end = content.rfind(b"\n") + 1
+        os.truncate(path, end)
+        try:
+            self.records = {record["id"]: record for record in map(json.loads, content[:end].splitlines())}
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path} has a line that is not JSON: {error}. Move the file away.") from error
 
     def __contains__(self, id: str) -> bool:
         return id in self.records
@@ -240,22 +218,14 @@ class ResultSet:
         self.labels = list(dict.fromkeys(r.label for r in self.results))
         seen: dict[tuple[str, int], Results] = {}
         for r in self.results:
-            first = self.results[0]
-            names = {**first.settings, **r.settings}
-            differing = [name for name in names if first.settings.get(name) != r.settings.get(name)]
-            if not self.seeds(first.label) & self.seeds(r.label):
-                differing.append("seed")
-            if differing:
-                raise ValueError(
-                    f"{r.protocol}: {first.path} and {r.path} were measured with different {', '.join(differing)}, so "
-                    "they cannot stand side by side. Evaluate one of them again, or keep them in two folders."
-                )
-            other = seen.setdefault((r.label, r.seed), r)
-            if other is not r:
-                raise ValueError(
-                    f"{r.protocol}: {other.path} and {r.path} both have the label {r.label!r} and the seed {r.seed}. "
-                    "Keep one of them."
-                )
+            first, twin = self.results[0], seen.setdefault((r.label, r.seed), r)
+            reasons = [f"different {name}" for name in _differing(first.settings, r.settings)]
+            if not {x.seed for x in self.of(first.label)} & {x.seed for x in self.of(r.label)}:
+                reasons.append("different seed")
+            if twin is not r:
+                reasons.append(f"the label {r.label!r} and the seed {r.seed} of {twin.path}")
+            if reasons:
+                raise ValueError(f"{r.path} cannot stand beside {first.path}, since it has {', '.join(reasons)}.")
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -267,26 +237,18 @@ class ResultSet:
 
     def shared(self) -> "ResultSet":
         """The set with only the cells that all results have. Raises ValueError if there are none."""
-        first, *others = self.results
-        keys = [cell.key for cell in first.cells if all(cell.key in r for r in others)]
+        keys = [cell.key for cell in self.results[0].cells if all(cell.key in r for r in self.results)]
         if not keys:
-            names = ", ".join(str(r.path) for r in self.results)
-            raise ValueError(f"{names} have no cell in common. Finish the runs.")
+            raise ValueError(f"The results of {self.results[0].protocol} have no cell in common. Finish the runs.")
         return self.condensed(lambda cells: [cell for cell in cells if cell.key in keys])
 
     def condensed(self, condense: Callable[[list[Cell]], Iterable[Cell]]) -> "ResultSet":
         """The set with other cells for each of the results, made from its own."""
-        found = [copy.copy(r) for r in self.results]
-        for r in found:
-            r.cells = list(condense(r.cells))
-        return ResultSet(found)
+        return ResultSet(replace(r, cells=list(condense(r.cells))) for r in self.results)
 
     def of(self, label: str) -> list[Results]:
         """The results of one model, one per seed."""
         return [r for r in self.results if r.label == label]
-
-    def seeds(self, label: str) -> set[int]:
-        return {r.seed for r in self.of(label)}
 
     def select(self, label: str, **key: Any) -> list[Cell]:
         """The cells of one model, of all its seeds, whose keys contain these values."""
@@ -310,12 +272,6 @@ class ResultSet:
         measures = [cell.measures[metric] for cell in self.select(label, **key) if metric in cell.measures]
         return average(measures) if measures else None
 
-    def curve(self, label: str, metric: str, name: str, **key: Any) -> dict[Any, list[float]]:
-        """The values of the seeds at each value of one part of the keys that contain `key`, sorted."""
-        places = sorted({cell.key[name] for cell in self.select(label, **key) if name in cell.key})
-        found = {x: self.values(label, metric, **{name: x}, **key) for x in places}
-        return {x: values for x, values in found.items() if values}
-
 
 def average(measures: Sequence[Measure]) -> Measure:
     """The mean of measures, with equal weights; its standard error is known if all of theirs are."""
@@ -337,10 +293,12 @@ def load_results(folder: str | Path) -> dict[str, list[Results]]:
         results = Results.load(path)
         by_protocol.setdefault(results.protocol, []).append(results)
     if not by_protocol:
-        raise ValueError(
-            f"{folder} holds no results. `diff-transformer evaluate PROTOCOL --model A --out {folder}` writes them."
-        )
+        raise ValueError(f"{folder} holds no results. `diff-transformer evaluate` writes them (--out {folder}).")
     return by_protocol
+
+
+def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    return [name for name in {**a, **b} if a.get(name) != b.get(name)]
 
 
 def _plain(value: Any) -> Any:

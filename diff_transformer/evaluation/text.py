@@ -58,27 +58,20 @@ def token_rows(
     rest: list[int] = []
     longest, start = 0, start_ids(tokenizer)
     needed = length - len(start)
-    with tqdm(total=rows, desc=f"Rows of {length:,} tokens", unit="row", leave=False) as bar:
-        for text in texts:
-            ids = text_ids(tokenizer, text)
-            longest = max(longest, len(ids))
-            if join:
-                rest += [*ids, tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else ids
-            elif len(ids) >= needed:
-                rest = ids[:needed]
-            while len(rest) >= needed and len(found) < rows:
-                found.append(start + rest[:needed])
-                rest = rest[needed:]
-                bar.update()
-            if len(found) == rows:
-                break
-    if not found:
-        raise ValueError(
-            f"No document has {needed:,} tokens; the longest has {longest:,}. Ask for a shorter length, give longer "
-            "documents, or concatenate them (--join)."
-        )
-    remedy = "give more text or a smaller --length" + ("" if join else ", or concatenate the documents (--join)")
-    check_enough(len(found), rows, f"rows of {length:,} tokens in the text", remedy)
+    for text in tqdm(texts, desc=f"Rows of {length:,} tokens", unit="document", leave=False):
+        ids = text_ids(tokenizer, text)
+        longest = max(longest, len(ids))
+        if join:
+            rest += [*ids, tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else ids
+        else:
+            rest = ids[:needed]
+        while len(rest) >= needed and len(found) < rows:
+            found.append(start + rest[:needed])
+            rest = rest[needed:]
+        if len(found) == rows:
+            break
+    what = f"rows of {length:,} tokens in documents of up to {longest:,}"
+    check_enough(len(found), rows, what, "give more text or a smaller --length" + (", or --join" if not join else ""))
     return found
 
 
@@ -86,4 +79,4 @@ def check_enough(found: int, asked: int, what: str, remedy: str) -> None:
     """Raises ValueError if there is less than was asked for: a result must not rest on fewer samples than its command
     says. `what` is counted, as in "rows of 256 tokens in the text"."""
     if found < asked:
-        raise ValueError(f"Found {found:,} {what}, but {asked:,} were asked for. Ask for {found:,}, or {remedy}.")
+        raise ValueError(f"Found {found:,} {what}, but {asked:,} were asked for. Ask for fewer, or {remedy}.")

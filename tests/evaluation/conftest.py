@@ -1,6 +1,8 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """A DIFF Transformer and its twin, and a DIFF V2, small and random, as checkpoints and loaded."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
 from transformers import LlamaForCausalLM
@@ -12,7 +14,9 @@ from diff_transformer import (
     DiffTransformerV2ForCausalLM,
     cl100k_tokenizer,
 )
+from diff_transformer.evaluation.__main__ import Options
 from diff_transformer.evaluation.models import load_model
+from diff_transformer.evaluation.results import Results
 from diff_transformer.training.architectures import transformer_twin
 
 
@@ -55,3 +59,17 @@ def model_folders(twin_folders, tmp_path_factory):
 @pytest.fixture(scope="session", params=["DIFF", "DIFF V2", "Transformer"])
 def loaded(request, model_folders):
     return load_model(str(model_folders[request.param]), device="cpu")
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A function that runs a protocol, resumes in the same folder, and returns the results as read from their file."""
+
+    def run(protocol, loaded, arguments, folder="out", **options):
+        name = protocol.__name__.rpartition(".")[2]
+        results = Results.open(tmp_path / folder, name, loaded.identity, asdict(arguments), 0)
+        with torch.inference_mode():
+            protocol.run(loaded, arguments, Options(device="cpu", **options), results)
+        return Results.load(results.path)
+
+    return run

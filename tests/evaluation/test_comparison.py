@@ -42,10 +42,7 @@ def test_table_has_the_papers_values_then_ours_and_the_contrast_of_both():
     [
         ({"samples": 9, "depth": (0, 50), "batch": 2, "joined": True}, ["training, if anything"]),
         ({"samples": 50, "depth": (0, 50, 100)}, ["samples 9 (paper: 50)", "depth 0, 50 (paper: 0, 50, 100)"]),
-        (
-            {"batch": UNSTATED, "dataset": UNSTATED},
-            ["in the paper: batch 2, dataset Python source code (stdlib)"],
-        ),
+        ({"batch": UNSTATED, "dataset": UNSTATED}, ["in the paper: batch 2, dataset stdlib"]),
         ({"limit": None, "chat": None, "joined": None, "absent": UNSTATED}, ["joined on"]),
     ],
 )

@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Greedy texts: batches, padding and stops must not change what a prompt alone gives."""
+"""Greedy texts: batches, padding and stops must not change what a row alone gives."""
 
 import copy
 
@@ -7,21 +7,24 @@ import pytest
 import torch
 
 from diff_transformer import cl100k_tokenizer
-from diff_transformer.evaluation.generate import Generated, iterate_texts, prompt_ids
+from diff_transformer.evaluation.generate import Generated, iterate_texts
+from diff_transformer.evaluation.text import prompt_ids
 
 pytestmark = pytest.mark.oldest
 
-PROMPTS = ["def f(x):", "The capital of France is Paris, and that of Germany is", "a", [65, 66, 67, 68, 69], "a b"]
+TOKENIZER = cl100k_tokenizer(vocab_size=300, model_max_length=2048)
+PROMPTS = ["def f(x):", "The capital of France is Paris, and that of Germany is", "a", "ABCDE", "a b"]
+ROWS = [prompt_ids(TOKENIZER, prompt) for prompt in PROMPTS]
 
 
-def generate_texts(model, tokenizer, prompts, *more, **options):
-    found = dict(iterate_texts(model, tokenizer, prompts, *more, **options))
-    return [found[i] for i in range(len(prompts))]
+def generate_texts(loaded, rows, *more, **options):
+    found = dict(iterate_texts(loaded.model, loaded.tokenizer, rows, *more, **options))
+    return [found[i] for i in range(len(rows))]
 
 
-def alone(loaded, prompt, new_tokens):
-    """`model.generate` itself, of one prompt."""
-    ids = torch.tensor([prompt_ids(loaded.tokenizer, prompt) if isinstance(prompt, str) else prompt])
+def alone(loaded, row, new_tokens):
+    """`model.generate` itself, of one row."""
+    ids = torch.tensor([row])
     out = loaded.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False)
     return out[0, ids.shape[1] :].tolist()
 
@@ -34,35 +37,31 @@ def clean(loaded):
     loaded.model.generation_config = own
 
 
-@pytest.mark.parametrize("batch_size, chunk_size", [(1, None), (2, 7), (None, None), (None, 3)])
-def test_batched_is_what_each_prompt_gives_alone(loaded, batch_size, chunk_size):
-    found = generate_texts(loaded.model, loaded.tokenizer, PROMPTS, 12, batch_size, chunk_size=chunk_size)
-    for prompt, generated in zip(PROMPTS, found, strict=True):
-        assert generated.text == loaded.tokenizer.decode(alone(loaded, prompt, 12), skip_special_tokens=True), (
-            f"{prompt!r} differs in a batch"
-        )
-        assert (generated.tokens, generated.finished) == (12, False)
+@pytest.mark.parametrize("batch_size, chunk_size", [(2, 7), (None, None), (None, 3)])
+def test_batched_is_what_each_row_gives_alone(loaded, batch_size, chunk_size):
+    found = generate_texts(loaded, ROWS, 12, batch_size, chunk_size=chunk_size)
+    expected = [loaded.tokenizer.decode(alone(loaded, row, 12), skip_special_tokens=True) for row in ROWS]
+    assert found == [Generated(text, 12, False) for text in expected]
 
 
 def test_end_of_text_ends_one_row_only(clean):
-    """The token that a prompt gives third is declared the end of text: 2 tokens of that prompt are left."""
-    expected = {i: alone(clean, prompt, 12) for i, prompt in enumerate(PROMPTS)}
+    """The token that a row gives third is declared the end of text: 2 tokens of that row are left."""
+    expected = [alone(clean, row, 12) for row in ROWS]
     end = expected[1][2]
     assert end not in expected[1][:2]
     clean.model.generation_config.eos_token_id = [end]
-    found = generate_texts(clean.model, clean.tokenizer, PROMPTS, 12)
-    for i, ids in expected.items():
+    found = generate_texts(clean, ROWS, 12)
+    for ids, generated in zip(expected, found, strict=True):
         length = ids.index(end) if end in ids else 12
-        assert found[i] == Generated(
-            clean.tokenizer.decode(ids[:length], skip_special_tokens=True), length, length < 12
-        )
+        text = clean.tokenizer.decode(ids[:length], skip_special_tokens=True)
+        assert generated == Generated(text, length, length < 12)
     assert found[1].tokens == 2 and any(not generated.finished for generated in found)
 
 
 def test_stop_string_is_cut_off(loaded):
-    texts = [generated.text for generated in generate_texts(loaded.model, loaded.tokenizer, PROMPTS, 12)]
+    texts = [generated.text for generated in generate_texts(loaded, ROWS, 12)]
     stop = texts[1][3:5]
-    found = generate_texts(loaded.model, loaded.tokenizer, PROMPTS, 12, stop_strings=["never generated", stop])
+    found = generate_texts(loaded, ROWS, 12, stop_strings=["never generated", stop])
     for text, generated in zip(texts, found, strict=True):
         assert generated.text == text.split(stop)[0]
         assert generated.finished == (stop in text)
@@ -70,9 +69,9 @@ def test_stop_string_is_cut_off(loaded):
 
 
 def test_checkpoints_own_generation_settings_are_left_out_and_kept(clean):
-    expected = generate_texts(clean.model, clean.tokenizer, PROMPTS, 8)
+    expected = generate_texts(clean, ROWS, 8)
     clean.model.generation_config.update(do_sample=True, temperature=50.0, repetition_penalty=9.0)
-    assert generate_texts(clean.model, clean.tokenizer, PROMPTS, 8) == expected
+    assert generate_texts(clean, ROWS, 8) == expected
     assert clean.model.generation_config.repetition_penalty == 9.0
 
 
@@ -85,18 +84,16 @@ def test_longest_come_first_and_memory_halves_the_batch(loaded, monkeypatch):
             raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
         return generate(model, input_ids=input_ids, **kwargs)
 
-    expected = generate_texts(loaded.model, loaded.tokenizer, PROMPTS, 4)
+    expected = generate_texts(loaded, ROWS, 4)
     monkeypatch.setattr(type(loaded.model), "generate", limited)
-    found = list(iterate_texts(loaded.model, loaded.tokenizer, PROMPTS, 4))
-    lengths = [len(prompt_ids(loaded.tokenizer, p)) if isinstance(p, str) else len(p) for p in PROMPTS]
-    assert [lengths[i] for i, _ in found] == sorted(lengths, reverse=True)
+    found = list(iterate_texts(loaded.model, loaded.tokenizer, ROWS, 4))
+    assert [len(ROWS[i]) for i, _ in found] == sorted(map(len, ROWS), reverse=True)
     assert [rows for rows, _ in sizes] == [5, 2, 2, 1]
     assert [generated for _, generated in sorted(found)] == expected
 
 
 def test_prompt_ids_special_tokens_are_text_and_beginning_token_is_kept():
-    tokenizer = cl100k_tokenizer(vocab_size=300, model_max_length=2048)
-    assert tokenizer.eos_token_id not in prompt_ids(tokenizer, f"a{tokenizer.eos_token}b")
+    assert TOKENIZER.eos_token_id not in prompt_ids(TOKENIZER, f"a{TOKENIZER.eos_token}b")
 
     class Beginning:
         """As Llama's: a token of its own before every text."""
@@ -109,16 +106,14 @@ def test_prompt_ids_special_tokens_are_text_and_beginning_token_is_kept():
     assert prompt_ids(Beginning(), "ab") == [7, 97, 98]
 
 
-def test_bad_prompts(clean):
-    with pytest.raises(ValueError, match="Prompt 1 has no tokens"):
-        generate_texts(clean.model, clean.tokenizer, ["a", ""], 4)
+def test_iterate_texts_rejects_rows_without_room_and_models_without_an_end(clean):
     with pytest.raises(ValueError, match="2,048"):
-        generate_texts(clean.model, clean.tokenizer, [[65] * 2040], 9)
+        generate_texts(clean, [[65] * 2040], 9)
     clean.model.generation_config.eos_token_id = None
     clean.tokenizer.eos_token, end = None, clean.tokenizer.eos_token
     try:
         with pytest.raises(ValueError, match="eos_token_id"):
-            generate_texts(clean.model, clean.tokenizer, ["a"], 4)
+            generate_texts(clean, ROWS, 4)
     finally:
         clean.tokenizer.eos_token = end
-    assert generate_texts(clean.model, clean.tokenizer, [], 4) == []
+    assert generate_texts(clean, [], 4) == []

@@ -12,21 +12,22 @@ from diff_transformer.evaluation.__main__ import main
 from diff_transformer.evaluation.models import check_length, fingerprint, load_model, split_spec
 
 
-@pytest.mark.parametrize(
-    "spec, expected",
-    [("A=x/y", ("A", "x/y")), ("x/y", ("x/y", "x/y")), ("=x", ("x", "x"))],
-)
-def test_a_label_is_given_or_the_name(spec, expected):
-    assert split_spec(spec) == expected
-
-
-def test_a_folder_is_labelled_by_its_name(tmp_path):
-    assert split_spec(str(tmp_path)) == (tmp_path.name, str(tmp_path))
+def test_split_spec_takes_a_given_label_or_the_name(tmp_path):
+    for spec, expected in {
+        "A=x/y": ("A", "x/y"),
+        "x/y": ("x/y", "x/y"),
+        "=x": ("x", "x"),
+        "A=x=y": ("A", "x=y"),
+    }.items():
+        assert split_spec(spec) == expected
+    folder = tmp_path / "lr=3e-4"
+    folder.mkdir()
+    assert split_spec(str(folder)) == ("lr=3e-4", str(folder)) and split_spec(f"A={folder}") == ("A", str(folder))
     with pytest.raises(ValueError, match="needs a path"):
         split_spec("A=")
 
 
-def test_the_identity_follows_the_weights(twin_folders, tmp_path):
+def test_load_model_identity_follows_the_weights(twin_folders, tmp_path):
     folder = tmp_path / "copy"
     shutil.copytree(twin_folders["DIFF"], folder)
     one = load_model(f"DIFF={twin_folders['DIFF']}", device="cpu").identity
@@ -41,7 +42,7 @@ def test_the_identity_follows_the_weights(twin_folders, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["chat_template.jinja", "generation_config.json", "modeling_diff.py"])
-def test_the_identity_follows_whatever_a_number_depends_on(twin_folders, tmp_path, name):
+def test_fingerprint_follows_whatever_a_number_depends_on(twin_folders, tmp_path, name):
     folder = Path(shutil.copytree(twin_folders["DIFF"], tmp_path / "copy"))
     before = fingerprint(folder)
     (folder / "README.md").write_text("no part of the model")
@@ -50,38 +51,28 @@ def test_the_identity_follows_whatever_a_number_depends_on(twin_folders, tmp_pat
     assert fingerprint(folder) != before
 
 
-def test_a_folder_with_an_equals_sign(tmp_path):
-    (tmp_path / "lr=3e-4").mkdir()
-    spec = str(tmp_path / "lr=3e-4")
-    assert split_spec(spec) == ("lr=3e-4", spec) and split_spec(f"A={spec}") == ("A", spec)
-
-
-def test_options_reach_the_model(twin_folders):
+def test_load_model_passes_options_on(twin_folders):
     folder = str(twin_folders["DIFF"])
     loaded = load_model(folder, dtype="bfloat16", device="cpu", attn_implementation="eager")
     assert loaded.model.dtype == torch.bfloat16 and loaded.identity["attn_implementation"] == "eager"
     assert loaded.identity["dtype"] == "bfloat16"
 
 
-def test_a_length_beyond_the_model(loaded):
+def test_check_length_allows_all_positions(loaded):
     check_length(loaded.model, 2048, "A prompt")
     with pytest.raises(ValueError, match="A prompt needs 2,049 tokens.*2,048"):
         check_length(loaded.model, 2049, "A prompt")
 
 
-def test_no_model_there(tmp_path, capsys):
-    assert main(["evaluate", "nll_by_position", "--model", str(tmp_path), "--out", str(tmp_path)]) == 1
-    assert "No causal language model with a tokenizer could be loaded" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("arguments, said", [(["nothing"], "no protocol 'nothing'"), ([], "needle")])
-def test_which_protocols_there_are(arguments, said, capsys):
+def test_evaluate_lists_the_protocols(arguments, said, capsys):
     main(["evaluate", *arguments])
     output = capsys.readouterr()
     assert said in output.err + output.out and "attention_allocation" in output.err + output.out
 
 
-def test_two_models_need_two_labels(twin_folders, tmp_path, capsys):
-    folder = str(twin_folders["DIFF"])
-    assert main(["evaluate", "nll_by_position", "--model", folder, "--model", folder, "--out", str(tmp_path)]) == 1
-    assert "same label" in capsys.readouterr().err
+def test_evaluate_rejects_a_folder_without_a_model_and_two_models_of_one_label(twin_folders, tmp_path, capsys):
+    for models, said in (([tmp_path], "No causal language model"), ([twin_folders["DIFF"]] * 2, "same label")):
+        given = [word for model in models for word in ("--model", str(model))]
+        assert main(["evaluate", "nll_by_position", *given, "--out", str(tmp_path)]) == 1
+        assert said in capsys.readouterr().err

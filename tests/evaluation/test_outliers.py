@@ -1,30 +1,93 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Activation outliers: against all activations at once, held and sorted; through the command line; in the report."""
+"""Activation outliers: a stream of magnitudes against numpy, rows against all their activations, and the report."""
 
 import json
-from dataclasses import asdict
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from diff_transformer.evaluation.__main__ import Options
 from diff_transformer.evaluation.comparison import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
 from diff_transformer.evaluation.models import load_model
-from diff_transformer.evaluation.probe import Probe, attention_probe
+from diff_transformer.evaluation.probe import attention_probe
 from diff_transformer.evaluation.protocols import outliers
 from diff_transformer.evaluation.protocols.outliers import (
     ACTIVATIONS,
+    BITS,
+    MEDIAN_ERROR,
     Arguments,
+    Magnitudes,
     decoder_layers,
-    layer_outputs,
     measure_row,
     section,
+    summary,
 )
 from diff_transformer.evaluation.results import Measure, Results, ResultSet
 
-OPTIONS = Options(device="cpu")
+TINY = 2.0**-126  # the smallest normal float32
+# zeros, subnormals, ordinary values, huge ones
+FLOATS = st.one_of(
+    st.just(0.0), st.floats(0, 10, width=32), st.floats(0, 2.0**127, width=32), st.sampled_from([TINY, 1.0, 65504.0])
+)
+BATCHES = st.lists(st.lists(FLOATS, max_size=20), min_size=1, max_size=8).filter(any)
+
+
+def summed(*rows, dtype=torch.float32):
+    """The summary of rows of batches of values."""
+    records = []
+    for batches in rows:
+        magnitudes = Magnitudes()
+        for batch in batches:
+            magnitudes.update(torch.as_tensor(batch, dtype=dtype))
+        records.append(json.loads(json.dumps(magnitudes.record())))
+    return summary(records)
+
+
+def assert_summary(found, values):
+    """`values`: an array."""
+    measures, top = found
+    expected = np.median(values.astype(np.float64))
+    bound = MEDIAN_ERROR * expected + 2.0 ** (-126 - BITS)
+    assert abs(measures.pop("median").value - expected) <= bound * (1 + 1e-12), "the median is off by more"
+    assert top == np.sort(values)[::-1][:100].tolist()
+    ranks = [rank for rank in (1, 2, 3, 10, 100) if rank <= len(values)]
+    assert measures == {f"top_{rank}": Measure(top[rank - 1], len(values)) for rank in ranks}
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(BATCHES, BATCHES)
+def test_summary_of_rows_is_numpys(first, second):
+    values = np.concatenate([np.asarray(batch, dtype=np.float32) for batch in first + second])
+    assert_summary(summed(first, second), values)
+
+
+@pytest.mark.parametrize(
+    "values, median",
+    [
+        ([1.0], 1 + 2**-9),  # the edge of the bin [1, 1 + 2^-8), whose middle is 1 + 2^-9: the bound is tight
+        ([[0.0, 0.0], [0.0, 0.0]], 0),
+        ([8.0, 1.0, 2.0, 100.0], 5 * (1 + 2**-9)),  # an even number has the mean of two
+    ],
+)
+def test_summary_takes_the_middles_of_bins(values, median):
+    assert summed([values])[0]["median"].value == median
+    assert pytest.approx(2**-9, rel=1e-4) == MEDIAN_ERROR
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e300])
+def test_magnitudes_rejects_values_that_are_not_finite(value):
+    with pytest.raises(ValueError, match="infinite or not a number.*--dtype"):
+        summed([[1.0, value]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_magnitudes_takes_other_types(dtype):
+    values = torch.as_tensor(np.random.default_rng(0).standard_cauchy(size=(5, 7, 11)).clip(-6e4, 6e4)).to(dtype)
+    assert_summary(summed([values], dtype=dtype), values.double().abs().numpy().ravel())
 
 
 @torch.no_grad()
@@ -32,13 +95,12 @@ def all_activations(model, input_ids):
     """The magnitude of every visible logit and of every number in a layer's output, a tensor a layer."""
     logits, last = [], []
 
-    class All(Probe):
-        def on_logits(self, module, x, visible):
-            logits.append(x.masked_select(visible).abs())
-            return x
+    def on_logits(x, visible):
+        logits.append(x.masked_select(visible).abs())
+        return x
 
     handle = model.model.norm.register_forward_pre_hook(lambda _, args: last.append(args[0]))
-    with attention_probe(model, All()):
+    with attention_probe(model, on_logits):
         states = model(input_ids=input_ids, output_hidden_states=True).hidden_states
     handle.remove()
     # transformers has the embeddings first, and the last layer's output after the final norm
@@ -53,62 +115,44 @@ def corpus(folder, words=700):
     return str(folder)
 
 
-def test_measures_are_those_of_all_activations(loaded):
+def test_measure_row_has_all_activations(loaded):
     input_ids = torch.randint(0, 300, (1, 50))
     expected = all_activations(loaded.model, input_ids)
     found = measure_row(loaded.model, input_ids, chunk_size=7)
     for name in ACTIVATIONS:
         values = torch.cat(expected[name]).double().numpy()
-        measures, data = found[name].measures(), found[name].data()
+        measures, _ = summary([found[name]])
         descending = np.sort(values)[::-1]
         for rank in (1, 2, 3, 10, 100):
             assert measures[f"top_{rank}"].value == pytest.approx(descending[rank - 1], rel=1e-4), (name, rank)
             assert measures[f"top_{rank}"].n == len(values), "masked logits were counted, or visible ones left out"
-        assert measures["median"].value == pytest.approx(np.median(values), rel=data["median_relative_error"] + 1e-4)
-        largest = max(range(len(expected[name])), key=lambda i: expected[name][i].max())
-        assert data["top_layers"][0] == largest
-        assert sum(data["octave_counts"]) == len(values)
+        assert measures["median"].value == pytest.approx(np.median(values), rel=MEDIAN_ERROR + 1e-4)
 
 
-def hooks(model):
-    return [list(layer._forward_hooks) for layer in decoder_layers(model)]
-
-
-def test_hooks_go_when_something_fails(loaded):
-    before = hooks(loaded.model)
-    with pytest.raises(ZeroDivisionError), layer_outputs(loaded.model, lambda values, layer: 1 / 0):
-        loaded.model(input_ids=torch.tensor([[1, 2]]))
-    assert hooks(loaded.model) == before
-
-
-def test_layers_of_another_architecture():
+def test_measure_row_takes_another_architecture():
     model = GPT2LMHeadModel(GPT2Config(n_layer=3, n_embd=16, n_head=2, vocab_size=50, n_positions=32)).eval()
     assert list(decoder_layers(model)) == list(model.transformer.h)
     found = measure_row(model, torch.randint(0, 50, (1, 12)), chunk_size=5)
-    assert found["hidden_states"].total == 3 * 12 * 16
-    assert found["attention_logits"].total == 3 * 2 * 12 * 13 / 2
+    numbers = {name: summary([record])[0]["median"].n for name, record in found.items()}
+    assert numbers == {"hidden_states": 3 * 12 * 16, "attention_logits": 3 * 2 * 12 * 13 / 2}
     model.config.n_layer = 5
     with pytest.raises(ValueError, match="GPT2LMHeadModel has no list of 5 decoder layers"):
         decoder_layers(model)
 
 
-def test_infinite_activations_are_rejected(twin_folders):
-    loaded = load_model(str(twin_folders["DIFF"]), device="cpu")
+def test_measure_row_rejects_infinite_activations_and_removes_its_hooks(twin_folders):
+    model = load_model(str(twin_folders["DIFF"]), device="cpu").model
+    before = [list(layer._forward_hooks) for layer in decoder_layers(model)]
     with torch.no_grad():
-        loaded.model.model.layers[1].mlp.down_proj.weight.fill_(float("inf"))
+        model.model.layers[1].mlp.down_proj.weight.fill_(float("inf"))
     with pytest.raises(ValueError, match="infinite or not a number"):
-        measure_row(loaded.model, torch.tensor([[1, 2, 3]]))
+        measure_row(model, torch.tensor([[1, 2, 3]]))
+    assert [list(layer._forward_hooks) for layer in decoder_layers(model)] == before
 
 
-def run(loaded, arguments, folder):
-    results = Results.open(folder, "outliers", loaded.identity, asdict(arguments), 0)
-    outliers.run(loaded, arguments, OPTIONS, results)
-    return results
-
-
-def test_stopped_run_resumes(loaded, tmp_path, monkeypatch):
+def test_run_resumes(loaded, run, tmp_path, monkeypatch):
     arguments = Arguments(dataset=corpus(tmp_path / "texts"), tokens=100, length=32, chunk_size=20)
-    results = run(loaded, arguments, tmp_path / "out")
+    results = run(outliers, loaded, arguments)
     whole, results.cells = results.cells, []
     assert [cell.key["activation"] for cell in whole] == list(ACTIVATIONS)
     assert whole[0].data["tokens"] == 128, "100 tokens are four rows of 32"
@@ -118,9 +162,8 @@ def test_stopped_run_resumes(loaded, tmp_path, monkeypatch):
     measured = []
     monkeypatch.setattr(outliers, "measure_row", lambda *args: measured.append(args) or measure_row(*args))
     for _ in range(2):
-        resumed = run(loaded, arguments, tmp_path / "out").cells
+        assert run(outliers, loaded, arguments).cells == whole
         assert len(measured) == 2, "rows were measured again, or left out"
-        assert [(c.key, c.measures, c.data) for c in resumed] == [(c.key, c.measures, c.data) for c in whole]
 
 
 @pytest.mark.parametrize(
@@ -128,42 +171,23 @@ def test_stopped_run_resumes(loaded, tmp_path, monkeypatch):
     [
         ({"tokens": 99999}, "but 1,563 were asked for"),
         ({"length": 4096}, "needs 4,096 tokens, but the model has max_position_embeddings=2,048"),
-        ({"length": 2000, "join": False}, "No document has 2,000 tokens"),
+        ({"length": 2000, "join": False}, "rows of 2,000 tokens in documents of up to"),
     ],
 )
-def test_run_rejects(loaded, tmp_path, changes, message):
+def test_run_rejects(loaded, run, tmp_path, changes, message):
     arguments = Arguments(**{"dataset": corpus(tmp_path / "texts", words=40), "length": 64, **changes})
     with pytest.raises(ValueError, match=message):
-        run(loaded, arguments, tmp_path / "out")
+        run(outliers, loaded, arguments)
 
 
-def test_report_of_results_on_disk(tmp_path):
-    content = {
-        "schema": 1,
-        "protocol": "outliers",
-        "model": {"label": "DIFF"},
-        "settings": {"dataset": "books", "length": 4096},
-        "seed": 0,
-        "runs": [],
-        "cells": [
-            {
-                "key": {"activation": "hidden_states"},
-                "measures": {"top_1": {"value": 7.5, "n": 9}, "median": {"value": 1.0, "n": 9}},
-                "data": {
-                    "top": [7.5],
-                    "top_layers": [3],
-                    "median_relative_error": 0.002,
-                    "octaves": [0, 2],
-                    "octave_counts": [8, 1],
-                    "tokens": 401_408,
-                },
-                "seconds": 1.0,
-            }
-        ],
-    }
-    path = tmp_path / "DIFF.json"
-    path.write_text(json.dumps(content))
-    table = section(ResultSet([Results.load(path)])).comparisons[0].table()
+def test_section_compares_with_table_5(tmp_path):
+    settings = {"dataset": "books", "length": 4096}
+    results = Results(tmp_path / "DIFF.json", "outliers", {"label": "DIFF"}, settings, 0)
+    measures = {"top_1": Measure(7.5, 9), "median": Measure(1.0, 9)}
+    results.add({"activation": "hidden_states"}, measures, {"tokens": 401_408})
+    found = section(ResultSet([results]))
+    assert found.notes[0].endswith("a median is off by at most 0.2%.")
+    table = found.comparisons[0].table()
     rows = {", ".join(map(str, row[:2])): row[2:] for row in table.rows}
     differs = "tokens 401,408 (paper: 400,000); not stated in the paper: dataset books, length 4,096"
     assert rows["hidden states, top 1"][2:] == [Measure(7.5, 9), differs]

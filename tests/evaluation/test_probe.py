@@ -5,42 +5,34 @@ import copy
 
 import pytest
 import torch
-from transformers import (
-    BloomConfig,
-    BloomForCausalLM,
-    DynamicCache,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-)
+from transformers import BloomConfig, BloomForCausalLM, DynamicCache, Gemma2Config, Gemma2ForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from diff_transformer.evaluation import probe as probe_module
-from diff_transformer.evaluation.probe import Probe, attention_probe, differential_maps
+from diff_transformer.evaluation.models import load_model
+from diff_transformer.evaluation.probe import attention_probe
 
 pytestmark = pytest.mark.oldest
 
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 50, "head_dim": 8}
 SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
 
-
 ROUNDING = {"rtol": 1e-10, "atol": 1e-10}  # in float64
 
 
-class Recorder(Probe):
-    """Keeps logits, masks, maps and the differences, in order."""
+class Recorder:
+    """Keeps logits, masks and maps, in order. The logits are as before, or those of `change`."""
 
-    def __init__(self):
-        self.layers, self.logits, self.visible, self.maps, self.differences = [], [], [], [], []
+    def __init__(self, change=lambda logits: logits):
+        self.change, self.logits, self.visible, self.maps = change, [], [], []
 
-    def on_logits(self, module, logits, visible):
-        self.layers.append(module.layer_idx)
+    def on_logits(self, logits, visible):
         self.logits.append(logits)
         self.visible.append(visible)
-        return logits
+        return self.change(logits)
 
-    def on_maps(self, module, maps, lambda_full):
-        self.maps.append(maps)
-        self.differences.append(differential_maps(maps, lambda_full))
+    def probe(self, model):
+        return attention_probe(model, self.on_logits, self.maps.append)
 
 
 @torch.no_grad()
@@ -80,29 +72,15 @@ def logits_by_hand(model, input_ids):
     return found
 
 
-def test_logits_are_those_by_hand(loaded):
-    input_ids = torch.randint(0, 300, (2, 13))
-    recorder = Recorder()
-    with attention_probe(loaded.model, recorder):
-        forward(loaded.model, input_ids=input_ids)
-    assert recorder.layers == [0, 1]
-    torch.testing.assert_close(recorder.logits, logits_by_hand(loaded.model, input_ids), rtol=1e-4, atol=1e-4)
-    causal = torch.ones(13, 13, dtype=torch.bool).tril()
-    for visible, maps in zip(recorder.visible, recorder.maps, strict=True):
-        assert (visible == causal).all(), "the mask is not the causal one"
-        assert (maps.masked_select(~visible) == 0).all(), "something masked has weight"
-        torch.testing.assert_close(maps.sum(-1), torch.ones(maps.shape[:3]))
-
-
 @pytest.mark.parametrize("padded", [False, True], ids=["", "left padding"])
-def test_an_idle_probe_changes_nothing(loaded, padded):
+def test_attention_probe_without_functions_changes_nothing(loaded, padded):
     model, input_ids = copy.deepcopy(loaded.model).double(), torch.randint(0, 300, (3, 21))
     mask = torch.ones_like(input_ids)
     if padded:
         mask[0, :5] = mask[2, :1] = 0
     kept = mask.bool()
     expected = forward(model, input_ids=input_ids, attention_mask=mask)
-    with attention_probe(model, Probe()):
+    with attention_probe(model):
         found = forward(model, input_ids=input_ids, attention_mask=mask)
         cache = DynamicCache(config=model.config)
         parts = [
@@ -113,27 +91,27 @@ def test_an_idle_probe_changes_nothing(loaded, padded):
     torch.testing.assert_close(torch.cat(parts, dim=1)[kept], expected[kept], **ROUNDING)
 
 
-def test_blocks_of_rows_are_the_whole(loaded, monkeypatch):
+def test_attention_probe_has_the_whole_in_blocks_of_rows(loaded, monkeypatch):
     model, input_ids = copy.deepcopy(loaded.model).double(), torch.randint(0, 300, (1, 20))
     expected = forward(model, input_ids=input_ids)
     heads = 8  # query heads, of each of the models
     monkeypatch.setattr(probe_module, "_BLOCK_BYTES", 4 * heads * 20 * 6)  # six rows of logits
     recorder = Recorder()
-    with attention_probe(model, recorder):
+    with recorder.probe(model):
         found = forward(model, input_ids=input_ids)
     torch.testing.assert_close(found, expected, **ROUNDING)
     assert [x.shape[2] for x in recorder.logits] == [x.shape[2] for x in recorder.visible] == 2 * [6, 6, 6, 2]
     whole = Recorder()
     monkeypatch.undo()
-    with attention_probe(model, whole):
+    with whole.probe(model):
         forward(model, input_ids=input_ids)
     torch.testing.assert_close(torch.cat(recorder.logits[:4], dim=2), whole.logits[0])
-    torch.testing.assert_close(torch.cat(recorder.differences[:4], dim=2), whole.differences[0])
+    torch.testing.assert_close(torch.cat(recorder.maps[:4], dim=2), whole.maps[0])
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["", "left padding"])
 @pytest.mark.parametrize("parts", [[17], [9, 1, 7]], ids=["", "cache"])
-def test_differential_maps_are_those_that_eager_returns(loaded, parts, padded):
+def test_on_maps_takes_what_eager_returns(loaded, parts, padded):
     input_ids, mask = torch.randint(0, 300, (2, 17)), torch.ones(2, 17, dtype=torch.long)
     if padded:
         mask[0, :5] = 0
@@ -142,78 +120,61 @@ def test_differential_maps_are_those_that_eager_returns(loaded, parts, padded):
     with torch.no_grad():
         expected = eager(input_ids=input_ids, attention_mask=mask, output_attentions=True).attentions
     recorder, cache, end = Recorder(), DynamicCache(config=loaded.model.config), 0
-    with attention_probe(loaded.model, recorder):
+    with recorder.probe(loaded.model):
         for ids in input_ids.split(parts, dim=1):
             begin, end = end, end + ids.shape[1]
             forward(loaded.model, input_ids=ids, attention_mask=mask[:, :end], past_key_values=cache)
-            for found, whole in zip(recorder.differences[-2:], expected, strict=True):
+            for found, whole in zip(recorder.maps[-2:], expected, strict=True):
                 kept = mask[:, begin:end].bool()  # what a row of padding sees is no concern
                 found, whole = found.transpose(1, 2)[kept], whole[:, :, begin:end, :end].transpose(1, 2)[kept]
                 torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-5)
-    if loaded.label != "Transformer":
-        assert recorder.maps[0].shape[1] == 2 * expected[0].shape[1]
 
 
-def test_a_probe_may_change_the_logits(loaded):
-    class Flat(Recorder):
-        def on_logits(self, module, logits, visible):
-            return torch.zeros_like(logits)
-
-    flat = Flat()
-    with attention_probe(loaded.model, flat):
-        forward(loaded.model, input_ids=torch.randint(0, 300, (1, 6)))
+def test_on_logits_may_change_the_logits(twin_folders):
+    model = load_model(str(twin_folders["Transformer"]), device="cpu").model
+    flat = Recorder(torch.zeros_like)
+    with flat.probe(model):
+        forward(model, input_ids=torch.randint(0, 300, (1, 6)))
     uniform = torch.ones(6, 6).tril() / torch.arange(1, 7)[:, None]
     for maps in flat.maps:
         torch.testing.assert_close(maps, uniform.expand_as(maps))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-def test_precision(loaded, dtype):
-    """float64 stays what it is, and 16 bits are looked at in 32."""
-    model = copy.deepcopy(loaded.model).to(dtype)
-    input_ids = torch.randint(0, 300, (1, 15))
-    recorder = Recorder()
-    with attention_probe(model, recorder):
-        found = forward(model, input_ids=input_ids)
-    assert found.dtype == dtype
+def test_attention_probe_sees_logits_masks_and_maps_in_float32_or_better(loaded, dtype):
+    model, input_ids, recorder = copy.deepcopy(loaded.model).to(dtype), torch.randint(0, 300, (2, 15)), Recorder()
+    with recorder.probe(model):
+        assert forward(model, input_ids=input_ids).dtype == dtype
     assert {x.dtype for x in recorder.logits + recorder.maps} == {torch.promote_types(dtype, torch.float32)}
+    causal = torch.ones(15, 15, dtype=torch.bool).tril()
+    for visible, maps in zip(recorder.visible, recorder.maps, strict=True):
+        assert (visible == causal).all(), "the mask is not the causal one"
+        assert (maps.masked_select(~visible) == 0).all(), "something masked has weight"
     if dtype == torch.float64:
-        torch.testing.assert_close(found, forward(model, input_ids=input_ids), **ROUNDING)
         torch.testing.assert_close(recorder.logits, logits_by_hand(model, input_ids), **ROUNDING)
 
 
-def test_the_implementation_is_restored(loaded):
+def test_attention_probe_restores_the_implementation(loaded):
     model, input_ids = loaded.model, torch.randint(0, 300, (1, 9))
     before, expected = model.config._attn_implementation, forward(loaded.model, input_ids=input_ids)
-    with attention_probe(model, Probe()):
+    with attention_probe(model):
         assert model.config._attn_implementation == "probe"
     assert model.config._attn_implementation == before
-    with pytest.raises(ZeroDivisionError), attention_probe(model, Probe()):
+    with pytest.raises(ZeroDivisionError), attention_probe(model):
         raise ZeroDivisionError
     assert model.config._attn_implementation == before
     assert torch.equal(forward(model, input_ids=input_ids), expected)
-    with attention_probe(model, Probe()):  # the failed one is not at work any more
-        pass
 
 
-def test_one_probe_at_a_time(loaded):
-    recorder = Recorder()
-    with attention_probe(loaded.model, recorder):
-        with pytest.raises(ValueError, match="Another attention_probe"), attention_probe(loaded.model, Probe()):
-            pass
-        forward(loaded.model, input_ids=torch.tensor([[1, 2]]))
-    assert len(recorder.logits) == 2, "the rejected probe took the place of the other"
-
-
-def test_what_cannot_be_probed_is_rejected(loaded):
+def test_attention_probe_rejects_other_attention(loaded):
     bloom = BloomForCausalLM(BloomConfig(hidden_size=32, n_layer=1, n_head=2, vocab_size=50))
     with (
         pytest.raises(ValueError, match="BloomForCausalLM does not use transformers' attention interface"),
-        attention_probe(bloom, Probe()),
+        attention_probe(bloom),
     ):
         pass
     gemma = Gemma2ForCausalLM(Gemma2Config(**SMALL, query_pre_attn_scalar=8, attn_logit_softcapping=50.0)).eval()
-    with attention_probe(gemma, Probe()), pytest.raises(ValueError, match="softcap, which the probe does not support"):
+    with attention_probe(gemma), pytest.raises(ValueError, match="softcap, which the probe does not support"):
         forward(gemma, input_ids=torch.tensor([[1, 2]]))
     model = copy.deepcopy(loaded.model)
     model.set_attn_implementation("probe")

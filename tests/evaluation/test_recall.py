@@ -24,7 +24,7 @@ KEYS, VALUES = list(range(0, 80, 2)), list(range(1, 81, 2))
 
 
 @given(st.integers(1, 40), st.integers(0, 60), st.booleans(), st.integers())
-def test_a_row_asks_for_what_it_says(pairs, room, has_start, seed):
+def test_recall_row_asks_for_what_it_says(pairs, room, has_start, seed):
     start = [99] * has_start
     length = len(start) + 2 * pairs + 2 + room
     row = recall_row(KEYS, VALUES, pairs, length, random.Random(seed), start)
@@ -40,7 +40,7 @@ def test_a_row_asks_for_what_it_says(pairs, room, has_start, seed):
     assert row == recall_row(KEYS, VALUES, pairs, length, random.Random(seed), start)
 
 
-def test_rows_that_cannot_be():
+def test_recall_row_rejects_what_does_not_fit():
     for pairs, length in ((0, 8), (41, 256), (4, 9)):
         with pytest.raises(ValueError, match="room for"):
             recall_row(KEYS, VALUES, pairs, length, random.Random(0))
@@ -71,33 +71,22 @@ class Guesser:
         return SimpleNamespace(logits=torch.nn.functional.one_hot(torch.tensor(answers), 100).float())
 
 
-def look_up(tokens):
-    return tokens[tokens.index(tokens[-1]) + 1]
+def test_recall_accuracy_of_models_that_look_up_or_copy_or_guess():
+    def look_up(tokens):
+        return tokens[tokens.index(tokens[-1]) + 1]
 
-
-def rows_of(pairs, number=50, length=100):
-    return [recall_row(KEYS, VALUES, pairs, length, random.Random(i)) for i in range(number)]
-
-
-@pytest.mark.parametrize("pairs", [1, 5, 40])
-def test_a_perfect_model_has_all_right(pairs):
-    assert recall_accuracy(Guesser(look_up), rows_of(pairs)) == [1.0] * 50
-
-
-def test_a_model_that_only_looks_at_earlier_questions_has_none_right():
-    def copy(tokens, pairs=5):
-        later = tokens[2 * pairs : -1]
+    def copy(tokens):
+        later = tokens[2 * 5 : -1]  # after the pairs
         return later[later.index(tokens[-1]) + 1] if tokens[-1] in later else 0
 
-    assert recall_accuracy(Guesser(copy), rows_of(5)) == [0.0] * 50
-
-
-def test_answers_by_hand():
+    rows = [recall_row(KEYS, VALUES, 5, 100, random.Random(i)) for i in range(50)]
+    assert recall_accuracy(Guesser(look_up), rows) == [1.0] * 50
+    assert recall_accuracy(Guesser(copy), rows) == [0.0] * 50, "only the first query of a key counts"
     row = RecallRow([2, 3, 4, 5, 4, 5, 2, 3, 4, 5], [4, 6, 8])
     assert recall_accuracy(Guesser(lambda tokens: 5), [row]) == [2 / 3]
 
 
-def test_the_model_itself_is_read_at_the_queries(loaded):
+def test_recall_accuracy_reads_the_model_at_the_queries(loaded):
     rows = [recall_row(KEYS, VALUES, 3, 24, random.Random(i)) for i in range(4)]
     expected = []
     for row in rows:

@@ -11,56 +11,52 @@ from diff_transformer.evaluation.results import Journal, Measure, Results, load_
 
 MODEL = {"label": "org/DIFF", "revision": "sha256:1", "dtype": "float32"}
 SETTINGS = {"lengths": (1, 2), "limit": None}
+HALF = {"accuracy": Measure(0.5, 4)}
 
 
 def opened(out, **changes):
-    arguments = {"protocol": "needle", "model": MODEL, "settings": SETTINGS, "seed": 3, **changes}
-    return Results.open(out, **arguments)
+    return Results.open(out, **{"protocol": "needle", "model": MODEL, "settings": SETTINGS, "seed": 3, **changes})
 
 
-def test_a_measure_is_the_mean_with_its_standard_error():
+def test_measure_is_the_mean_with_its_standard_error():
     samples = np.random.default_rng(0).normal(size=17)
     measure = Measure.of(samples)
     assert measure.n == 17
     assert measure.value == pytest.approx(samples.mean(), abs=1e-15)
     assert measure.stderr == pytest.approx(samples.std(ddof=1) / math.sqrt(17), abs=1e-15)
     assert Measure.of([True]) == Measure(1.0, 1), "one sample has no error"
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_measure_is_a_number(value):
-    with pytest.raises(ValueError, match="not finite"):
-        Measure(value, 5)
-    with pytest.raises(ValueError, match="no samples"):
+    with pytest.raises(ValueError, match="at least one"):
         Measure.of([])
+    for value in (math.nan, math.inf):
+        with pytest.raises(ValueError, match="not finite"):
+            Measure(value, 5)
 
 
-def test_a_file_says_what_was_measured_how_and_where(tmp_path):
+def test_file_says_what_was_measured_how_and_where(tmp_path):
     results = opened(tmp_path)
     results.add({"length": 1}, {"accuracy": Measure(0.5, 4, 0.25)}, {"hits": (1, 0)})
     path = tmp_path / "needle" / "org--DIFF.json"
     content = json.loads(path.read_text())
-    assert content["schema"] == 1 and content["protocol"] == "needle" and content["seed"] == 3
-    assert content["model"] == MODEL and content["settings"] == {"lengths": [1, 2], "limit": None}
-    (cell,) = content["cells"]
-    assert cell["seconds"] >= 0 and cell["key"] == {"length": 1} and cell["data"] == {"hits": [1, 0]}
-    assert cell["measures"] == {"accuracy": {"value": 0.5, "n": 4, "stderr": 0.25}}
-    (run,) = content["runs"]
+    (run,) = content.pop("runs")
+    cell = {"key": {"length": 1}, "data": {"hits": [1, 0]}}
+    cell["measures"] = {"accuracy": {"value": 0.5, "n": 4, "stderr": 0.25}}
+    expected = {"schema": 1, "protocol": "needle", "model": MODEL, "settings": {"lengths": [1, 2], "limit": None}}
+    assert content == {**expected, "seed": 3, "cells": [cell]}
     assert set(run) == {"command", "date", "hardware", "packages"} and "torch" in run["packages"]
     assert [p.name for p in path.parent.iterdir()] == ["org--DIFF.json"], "a temporary file was left"
 
 
-def test_a_run_resumes_where_it_was_stopped(tmp_path):
+def test_run_resumes_where_it_was_stopped(tmp_path):
     keys = [{"length": 1}, {"length": 2}]
     first = opened(tmp_path)
-    assert first.todo(keys) == keys
-    first.add(keys[0], {"accuracy": Measure(0.5, 4)})
+    assert first.todo([*keys, keys[0]]) == keys
+    first.add(keys[0], HALF)
     again = opened(tmp_path)
     assert again.todo(keys) == keys[1:] and keys[0] in again
     assert again.select(length=1)[0]["accuracy"] == 0.5 and len(again.runs) == 2
-    with pytest.raises(ValueError, match="already"):
-        again.add(keys[0], {"accuracy": Measure(0.5, 4)})
-    assert load_results(tmp_path)["needle"][0].cells == again.cells
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")  # a model below the results
+    assert load_results(tmp_path).keys() == {"needle"} and load_results(tmp_path)["needle"][0].cells == again.cells
 
 
 @pytest.mark.parametrize(
@@ -74,7 +70,7 @@ def test_a_run_resumes_where_it_was_stopped(tmp_path):
 )
 def test_results_of_other_settings_or_weights_are_not_mixed(tmp_path, change, name):
     results = opened(tmp_path)
-    results.add({"length": 1}, {"accuracy": Measure(0.5, 4)})
+    results.add({"length": 1}, HALF)
     results.journal("samples").add("a", hit=True)
     other = opened(tmp_path, model={**MODEL, "label": "org/DIFF.2"}).journal("samples")
     other.add("a", hit=False)
@@ -87,17 +83,24 @@ def test_results_of_other_settings_or_weights_are_not_mixed(tmp_path, change, na
     assert other.path.exists(), "the samples of another label were deleted"
 
 
-@pytest.mark.parametrize(
-    "text, reason", [("{", "not JSON"), ("[]", "schema"), ('{"schema": 0}', "schema"), ('{"schema": 1}', "damaged")]
-)
-def test_a_file_that_is_none(tmp_path, text, reason):
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 0}', '{"schema": 1}'])
+def test_load_results_rejects_a_file_of_another_kind(tmp_path, text):
     (tmp_path / "needle").mkdir()
     (tmp_path / "needle/x.json").write_text(text)
-    with pytest.raises(ValueError, match=reason):
+    with pytest.raises(ValueError, match="x.json is not JSON with results"):
         load_results(tmp_path)
 
 
-def test_a_journal_without_results_is_of_another_run(tmp_path):
+def test_load_reads_files_of_earlier_commits(tmp_path):
+    """They have the seconds of each cell, and no stderr or data where there is none."""
+    content = {"schema": 1, "protocol": "needle", "model": MODEL, "settings": {}, "seed": 0, "runs": []}
+    cell = {"key": {"length": 1}, "measures": {"accuracy": {"value": 0.5, "n": 4}}, "seconds": 1.5}
+    (tmp_path / "x.json").write_text(json.dumps({**content, "cells": [cell]}))
+    (found,) = Results.load(tmp_path / "x.json").cells
+    assert (found.key, found.measures, found.data) == ({"length": 1}, HALF, {})
+
+
+def test_journal_without_results_is_of_another_run(tmp_path):
     results = opened(tmp_path)
     results.begin()
     results.journal("samples").add("a", hit=True)
@@ -110,20 +113,7 @@ def test_a_journal_without_results_is_of_another_run(tmp_path):
     assert "a" not in other.journal("samples"), "samples of other weights were taken over"
 
 
-def test_a_model_below_the_results_is_none(tmp_path):
-    results = opened(tmp_path)
-    results.add({"length": 1}, {"accuracy": Measure(0.5, 4)})
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model/config.json").write_text("{}")
-    assert list(load_results(tmp_path)) == ["needle"]
-
-
-def test_an_empty_folder(tmp_path):
-    with pytest.raises(ValueError, match="diff-transformer evaluate"):
-        load_results(tmp_path)
-
-
-def test_a_journal_keeps_samples_and_drops_a_line_that_was_cut_off(tmp_path):
+def test_journal_keeps_samples_and_drops_a_line_that_was_cut_off(tmp_path):
     journal = opened(tmp_path).journal("samples")
     journal.add("a", text="1\n2")
     journal.add("b", text="ü")
@@ -135,8 +125,8 @@ def test_a_journal_keeps_samples_and_drops_a_line_that_was_cut_off(tmp_path):
     assert set(Journal(journal.path).records) == {"a", "b", "c"}
 
 
-def test_a_journal_with_a_broken_line_in_the_middle_is_rejected(tmp_path):
+def test_journal_with_a_broken_line_is_rejected(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text('{"id": "a"}\n{"id"\n{"id": "b"}\n')
-    with pytest.raises(ValueError, match="line 2"):
+    with pytest.raises(ValueError, match="x.jsonl has a line that is not JSON"):
         Journal(path)

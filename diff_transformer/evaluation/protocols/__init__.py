@@ -11,24 +11,14 @@ A protocol module has
 - `section(results: ResultSet) -> Section`, its part of a report, with the paper's values.
 """
 
-import ast
 import pkgutil
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 
 
 def names() -> list[str]:
     """The protocols, by name."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
-
-
-def describe(name: str) -> str:
-    """The first line of a protocol's docstring, read without importing the module and what it needs."""
-    folder = Path(__file__).parent / name
-    file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
-    docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-    return docstring.partition("\n")[0]
 
 
 def load(name: str) -> ModuleType:

@@ -6,24 +6,19 @@ token, which predicts the number, to five spans, as in the paper's Figure 1: the
 the context before the answer, the answer (its needle), the context after it, and the query (the text of the task).
 They sum to one. Noise is the context without the answer; other needles count as noise.
 
-Positive and negative scores of a differential layer cancel in a sum over a span, so noise is also reported as the sum
-of absolute scores, on the same scale: for a Transformer the two are equal. The paper does not say which of them its
-Table 3 has. It is compared with the signed sum, since the paper's spans sum to one.
-
 Scores of a differential layer are softmax1 - lambda softmax2 and can be negative. The paper does not say how it
 normalizes them, but shows negative scores, and spans that sum to one. So by default (`--normalization total`) the
 signed scores are averaged over heads and layers and divided by their sum. `row` normalizes each row of each head
 first; layers whose lambda is near 1 dominate it, since their rows sum to almost zero. `absolute` takes absolute values
-and then proceeds like `row`. For a Transformer the three agree.
+and then proceeds like `row`. Positive and negative scores cancel in the sum over a span, so noise is also reported as
+the sum of absolute scores, on the same scale. For a Transformer all of these agree.
 """
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 from torch.nn.functional import one_hot
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
@@ -32,13 +27,10 @@ from ...arguments import option
 from ..comparison import UNSTATED, Comparison, Row
 from ..generate import BATCH_TOKENS, CHUNK, in_batches, prefill
 from ..models import LoadedModel, check_length
-from ..probe import Probe, attention_probe, differential_maps
-from ..render import Figure, Section, color
+from ..probe import attention_probe
+from ..render import Section
 from ..results import Measure, Results, ResultSet
 from .needle.haystack import NeedleArguments, NeedlePrompt, prompt_maker
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
 
 ORDER = 4
 NO_SETTINGS = ("depths",)  # points of the grid, to which a later run may add
@@ -73,24 +65,6 @@ def token_spans(prompt: NeedlePrompt) -> list[int]:
     return [SPANS.index(name) for name in names]
 
 
-class SpanProbe(Probe):
-    """Sums the maps and their absolute values over spans of keys; `spans`, (batch, tokens), are indices in `SPANS`."""
-
-    def __init__(self, spans: torch.Tensor, normalization: str):
-        self.member, self.normalization = one_hot(spans, len(SPANS)), normalization
-        self.layers: list[torch.Tensor] = []  # (2, batch, len(SPANS)) per layer, averaged over heads and rows
-
-    def on_maps(self, module: nn.Module, maps: torch.Tensor, lambda_full: torch.Tensor | None) -> None:
-        maps = differential_maps(maps, lambda_full)
-        if self.normalization == "absolute":
-            maps = maps.abs()
-        if self.normalization != "total":
-            maps = maps / maps.sum(-1, keepdim=True)
-        member = self.member[:, -maps.shape[-1] :]  # a sliding window has the last keys only
-        scores = torch.stack([maps.mean((1, 2)), maps.abs().mean((1, 2))])
-        self.layers.append(torch.einsum("abs,bsn->abn", scores, member.to(maps)))
-
-
 @torch.inference_mode()
 def attention_shares(
     model: PreTrainedModel,
@@ -105,51 +79,55 @@ def attention_shares(
     -> (2, batch, len(SPANS)), in float32 or better: the sums of the signed scores, whose rows sum to one, and those of
     their absolute values on the same scale. Raises ValueError if the differential scores have no positive sum.
     """
+    member, layers = one_hot(spans, len(SPANS)).to(model.device), []
+
+    def on_maps(maps: torch.Tensor) -> None:
+        if normalization == "absolute":
+            maps = maps.abs()
+        if normalization != "total":
+            maps = maps / maps.sum(-1, keepdim=True)
+        seen = member[:, -maps.shape[-1] :].to(maps)  # a sliding window has the last keys only
+        scores = torch.stack([maps.mean((1, 2)), maps.abs().mean((1, 2))])
+        layers.append(torch.einsum("abs,bsn->abn", scores, seen))
+
     cache, _ = prefill(model, input_ids[:, :-1], size=chunk_size)
-    probe = SpanProbe(spans.to(model.device), normalization)
-    with attention_probe(model, probe):
+    with attention_probe(model, on_maps=on_maps):
         model(input_ids=input_ids[:, -1:].to(model.device), past_key_values=cache, use_cache=True)
-    shares = torch.stack(probe.layers).mean(0)
+    shares = torch.stack(layers).mean(0)
     total = shares[0].sum(-1, keepdim=True)
     if (total <= 0).any():
         raise ValueError(
-            f"The differential scores of a token sum to {total.min():.3g}: the average lambda is 1 or more. Normalize "
-            "each row instead, with --normalization row or absolute."
+            f"The differential scores of a token sum to {total.min():.3g}: the average lambda is 1 or more. Use "
+            "--normalization row or absolute."
         )
     return shares / total
 
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
     check_length(loaded.model, arguments.length, "A prompt")
-    todo = results.todo([{"depth": depth} for depth in dict.fromkeys(arguments.depths)])
+    todo = results.todo([{"depth": depth} for depth in arguments.depths])
     if not todo:
         return
     samples = min(arguments.samples, options.limit or arguments.samples)
     new_prompt = prompt_maker(arguments, loaded.tokenizer)
 
-    def shares(prompts: Sequence[NeedlePrompt]) -> list[list[list[float]]]:
+    def shares(prompts: Sequence[NeedlePrompt]) -> list[torch.Tensor]:
+        """(2, len(SPANS)) of each prompt."""
         input_ids = torch.tensor([prompt.input_ids for prompt in prompts])
         spans = torch.tensor([token_spans(prompt) for prompt in prompts])
         found = attention_shares(loaded.model, input_ids, spans, arguments.normalization, arguments.chunk_size)
-        return found.transpose(0, 1).tolist()  # (batch, 2, len(SPANS))
+        return list(found.double().cpu().unbind(1))
 
-    def make_prompt(depth: int, i: int) -> NeedlePrompt:
-        rng = random.Random(f"{options.seed}|{depth}|{i}")
-        return new_prompt(arguments.length, arguments.needles, queried=1, depth=depth, rng=rng)
-
-    start = max(1, BATCH_TOKENS // arguments.length)
-    with tqdm(total=len(todo) * samples, desc=loaded.label, unit="prompt") as bar:
-        for key in todo:
-            prompts = [make_prompt(int(key["depth"]), i) for i in range(samples)]
-            rows = []
-            for _, row in in_batches(shares, prompts, options.batch_size, start):
-                rows.append(row)
-                bar.update()
-            signed, absolute = torch.tensor(rows, dtype=torch.float64).unbind(1)
-            found = dict(zip(SPANS, signed.T, strict=True))
-            found["noise"] = found["before"] + found["after"]
-            found["absolute_noise"] = absolute[:, [SPANS.index("before"), SPANS.index("after")]].sum(1)
-            results.add(key, {name: Measure.of(values) for name, values in found.items()})
+    for key in tqdm(todo, desc=f"{loaded.label}: depths", unit="depth"):
+        depth = int(key["depth"])
+        rngs = [random.Random(f"{options.seed}|{depth}|{i}") for i in range(samples)]
+        prompts = [new_prompt(arguments.length, arguments.needles, queried=1, depth=depth, rng=rng) for rng in rngs]
+        batches = in_batches(shares, prompts, options.batch_size, start=max(1, BATCH_TOKENS // arguments.length))
+        signed, absolute = torch.stack([rows for _, rows in batches], dim=-1)  # (len(SPANS), samples)
+        found = dict(zip(SPANS, signed, strict=True))
+        found["noise"] = found["before"] + found["after"]
+        found["absolute_noise"] = absolute[SPANS.index("before")] + absolute[SPANS.index("after")]
+        results.add(key, {name: Measure.of(values) for name, values in found.items()})
 
 
 def section(results: ResultSet) -> Section:
@@ -157,7 +135,7 @@ def section(results: ResultSet) -> Section:
         _comparison("Attention to the answer", "answer", PAPER_ANSWER, results),
         _comparison("Attention noise", "noise", PAPER_NOISE, results),
     ]
-    if any(results.measure(label, "absolute_noise") for label in results.labels):  # older results have none
+    if any("absolute_noise" in cell.measures for cell in results.cells):  # older results have none
         tables.append(_comparison("Attention noise, sum of absolute scores", "absolute_noise", {}, results))
     return Section(
         title="Attention to the answer and to noise",
@@ -166,13 +144,10 @@ def section(results: ResultSet) -> Section:
         "attention goes to the sentence with the number and which to the rest of that text. The remaining attention "
         "goes to the first token and to the text of the task.",
         tables=tables,
-        figures=[_bars(results)],
         notes=[
             "The paper does not say how it normalizes scores, which can be negative for DIFF, which tokens are the "
-            "answer span, or how long its prompts are. Here the span is "
-            "the whole sentence.",
-            "Nor does it say whether its noise is the sum of the scores, in which positive and negative ones cancel, "
-            "or of their absolute values; Table 3 is compared with the former. For the Transformer the two are equal.",
+            "answer span (here the whole sentence), how long its prompts are, or whether its noise is the sum of the "
+            "scores or of their absolute values; Table 3 is compared with the former. They agree for a Transformer."
         ],
     )
 
@@ -180,24 +155,3 @@ def section(results: ResultSet) -> Section:
 def _comparison(caption: str, metric: str, paper: dict[int, tuple[float, float]], results: ResultSet) -> Comparison:
     rows = [Row([depth], metric, {"depth": depth}, paper.get(depth, ())) for (depth,) in results.keys("depth")]
     return Comparison(caption, results, ["depth (%)"], rows, PAPER_SETTINGS)
-
-
-def _bars(results: ResultSet) -> Figure:
-    """All attention, as in the paper's Figure 1, at the depth nearest to the middle."""
-    depth = min((depth for (depth,) in results.keys("depth")), key=lambda depth: abs(depth - 50))
-
-    def draw(canvas: "Canvas") -> None:
-        axes = canvas.subplots()
-        width = 0.8 / len(results.labels)
-        for i, label in enumerate(results.labels):
-            shares = [results.measure(label, name, depth=depth) for name in SPANS]
-            if heights := [share.value for share in shares if share]:  # else a run was stopped before this depth
-                places = [x + (i + 0.5) * width - 0.4 for x in range(len(SPANS))]
-                drawn = axes.bar(places, heights, width, label=label, color=color(results.labels, label))
-                axes.bar_label(drawn, fmt="%.2f", fontsize=8, padding=2)
-        axes.set_xticks(range(len(SPANS)), ["first token", "context before", "ANSWER", "context after", "query"])
-        axes.axhline(0, color="black", linewidth=0.8)
-        axes.set_ylabel("share of the attention")
-        axes.legend(frameon=False)
-
-    return Figure("attention_allocation", f"Where the attention goes, with the answer at {depth} % depth.", draw)

@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ...arguments import option
+from ...text_data import load_texts
 from ..comparison import PAPER_1_4B, UNSTATED, Comparison, Row
 from ..generate import CHUNK, token_nll
 from ..models import LoadedModel, check_length
@@ -25,7 +26,7 @@ from ..text import DocumentArguments, load_documents, text_ids, token_rows
 
 ORDER = 9
 SLICES = ("all", "ar_hit", "others")
-_BASE = 2**31  # larger than any vocabulary; its square fits in 64 bits
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, by which all bigrams of ids below 2^30 differ
 
 NAMES = dict(zip(SLICES, ("validation set", "AR-Hit", "others"), strict=True))
 # Models of 1.4B parameters: heads, head dimension d, GroupNorm, and the losses in the order of SLICES
@@ -63,89 +64,67 @@ class Arguments(DocumentArguments):
     def __post_init__(self):
         if not 2 <= self.order <= self.length:
             raise ValueError(
-                f"Got order={self.order}. An n-gram has at least two tokens, one to recall from and one to recall, "
-                f"and at most length={self.length}, the tokens of a row."
+                f"Got order={self.order}; it must be from 2 to length={self.length}, the tokens of a row."
             )
 
 
-class NGrams:
-    """The distinct n-grams of rows (rows, tokens), numbered from 0.
-
-    Searching other text for them takes no memory beyond that of these rows, however long the text is. `numbers`,
-    (rows, tokens - order + 1), holds the n-gram that ends at each token from the order-th on."""
-
-    def __init__(self, rows: np.ndarray, order: int):
-        self._levels, self.numbers = [], rows
-        for n in range(1, order):
-            keys = self.numbers[:, :-1] * _BASE + rows[:, n:]  # an (n + 1)-gram is an n-gram and a token
-            level, numbers = np.unique(keys, return_inverse=True)
-            self._levels.append(level)
-            self.numbers = numbers.reshape(keys.shape)
-
-    def __len__(self) -> int:
-        return len(self._levels[-1])
-
-    def find(self, ids: np.ndarray) -> np.ndarray:
-        """The n-gram that ends at each of ids, (tokens,), from the order-th on; -1 for one that the rows do not
-        have."""
-        numbers = ids
-        for n, level in enumerate(self._levels, 1):
-            keys = numbers[:-1] * _BASE + ids[n:]  # negative after -1, hence not found
-            places = np.searchsorted(level, keys).clip(max=len(level) - 1)
-            numbers = np.where(level[places] == keys, places, -1)
-        return numbers
-
-    def count(self, texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> tuple[np.ndarray, int]:
-        """How often each n-gram occurs within the texts, and how many tokens the texts have."""
-        counts, tokens = np.zeros(len(self), dtype=np.int64), 0
-        for text in tqdm(texts, desc="Counting n-grams", unit="document", leave=False):
-            ids = text_ids(tokenizer, text)
-            found, times = np.unique(self.find(np.array(ids, dtype=np.int64)), return_counts=True)
-            counts[found[found >= 0]] += times[found >= 0]
-            tokens += len(ids)
-        return counts, tokens
+def ngrams(ids: np.ndarray, order: int) -> np.ndarray:
+    """A 64-bit hash of the n-gram that ends at each token from the order-th on: (..., tokens) -> (..., n-grams)."""
+    windows, numbers = max(0, ids.shape[-1] - order + 1), np.zeros(1, dtype=np.uint64)
+    for n in range(order):
+        numbers = numbers * _FACTOR + ids[..., n : n + windows].astype(np.uint64)
+    return numbers
 
 
-def ar_hits(numbers: np.ndarray, rare: np.ndarray, order: int) -> np.ndarray:
+def count(known: np.ndarray, texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, order: int) -> np.ndarray:
+    """How often each of the n-grams `known`, which are sorted, occurs within the texts.
+
+    This takes no memory beyond that of `known`, however long the texts are."""
+    counts = np.zeros(len(known), dtype=np.int64)
+    for text in tqdm(texts, desc="Counting n-grams", unit="document", leave=False):
+        ids = np.array(text_ids(tokenizer, text), dtype=np.int64)
+        found, times = np.unique(ngrams(ids, order), return_counts=True)
+        places = np.searchsorted(known, found).clip(max=len(known) - 1)
+        same = known[places] == found
+        counts[places[same]] += times[same]
+    return counts
+
+
+def ar_hits(numbers: np.ndarray, frequent: np.ndarray, order: int) -> np.ndarray:
     """Which of a row's tokens, except the first, are AR-Hits: (tokens - 1,).
 
-    numbers: (tokens - order + 1,), the row's n-grams. rare: whether each number is a rare n-gram.
+    numbers: (tokens - order + 1,), the row's n-grams. frequent: the n-grams that are no hits.
     """
     _, first, inverse = np.unique(numbers, return_index=True, return_inverse=True)
     repeated = first[inverse] < np.arange(len(numbers))
     no_ngram = np.zeros(order - 2, dtype=bool)  # the first tokens end no n-gram
-    return np.concatenate([no_ngram, repeated & rare[numbers]])
+    return np.concatenate([no_ngram, repeated & ~np.isin(numbers, frequent)])
 
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
     check_length(loaded.model, arguments.length, "A row")
     documents = min(arguments.documents, options.limit or arguments.documents)
-    keys = [{"document": i} for i in range(documents)]
-    if all(key in results for key in keys):
+    todo = results.todo([{"document": i} for i in range(documents)])
+    if not todo:
         return
     rows = token_rows(load_documents(arguments), loaded.tokenizer, arguments.length, documents, arguments.join)
-    ngrams = NGrams(np.array(rows, dtype=np.int64), arguments.order)
-    rare, data = np.ones(len(ngrams), dtype=bool), {}
+    numbers = ngrams(np.array(rows), arguments.order)
+    known = np.unique(numbers)
+    frequent = known[:0]
     if arguments.train_dataset is not None:
-        corpus = DocumentArguments(
-            arguments.train_dataset,
-            arguments.train_dataset_config,
-            arguments.train_dataset_split,
-            arguments.train_text_column,
-        )
+        source = (arguments.train_dataset, arguments.train_dataset_config, arguments.train_dataset_split)
         results.begin()
-        journal = results.journal("training_counts")  # so that a resumed run does not count again
+        journal = results.journal("training_ngrams")  # so that a resumed run does not count again
         if "counts" not in journal:
-            counts, tokens = ngrams.count(load_documents(corpus), loaded.tokenizer)
-            journal.add("counts", counts=counts.tolist(), tokens=tokens)
-        rare = np.array(journal.records["counts"]["counts"]) <= arguments.threshold
-        data["train_tokens"] = journal.records["counts"]["tokens"]
-    for key in tqdm(results.todo(keys), desc=f"{loaded.label}: rows", unit="row"):
-        i = key["document"]
+            texts = load_texts(*source, arguments.train_text_column)
+            journal.add("counts", counts=count(known, texts, loaded.tokenizer, arguments.order).tolist())
+        frequent = known[np.array(journal.records["counts"]["counts"]) > arguments.threshold]
+    for key in tqdm(todo, desc=f"{loaded.label}: rows", unit="row"):
+        i = int(key["document"])
         losses = token_nll(loaded.model, torch.tensor([rows[i]]), arguments.chunk_size).numpy()
-        hits = ar_hits(ngrams.numbers[i], rare, arguments.order)
+        hits = ar_hits(numbers[i], frequent, arguments.order)
         slices = zip(SLICES, (losses, losses[hits], losses[~hits]), strict=True)
-        results.add(key, {name: Measure(float(x.mean()), len(x)) for name, x in slices if len(x)}, data)
+        results.add(key, {name: Measure(float(x.mean()), len(x)) for name, x in slices if len(x)})
 
 
 def condense(cells: Sequence[Cell]) -> list[Cell]:
@@ -158,7 +137,7 @@ def condense(cells: Sequence[Cell]) -> list[Cell]:
             mean = math.fsum(m.value * m.n for m in measures) / n
             squares = math.fsum((m.n * (m.value - mean)) ** 2 for m in measures)
             found[name] = Measure(mean, n, math.sqrt(squares * rows / (rows - 1)) / n if rows > 1 else None)
-    return [Cell({}, found, {**cells[0].data, "rows": rows})]
+    return [Cell({}, found, {"rows": rows})]
 
 
 def section(results: ResultSet) -> Section:
@@ -167,13 +146,11 @@ def section(results: ResultSet) -> Section:
     settings = PAPER_SETTINGS | ({"train_dataset": UNSTATED, "threshold": UNSTATED} if corpus else {})
     differs = [] if corpus else ["frequent n-grams are hits too, as no training corpus was counted"]
     papers = zip(PAPER["Transformer"][3:], PAPER["DIFF"][3:], strict=True)
-    rows = [
-        Row([title], name, paper=paper, differs=differs)
-        for (name, title), paper in zip(NAMES.items(), papers, strict=True)
-    ]
-    ablations: list[list] = [[f"paper: {label}", *row] for label, row in PAPER.items()]
+    rows = [Row([NAMES[x]], x, paper=paper, differs=differs) for x, paper in zip(SLICES, papers, strict=True)]
     by_model = {label: [slices.measure(label, name) for name in SLICES] for label in results.labels}
+    ablations: list[list] = [[f"paper: {label}", *row] for label, row in PAPER.items()]
     ablations += [[label, None, None, None, *measures] for label, measures in by_model.items()]
+    columns = ["model", "paper's heads", "paper's d", "paper's GroupNorm", *NAMES.values()]
     hits = [
         f"{label}: {hit.n / total.n:.1%} of {total.n:,} tokens are AR-Hits."
         for label, (total, hit, _) in by_model.items()
@@ -187,11 +164,7 @@ def section(results: ResultSet) -> Section:
         "data), and on all others. The paper's models have 1.4B parameters.",
         tables=[
             Comparison("Loss of the tokens of each slice", slices, ["slice"], rows, settings, PAPER_1_4B),
-            Table(
-                "Loss by model",
-                ["model", "paper's heads", "paper's d", "paper's GroupNorm", *NAMES.values()],
-                ablations,
-            ),
+            Table("Loss by model", columns, ablations),
         ],
         notes=[*hits, "The standard error is over rows."],
     )

@@ -7,29 +7,24 @@ masked logits excluded. As in the paper, 16 bits stand for the unquantized logit
 or the negative log-likelihood of documents."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby, product
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
-from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ...arguments import option
 from ..comparison import PAPER_DIFF, PAPER_TRANSFORMER, UNSTATED, Comparison, Row
-from ..generate import in_batches, token_log_probs
+from ..generate import in_batches, token_nll
 from ..models import LoadedModel, check_length
-from ..probe import Probe, attention_probe
+from ..probe import attention_probe
 from ..render import Figure, Section, draw_models
-from ..results import Key, Measure, Results, ResultSet
+from ..results import Measure, Results, ResultSet
 from ..text import DocumentArguments, load_documents, token_rows
 from .harness import accuracies, evaluate_task
-
-if TYPE_CHECKING:
-    from lm_eval.models.huggingface import HFLM
-    from matplotlib.figure import Figure as Canvas
 
 ORDER = 8
 NO_SETTINGS = ("task", "bits", "granularity")  # points of the grid, to which a later run may add
@@ -40,9 +35,8 @@ FIGURE_8 = {
     PAPER_TRANSFORMER: {16: 63.4, 8: 62.7, 6: 58.9, 4: 33.9},
     PAPER_DIFF: {16: 66.2, 8: 66.3, 6: 66.0, 4: 58.8},
 }
-_GREYS = {PAPER_TRANSFORMER: "#9a9a9a", PAPER_DIFF: "#4d4d4d"}
 _LINES = {"tensor": "-", "head": ":"}  # of the figure
-_NAMES = {"hellaswag": "HellaSwag, zero-shot acc_norm (%)", "nll": "negative log-likelihood (nats per token)"}
+_NAMES = {"hellaswag": "HellaSwag, zero-shot acc_norm (%)", "nll": "Negative log-likelihood (nats per token)"}
 _METRICS = {"hellaswag": "acc_norm", "nll": "nll"}
 
 
@@ -73,67 +67,41 @@ def quantize(logits: torch.Tensor, counted: torch.Tensor, bits: int, granularity
     return (logits / step).round() * step
 
 
-class LogitQuantizer(Probe):
-    """Quantizes the logits of every attention that goes through it."""
+def quantized(model: PreTrainedModel, bits: int, granularity: str = "tensor") -> AbstractContextManager[None]:
+    """A context within which the logits of all attention of the model are quantized."""
 
-    all_rows = True  # in one block, since they share a range
-
-    def __init__(self, bits: int, granularity: str = "tensor"):
-        self.bits, self.granularity = bits, granularity
-
-    def on_logits(self, module: nn.Module, logits: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-        if self.bits == UNQUANTIZED:
-            return logits
+    def on_logits(logits: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         if logits.shape[2] != logits.shape[3]:
-            raise ValueError(
-                f"Got {logits.shape[2]} rows of {logits.shape[3]} attention logits; the range needs all rows at once. "
-                "Use no cache, and shorter or fewer sequences (--length, --batch_size 1)."
-            )
+            raise ValueError(f"Got {logits.shape[2]} rows of {logits.shape[3]} logits; a range needs all rows.")
         real = visible.diagonal(dim1=-2, dim2=-1)[..., None]  # a token sees itself, padding does not
-        return quantize(logits, visible & real, self.bits, self.granularity)
+        return quantize(logits, visible & real, bits, granularity)
+
+    return attention_probe(model, None if bits == UNQUANTIZED else on_logits, all_rows=True)
 
 
-def unpadded_lm(loaded: LoadedModel, batch_size: int | None = None) -> "HFLM":
+def unpadded_lm(loaded: LoadedModel, batch_size: int | None = None) -> Any:
     """A model of lm-eval that scores sequences of equal length together, since lm-eval does not mask padding, whose
     logits would count towards the range."""
     from lm_eval.models.huggingface import HFLM
 
     class UnpaddedLM(HFLM):
-        def _loglikelihood_tokens(
-            self,
-            requests: Sequence[tuple[tuple[str, str], list[int], list[int]]],
-            disable_tqdm: bool = False,
-            override_bs: int | None = None,
-        ) -> list[tuple[float, bool]]:
-            """requests: (texts, context tokens, continuation tokens). Returns the log-likelihood of each and whether
-            greedy decoding gives the same continuation."""
-            score = super()._loglikelihood_tokens
-            lengths = [
-                min(len(context) + len(continuation), self.max_length + 1) for _, context, continuation in requests
-            ]
-            answers = {}
-            with tqdm(total=len(requests), desc="Log-likelihoods", leave=False, disable=disable_tqdm) as bar:
-                longest_first = sorted(range(len(requests)), key=lengths.__getitem__, reverse=True)
-                for _, group in groupby(longest_first, key=lengths.__getitem__):
-                    for i, answer in in_batches(
-                        lambda batch: score([requests[i] for i in batch], disable_tqdm=True, override_bs=len(batch)),
-                        list(group),
-                        batch_size,
-                        start=8,
-                    ):
-                        answers[i] = answer
-                        bar.update()
+        def _loglikelihood_tokens(self, requests, disable_tqdm=False, override_bs=None):
+            """requests: (texts, context tokens, continuation tokens)."""
+            score, answers = super()._loglikelihood_tokens, {}
+
+            def length(i: int) -> int:
+                return min(len(requests[i][1]) + len(requests[i][2]), self.max_length + 1)
+
+            def score_batch(batch: Sequence[int]) -> list[tuple[float, bool]]:
+                return score([requests[i] for i in batch], disable_tqdm=True, override_bs=len(batch))
+
+            longest_first = sorted(range(len(requests)), key=length, reverse=True)
+            for _, group in tqdm(groupby(longest_first, length), desc="Log-likelihoods", unit="length", leave=False):
+                answers |= in_batches(score_batch, list(group), batch_size, start=8)
             return [answers[i] for i in range(len(requests))]
 
     model = {"pretrained": loaded.model, "tokenizer": loaded.tokenizer, "backend": "causal"}
     return UnpaddedLM(**model, batch_size="auto", softmax_dtype="float32")
-
-
-def document_nll(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> list[float]:
-    """Mean -log p in nats of the tokens of each row, except the first; the rows have one length."""
-    input_ids = torch.tensor(rows)
-    logits = model(input_ids=input_ids.to(model.device), use_cache=False).logits
-    return (-token_log_probs(logits[:, :-1], input_ids[:, 1:])).double().mean(1).tolist()
 
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
@@ -141,8 +109,8 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     if wrong:
         raise ValueError(f"Got --bits {wrong[0]}; choose 2 to 15, or 16 for unquantized logits.")
     grid = product(arguments.task, arguments.granularity, arguments.bits)
-    keys: list[Key] = [{"task": task, "bits": bits, "granularity": granularity} for task, granularity, bits in grid]
-    todo, rows = results.todo(keys), []
+    todo = results.todo([{"task": task, "granularity": granularity, "bits": bits} for task, granularity, bits in grid])
+    rows: list[list[int]] = []
     if any(key["task"] == "nll" for key in todo):
         check_length(loaded.model, arguments.length, "A document")
         documents = min(arguments.documents, options.limit or arguments.documents)
@@ -150,13 +118,10 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
 
     lm = unpadded_lm(loaded, options.batch_size)
     for key in tqdm(todo, desc=f"{loaded.label}: bits", unit="cell"):
-        with attention_probe(loaded.model, LogitQuantizer(key["bits"], key["granularity"])):
+        with quantized(loaded.model, int(key["bits"]), str(key["granularity"])):
             if key["task"] == "nll":
-                losses = [
-                    loss
-                    for _, loss in in_batches(partial(document_nll, loaded.model), rows, options.batch_size, start=1)
-                ]
-                measures = {"nll": Measure.of(losses)}
+                losses = (token_nll(loaded.model, torch.tensor([row]), len(row)) for row in rows)
+                measures = {"nll": Measure.of(loss.mean() for loss in losses)}
             else:
                 samples = evaluate_task(lm, "hellaswag", 0, arguments.data_dir, options.limit, options.seed)
                 measures = accuracies(samples)
@@ -165,7 +130,6 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
 
 def section(results: ResultSet) -> Section:
     tasks = [task for task in _NAMES if (task,) in results.keys("task")]
-    notes = ["The paper's values of 16 bits are printed (Table 8), all others are read off the figure."]
     return Section(
         title="Attention logits in few bits",
         paper="Figure 8",
@@ -173,41 +137,32 @@ def section(results: ResultSet) -> Section:
         "outlier widens the range of all logits, so a model with fewer outliers keeps its quality with fewer bits.",
         tables=[_comparison(results, task) for task in tasks],
         figures=[_figure(results, task) for task in tasks],
-        notes=notes if "hellaswag" in tasks else [],
+        notes=["The paper's values of 16 bits are printed (Table 8), all others are read off the figure."],
     )
 
 
 def _comparison(results: ResultSet, task: str) -> Comparison:
-    metric, rows = _METRICS[task], []
-    for granularity, bits in sorted(results.keys("granularity", "bits"), reverse=True):
-        key = {"task": task, "granularity": granularity, "bits": bits}
-        paper = [curve.get(bits) for curve in FIGURE_8.values()] if task == "hellaswag" else []
-        if any(results.measure(label, metric, **key) for label in results.labels):
-            rows.append(Row([bits, granularity], metric, key, paper))
+    is_share, rows = task == "hellaswag", []
     settings = {"limit": None, "granularity": UNSTATED, "data_dir": None}
-    if task == "nll":
+    if not is_share:
         settings = {"task": "hellaswag", **dict.fromkeys(("granularity", "dataset", "length", "samples"), UNSTATED)}
-    title, is_share = _NAMES[task][0].upper() + _NAMES[task][1:], task == "hellaswag"
-    return Comparison(
-        *(title, results, ["bits", "range of a"], rows, settings), percent=is_share, digits=1 if is_share else 3
-    )
+    for found, granularity, bits in reversed(results.keys("task", "granularity", "bits")):
+        if found == task:
+            paper = [curve.get(bits) for curve in FIGURE_8.values()] if is_share else []
+            key = {"task": task, "granularity": granularity, "bits": bits}
+            rows.append(Row([bits, granularity], _METRICS[task], key, paper))
+    digits = 1 if is_share else 3
+    return Comparison(_NAMES[task], results, ["bits", "range of a"], rows, settings, percent=is_share, digits=digits)
 
 
 def _figure(results: ResultSet, task: str) -> Figure:
-    is_share = task == "hellaswag"
-
-    def draw(canvas: "Canvas") -> None:
+    def draw(canvas):
         axes = canvas.subplots()
         for granularity, line in _LINES.items():
             key, name = {"task": task, "granularity": granularity}, f"range of a {granularity}"
             draw_models(axes, results, _METRICS[task], "bits", key, name=name, linestyle=line, marker="o")
-        for name, points in FIGURE_8.items() if is_share else ():
-            y = [value / 100 for value in points.values()]
-            axes.plot(list(points), y, label=f"{name}, read off", color=_GREYS[name], linestyle="--", marker="x")
         axes.set(xlabel="bits per attention logit", ylabel=_METRICS[task])
-        axes.set_xticks(sorted({cell.key["bits"] for cell in results.cells if cell.matches(task=task)}))
         axes.invert_xaxis()
-        canvas.legend(loc="outside lower center", ncols=2, frameon=False)
+        axes.legend(frameon=False)
 
-    caption = f"{_METRICS[task]} by bits per logit, with standard errors."
-    return Figure(f"logit_quantization_{task}", caption, draw, size=(7.0, 4.8))
+    return Figure(f"logit_quantization_{task}", f"{_METRICS[task]} by bits per logit, with standard errors.", draw)

@@ -44,13 +44,13 @@ def positions(length: int, points: int) -> list[int]:
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
     check_length(loaded.model, arguments.length, "A document")
     documents = min(arguments.documents, options.limit or arguments.documents)
-    keys = [{"document": i} for i in range(documents)]
-    if all(key in results for key in keys):
+    todo = results.todo([{"document": i} for i in range(documents)])
+    if not todo:
         return
     rows = token_rows(load_documents(arguments), loaded.tokenizer, arguments.length, documents, arguments.join)
     read_at = positions(arguments.length, arguments.points)
-    for key in tqdm(results.todo(keys), desc=f"{loaded.label}: documents", unit="document"):
-        losses = token_nll(loaded.model, torch.tensor([rows[key["document"]]]), arguments.chunk_size)
+    for key in tqdm(todo, desc=f"{loaded.label}: documents", unit="document"):
+        losses = token_nll(loaded.model, torch.tensor([rows[int(key["document"])]]), arguments.chunk_size)
         curve = cumulative_mean(losses)[[n - 1 for n in read_at]]
         measure = Measure(float(losses.mean()), len(losses))
         results.add(key, {"nll": measure}, {"positions": read_at, "nll": curve.tolist()})
@@ -71,10 +71,13 @@ def section(results: ResultSet) -> Section:
 
     def draw(canvas):
         axes = canvas.subplots()
-        draw_models(axes, curves, "nll", "position", shift=1)
-        axes.set(xlabel="position (tokens)", ylabel="cumulative average NLL (nats)")
+        draw_models(axes, curves, "nll", "position")
+        axes.set(xlabel="predicted tokens", ylabel="cumulative average NLL (nats)")
         axes.legend(frameon=False)
 
+    caption = (
+        "The mean over documents. The band is its standard error, or the range of the seeds if there are several."
+    )
     return Section(
         title="Negative log-likelihood by position",
         paper="Figure 4",
@@ -82,12 +85,5 @@ def section(results: ResultSet) -> Section:
         "that keeps falling shows that the model uses the long context. The paper shows curves without numbers, lower "
         "for DIFF at every length to 64K.",
         tables=[Comparison("Nats per token, up to a position", curves, ["tokens"], rows, PAPER_SETTINGS, columns=())],
-        figures=[
-            Figure(
-                "nll_by_position",
-                "The mean over documents. The band is its standard error, or the range of the seeds if there are "
-                "several.",
-                draw,
-            )
-        ],
+        figures=[Figure("nll_by_position", caption, draw)],
     )

@@ -13,12 +13,12 @@ heads and channels."""
 import base64
 import math
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from tqdm.auto import tqdm
@@ -28,8 +28,8 @@ from ...arguments import option
 from ..comparison import UNSTATED, Comparison, Row
 from ..generate import CHUNK, chunks
 from ..models import LoadedModel, check_length
-from ..probe import Probe, attention_probe
-from ..render import Figure, Section, color
+from ..probe import attention_probe
+from ..render import Section
 from ..results import Measure, Results, ResultSet
 from ..text import DocumentArguments, load_documents, token_rows
 
@@ -59,98 +59,46 @@ class Arguments(DocumentArguments):
 
 
 class Magnitudes:
-    """The largest |values|, with their layers, and the median of more values than fit into memory.
+    """The largest |values| and a histogram of more values than fit into memory.
 
-    The median is that of a histogram by the leading bits in float32, 8 of the exponent and `BITS` of the mantissa. Bit
-    patterns of numbers that are not negative are ordered like the numbers, so a bin is an interval: `[2^e, 2^(e + 1))`
-    has `2^BITS` bins of equal width, so a number is at most `2^(e - BITS - 1)` from the middle of its bin. The median,
-    taken of these middles, is off by at most `MEDIAN_ERROR`, whose last term is for rounding, or absolutely by
+    The histogram is by the leading bits in float32, 8 of the exponent and `BITS` of the mantissa. Bit patterns of
+    numbers that are not negative are ordered like the numbers, so a bin is an interval: `[2^e, 2^(e + 1))` has
+    `2^BITS` bins of equal width, so a number is at most `2^(e - BITS - 1)` from the middle of its bin. A median, taken
+    of these middles, is off by at most `MEDIAN_ERROR`, whose last term is for rounding, or absolutely by
     `2^(-126 - BITS)` below 2^-126, where float32 loses precision."""
 
-    def __init__(self, count: int = max(RANKS)):
-        self.count, self.counts = count, torch.zeros(255 << BITS, dtype=torch.long)
-        self.top, self.layers = torch.empty(0), torch.empty(0, dtype=torch.long)
+    def __init__(self) -> None:
+        self.counts, self.top = torch.zeros(255 << BITS, dtype=torch.long), list[float]()
 
-    @property
-    def total(self) -> int:
-        return int(self.counts.sum())
-
-    def update(self, values: torch.Tensor, layer: int) -> None:
+    def update(self, values: torch.Tensor) -> None:
         """Takes values of any shape and floating type. Raises ValueError if one is not finite in float32."""
         magnitudes = values.abs().flatten()
         bins = magnitudes.to(torch.float32).view(torch.int32) >> (23 - BITS)
         counts = torch.bincount(bins, minlength=len(self.counts))
         if len(counts) > len(self.counts):
-            raise ValueError(
-                "An activation is infinite or not a number. Check the model's weights, or evaluate it in another "
-                "--dtype."
-            )
-        largest = magnitudes.topk(min(self.count, len(magnitudes))).values
-        self._add(counts, largest, torch.full(largest.shape, layer, device=largest.device))
-
-    def merge(self, other: "Magnitudes") -> None:
-        self._add(other.counts, other.top, other.layers)
-
-    def _add(self, counts: torch.Tensor, values: torch.Tensor, layers: torch.Tensor) -> None:
+            raise ValueError("An activation is infinite or not a number. Check the weights, or use another --dtype.")
         self.counts = self.counts.to(counts.device) + counts
-        values, layers = torch.cat([self.top.to(values), values]), torch.cat([self.layers.to(layers), layers])
-        self.top, order = values.topk(min(self.count, len(values)))
-        self.layers = layers[order]
+        largest = magnitudes.topk(min(RANKS[-1], len(magnitudes))).values.tolist()
+        self.top = sorted(self.top + largest, reverse=True)[: RANKS[-1]]
 
-    def median(self) -> float:
-        """Raises ValueError without values."""
-        if self.total == 0:
-            raise ValueError("Got no numbers to take the median of.")
-        ranks = torch.tensor([(self.total - 1) // 2, self.total // 2], device=self.counts.device)
-        bins = torch.searchsorted(self.counts.cumsum(0), ranks, right=True)
-        middles = ((bins << (23 - BITS)) + (1 << (22 - BITS))).to(torch.int32).view(torch.float32)
-        return middles.where(bins > 0, 0).double().mean().item()  # bin 0 holds the zeros
-
-    def octaves(self) -> dict[int, int]:
-        """The count of values in [2^e, 2^(e + 1)) by e, ascending; e = -127 counts the values below 2^-126."""
-        counts = self.counts.view(255, -1).sum(1).tolist()
-        return {e - 127: count for e, count in enumerate(counts) if count}
-
-    def measures(self) -> dict[str, Measure]:
-        """`top_1` ... `top_100`, as far as there are enough values, and `median`; n is the number of values."""
-        found = {f"top_{rank}": value for rank, value in enumerate(self.top.tolist(), 1) if rank in RANKS}
-        return {name: Measure(value, self.total) for name, value in {**found, "median": self.median()}.items()}
-
-    def data(self) -> dict[str, Any]:
-        octaves = self.octaves()
-        return {
-            "top": self.top.tolist(),
-            "top_layers": self.layers.tolist(),
-            "median_relative_error": MEDIAN_ERROR,
-            "octaves": list(octaves),  # e of [2^e, 2^(e + 1))
-            "octave_counts": list(octaves.values()),
-        }
-
-    def to_json(self) -> dict[str, Any]:
-        top = {"k": self.count, "values": self.top.tolist(), "sources": self.layers.tolist()}
+    def record(self) -> dict[str, Any]:
+        """The content as JSON, for the journal."""
         packed = base64.b64encode(zlib.compress(self.counts.cpu().numpy().tobytes())).decode()
-        return {"top": top, "histogram": {"bits": BITS, "counts": packed}}
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> "Magnitudes":
-        top, packed = content["top"], content["histogram"]["counts"]
-        found = cls(top["k"])
-        found.top = torch.tensor(top["values"], dtype=torch.float64)  # exact for any floating type
-        found.layers = torch.tensor(top["sources"], dtype=torch.long)
-        found.counts = torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(packed))), dtype=torch.long)
-        return found
+        return {"top": {"values": self.top}, "histogram": {"counts": packed}}
 
 
-class LogitsProbe(Probe):
-    """Passes the logits that are not masked, with the index of their layer, to `observe`."""
-
-    def __init__(self, observe: Callable[[torch.Tensor, int], None]):
-        self.observe = observe
-
-    def on_logits(self, module: nn.Module, logits: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-        for head in logits.unbind(1):  # selecting and sorting takes several times the memory of the logits
-            self.observe(head.masked_select(visible[:, 0]), module.layer_idx)  # type: ignore[arg-type]
-        return logits
+def summary(records: Sequence[dict[str, Any]]) -> tuple[dict[str, Measure], list[float]]:
+    """The measures of rows from their records, and the largest values. `top_1` ... `top_100` are as far as there are
+    enough values; n is the number of values."""
+    top = sorted((value for record in records for value in record["top"]["values"]), reverse=True)[: RANKS[-1]]
+    packed = [zlib.decompress(base64.b64decode(record["histogram"]["counts"])) for record in records]
+    counts = np.sum([np.frombuffer(content, dtype=np.int64) for content in packed], axis=0)
+    n = int(counts.sum())
+    bins = np.searchsorted(counts.cumsum(), [(n - 1) // 2, n // 2], side="right")
+    middles = ((bins << (23 - BITS)) + (1 << (22 - BITS))).astype(np.int32).view(np.float32)
+    median = np.where(bins > 0, middles, 0).mean(dtype=np.float64)  # bin 0 holds the zeros
+    found = {f"top_{rank}": value for rank, value in enumerate(top, 1) if rank in RANKS} | {"median": float(median)}
+    return {name: Measure(value, n) for name, value in found.items()}, top
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
@@ -159,39 +107,33 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     for module in model.base_model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == layers:
             return module
-    raise ValueError(
-        f"{type(model).__name__} has no list of {layers} decoder layers whose outputs could be measured. Evaluate a "
-        "model that keeps its layers in one nn.ModuleList."
-    )
+    raise ValueError(f"{type(model).__name__} has no list of {layers} decoder layers whose outputs could be measured.")
 
 
-@contextmanager
-def layer_outputs(model: PreTrainedModel, observe: Callable[[torch.Tensor, int], None]) -> Iterator[None]:
-    """Within this context `observe` receives each decoder layer's output (batch, tokens, hidden size) and its
-    index."""
+def measure_row(model: PreTrainedModel, input_ids: torch.Tensor, chunk_size: int = CHUNK) -> dict[str, dict[str, Any]]:
+    """The records of both activations by name. input_ids: (batch, tokens)."""
+    logits, hidden = Magnitudes(), Magnitudes()
 
-    def hook(index: int):
-        return lambda module, args, output: observe(output[0] if isinstance(output, tuple) else output, index)
+    def on_logits(x: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+        for head in x.unbind(1):  # selecting and sorting takes several times the memory of the logits
+            logits.update(head.masked_select(visible[:, 0]))
+        return x
 
-    with ExitStack() as stack:
-        for i, layer in enumerate(decoder_layers(model)):
-            stack.enter_context(layer.register_forward_hook(hook(i)))
-        yield
+    def observe(module: nn.Module, args: tuple, output: Any) -> None:
+        hidden.update(output[0] if isinstance(output, tuple) else output)
 
-
-def measure_row(model: PreTrainedModel, input_ids: torch.Tensor, chunk_size: int = CHUNK) -> dict[str, Magnitudes]:
-    """The magnitudes of both activations by name. input_ids: (batch, tokens)."""
-    found = {name: Magnitudes() for name in ACTIVATIONS}
-    with attention_probe(model, LogitsProbe(found[LOGITS].update)), layer_outputs(model, found[HIDDEN].update):
+    with attention_probe(model, on_logits), ExitStack() as hooks:
+        for layer in decoder_layers(model):
+            hooks.enter_context(layer.register_forward_hook(observe))
         for _ in chunks(model, input_ids, size=chunk_size, logits_to_keep=1):
             pass
-    return found
+    return {LOGITS: logits.record(), HIDDEN: hidden.record()}
 
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
     check_length(loaded.model, arguments.length, "A row")
-    keys = [{"activation": name} for name in ACTIVATIONS]
-    if all(key in results for key in keys):
+    todo = results.todo([{"activation": name} for name in ACTIVATIONS])
+    if not todo:
         return
     number = math.ceil(arguments.tokens / arguments.length)
     number = min(number, options.limit or number)
@@ -200,13 +142,11 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     journal = results.journal("rows")
     for i, row in enumerate(tqdm(rows, desc=f"{loaded.label}: rows", unit="row")):
         if str(i) not in journal:
-            found = measure_row(loaded.model, torch.tensor([row]), arguments.chunk_size)
-            journal.add(str(i), **{name: magnitudes.to_json() for name, magnitudes in found.items()})
-    for key in results.todo(keys):
-        total = Magnitudes()
-        for i in range(len(rows)):
-            total.merge(Magnitudes.from_json(journal.records[str(i)][key["activation"]]))
-        results.add(key, total.measures(), {**total.data(), "tokens": len(rows) * arguments.length})
+            journal.add(str(i), **measure_row(loaded.model, torch.tensor([row]), arguments.chunk_size))
+    for key in todo:
+        measures, top = summary([journal.records[str(i)][str(key["activation"])] for i in range(len(rows))])
+        tokens = len(rows) * arguments.length
+        results.add(key, measures, {"top": top, "median_relative_error": MEDIAN_ERROR, "tokens": tokens})
 
 
 def section(results: ResultSet) -> Section:
@@ -215,7 +155,6 @@ def section(results: ResultSet) -> Section:
         for activation, papers in PAPER.items()
         for statistic, *paper in zip(STATISTICS, *papers, strict=True)
     ]
-    caption = "The distribution of magnitudes; outliers form the tail on the right."
     return Section(
         title="Activation outliers",
         paper="Table 5",
@@ -223,35 +162,5 @@ def section(results: ResultSet) -> Section:
         "and of hidden states (outputs of the decoder layers). Values far above the median make a model hard to "
         "quantize; in the paper those of DIFF are smaller.",
         tables=[Comparison("Magnitudes of activations", results, ["of", "magnitude"], rows, PAPER_SETTINGS, digits=1)],
-        figures=[Figure("outliers", caption, lambda canvas: _draw(canvas, results))],
-        notes=_notes(results),
+        notes=[f"The largest values are exact; a median is off by at most {MEDIAN_ERROR:.1%}."],
     )
-
-
-def _draw(canvas, results: ResultSet) -> None:
-    for axes, (activation, name) in zip(canvas.subplots(1, 2, sharey=True), NAMES.items(), strict=True):
-        for label in results.labels:
-            for i, cell in enumerate(results.select(label, activation=activation)):
-                counts = cell.data["octave_counts"]
-                # One value lies beyond the lower end of the last octave for sure: the largest
-                at_least = [*list(accumulate(reversed(counts)))[::-1], 1]
-                x = [*(2.0**e for e in cell.data["octaves"]), cell.data["top"][0]]
-                y = [count / sum(counts) for count in at_least]
-                axes.plot(x, y, label=None if i else label, color=color(results.labels, label))
-        axes.set(xscale="log", yscale="log", xlabel=f"magnitude of {name}", xlim=(2.0**-10, None))
-    canvas.axes[0].set_ylabel("share of values at least as large")
-    canvas.axes[0].legend(frameon=False)
-
-
-def _notes(results: ResultSet) -> list[str]:
-    found = []
-    for label in results.labels:
-        for cell in results.select(label):
-            layers = cell.data["top_layers"]
-            most = max(sorted(set(layers)), key=layers.count)
-            found.append(
-                f"{label}, {NAMES[cell.key['activation']]}: the largest is from layer {layers[0] + 1}; "
-                f"{layers.count(most)} of the largest {len(layers)} are from layer {most + 1}."
-            )
-    error = max(cell.data["median_relative_error"] for cell in results.cells)
-    return [*found, f"The largest values are exact; a median is off by at most {error:.1%}."]

@@ -10,6 +10,7 @@ could be copied from the first."""
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -92,23 +93,22 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         rng = random.Random(f"{options.seed}|{pairs}|{i}")
         return recall_row(keys, values, pairs, arguments.length, rng, start)
 
-    todo = results.todo([{"pairs": pairs} for pairs in sorted(set(arguments.pairs))])
+    todo = results.todo([{"pairs": pairs} for pairs in arguments.pairs])
     for key in todo:
         make_row(int(key["pairs"]), 0)  # raises before the model runs if the pairs do not fit
     for key in tqdm(todo, desc=f"{loaded.label}: numbers of pairs", unit="cell"):
         rows = [make_row(int(key["pairs"]), i) for i in range(number)]
-        batches = in_batches(lambda batch: recall_accuracy(loaded.model, batch), rows, options.batch_size, start=16)
-        results.add(key, {"accuracy": Measure.of(score for _, score in batches)}, {"queries": len(rows[0].queries)})
+        scores = in_batches(partial(recall_accuracy, loaded.model), rows, options.batch_size, start=16)
+        results.add(key, {"accuracy": Measure.of(score for _, score in scores)}, {"queries": len(rows[0].queries)})
 
 
 def section(results: ResultSet) -> Section:
-    counts = [pairs for (pairs,) in results.keys("pairs")]
-    rows = [Row([n], "accuracy", {"pairs": n}, [1 / n]) for n in counts]
+    caption = "Accuracy by number of pairs"
+    rows = [Row([n], "accuracy", {"pairs": n}, [1 / n]) for (n,) in results.keys("pairs")]
 
     def draw(canvas):
         axes = canvas.subplots()
         draw_models(axes, results, "accuracy", "pairs", marker="o")
-        axes.plot(counts, [1 / pairs for pairs in counts], color="#999999", linestyle=":", label="any of the values")
         axes.set(xlabel="pairs", ylabel="accuracy", ylim=(-0.03, 1.03))
         axes.set_xscale("log", base=2)
         axes.legend(frameon=False)
@@ -119,8 +119,6 @@ def section(results: ResultSet) -> Section:
         text="Each row has pairs of a key and a value, then keys in random order, up to "
         f"{results.settings['length']:,} tokens. Accuracy is the share of keys after which the correct value is the "
         "likeliest of all tokens. A model that answers with any of the values is correct once per number of pairs.",
-        tables=[
-            Comparison("Accuracy by number of pairs", results, ["pairs"], rows, None, columns=["any of the values"])
-        ],
-        figures=[Figure("recall", "Accuracy by number of pairs. Dotted: any of the values.", draw)],
+        tables=[Comparison(caption, results, ["pairs"], rows, None, columns=["any of the values"])],
+        figures=[Figure("recall", f"{caption}.", draw)],
     )

@@ -11,6 +11,8 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 
 import torch
 from tqdm.auto import tqdm
@@ -52,11 +54,8 @@ class Arguments:
     )
 
     def __post_init__(self):
-        for name in ("tokens", "rounds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"Got --{name} {getattr(self, name)}; it must be 1 or more.")
-        if min(self.lengths, default=0) < 2:
-            raise ValueError(f"Got --lengths {' '.join(map(str, self.lengths))}; each must be 2 or more.")
+        if min(self.tokens, self.rounds, *(length - 1 for length in self.lengths)) < 1:
+            raise ValueError("--tokens and --rounds must be 1 or more, and each of --lengths 2 or more.")
 
 
 def size_of(parameters: int) -> str:
@@ -65,18 +64,14 @@ def size_of(parameters: int) -> str:
     return next(fitting, f"{parameters / 1e6:,.1f}M")
 
 
-def step(model: PreTrainedModel, input_ids: torch.Tensor, task: str) -> Callable[[], None]:
-    """A function that performs the task once and leaves no gradients behind. input_ids: (batch, tokens)."""
-
-    def forward() -> None:
+def step(model: PreTrainedModel, input_ids: torch.Tensor, task: str) -> None:
+    """Performs the task once and leaves no gradients behind. input_ids: (batch, tokens)."""
+    if task == FORWARD:
         with torch.inference_mode():
             model(input_ids=input_ids, use_cache=False)
-
-    def forward_backward() -> None:
+    else:
         model(input_ids=input_ids, labels=input_ids, use_cache=False).loss.backward()
         model.zero_grad(set_to_none=True)
-
-    return forward if task == FORWARD else forward_backward
 
 
 def seconds(run: Callable[[], None], device: torch.device) -> float:
@@ -88,39 +83,31 @@ def seconds(run: Callable[[], None], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
     check_length(loaded.model, max(arguments.lengths), "A sequence")
-    size = size_of(loaded.identity["parameters"])
-    grid = [(length, task) for length in arguments.lengths for task in arguments.tasks]
+    size, vocab_size = size_of(loaded.identity["parameters"]), loaded.model.config.get_text_config().vocab_size
+    grid = product(arguments.lengths, arguments.tasks)
     todo = results.todo([{"size": size, "length": length, "task": task} for length, task in grid])
     rounds = min(arguments.rounds, options.limit or arguments.rounds)
-    with (
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        tqdm(total=len(todo) * (WARM_UP + rounds), desc=loaded.label, unit="round") as progress,
-    ):
-        for key in todo:
-            length = int(key["length"])
-            batch = max(1, arguments.tokens // length)
-            vocab_size = loaded.model.config.get_text_config().vocab_size
-            input_ids = torch.randint(vocab_size, (batch, length), device=loaded.device)
-            if arguments.gradient_checkpointing:
-                loaded.model.gradient_checkpointing_enable({"use_reentrant": False})
-                loaded.model.train()  # which checkpointing needs
-            task, taken = step(loaded.model, input_ids, str(key["task"])), []
-            for _ in range(WARM_UP + rounds):
-                taken.append(seconds(task, loaded.device))
-                progress.update()
-            speed = Measure(batch * length / statistics.median(taken[WARM_UP:]), rounds)
-            data = {"seconds": taken[WARM_UP:], "batch": batch, "hardware": hardware(loaded.device)}
-            results.add(key, {"tokens_per_second": speed}, data)
+    if arguments.gradient_checkpointing:
+        loaded.model.gradient_checkpointing_enable({"use_reentrant": False})
+        loaded.model.train()  # which checkpointing needs
+    for key in tqdm(todo, desc=loaded.label, unit="cell"):
+        length, task = int(key["length"]), str(key["task"])
+        batch = max(1, arguments.tokens // length)
+        input_ids = torch.randint(vocab_size, (batch, length), device=loaded.model.device)
+        once = partial(step, loaded.model, input_ids, task)
+        taken = [seconds(once, loaded.model.device) for _ in range(WARM_UP + rounds)][WARM_UP:]
+        speed = Measure(batch * length / statistics.median(taken), rounds)
+        data = {"seconds": taken, "batch": batch, "hardware": hardware(loaded.model.device)}
+        results.add(key, {"tokens_per_second": speed}, data)
 
 
 def section(results: ResultSet) -> Section:
-    points = dict.fromkeys(tuple(cell.key[x] for x in KEY) for cell in results.cells)
-    rows = [
-        Row(point, "tokens_per_second", dict(zip(KEY, point, strict=True)), TABLE_7.get(point, ())) for point in points
-    ]
+    keys = {tuple(cell.key[x] for x in KEY): cell.key for cell in results.cells}
+    rows = [Row(point, "tokens_per_second", key, TABLE_7.get(point, ())) for point, key in keys.items()]
     implementations = " and ".join(sorted({str(r.model["attn_implementation"]) for r in results.results}))
     return Section(
         title="Throughput",
