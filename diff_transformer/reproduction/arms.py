@@ -7,16 +7,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from huggingface_hub.dataclasses import strict
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from ..configuration_diff import DiffTransformerConfig
@@ -24,57 +16,10 @@ from ..configuration_diff_v2 import DiffTransformerV2Config
 from ..training.architectures import diff_v2_twin, transformer_twin
 
 
-@strict
-class HeadNormLlamaConfig(LlamaConfig):
-    """The control: a Llama whose heads are normalized as DIFF's are and scaled by (1 - lambda_init).
-
-    It is the row "+ GroupNorm" under the Transformer in the paper's Table 6. `lambda_init` is that of
-    DiffTransformerConfig.
-    """
-
-    model_type = "head_norm_llama"
-
-    lambda_init: str | float | list[float] = "exponential"
-
-    def layer_lambda_init(self, layer_idx: int) -> float:
-        schedule = DiffTransformerConfig(num_hidden_layers=self.num_hidden_layers, lambda_init=self.lambda_init)
-        return schedule.layer_lambda_init(layer_idx)
-
-
-class HeadNormProjection(nn.Linear):
-    """o_proj, which sees the heads side by side: (..., heads * head_dim). It normalizes each of them first (Eq. 3)."""
-
-    def __init__(self, projection: nn.Linear, head_dim: int, eps: float, scale: float):
-        super().__init__(projection.in_features, projection.out_features, bias=projection.bias is not None)
-        self.norm, self.head_dim, self.scale = LlamaRMSNorm(head_dim, eps), head_dim, scale
-
-    def forward(self, heads: torch.Tensor) -> torch.Tensor:
-        normed = self.norm(heads.unflatten(-1, (-1, self.head_dim))) * self.scale
-        return super().forward(normed.flatten(-2))
-
-
-class HeadNormLlamaForCausalLM(LlamaForCausalLM):
-    config_class = HeadNormLlamaConfig
-
-    def __init__(self, config: HeadNormLlamaConfig):
-        super().__init__(config)
-        for i, layer in enumerate(self.model.layers):
-            attention, scale = layer.self_attn, 1 - config.layer_lambda_init(i)
-            attention.o_proj = HeadNormProjection(attention.o_proj, attention.head_dim, config.rms_norm_eps, scale)
-        self.post_init()
-
-
-AutoConfig.register(HeadNormLlamaConfig.model_type, HeadNormLlamaConfig)
-AutoModelForCausalLM.register(HeadNormLlamaConfig, HeadNormLlamaForCausalLM)
-
-
-def _llama(config: DiffTransformerConfig, is_wide: bool, has_norm: bool) -> LlamaConfig:
-    """The Transformer; if it is wide, with the heads of DIFF: half as many, twice as wide."""
-    fields = transformer_twin(config).to_dict()
-    if is_wide:
-        fields |= {name: getattr(config, name) for name in ("num_attention_heads", "num_key_value_heads", "head_dim")}
-    kind = HeadNormLlamaConfig if has_norm else LlamaConfig
-    return kind.from_dict({**fields, "model_type": kind.model_type, "lambda_init": config.lambda_init})
+def _wide(config: DiffTransformerConfig) -> LlamaConfig:
+    """The Transformer with the heads of DIFF: half as many, twice as wide."""
+    heads = {name: getattr(config, name) for name in ("num_attention_heads", "num_key_value_heads", "head_dim")}
+    return LlamaConfig.from_dict({**transformer_twin(config).to_dict(), **heads})
 
 
 def _diff(config: DiffTransformerConfig, **changes: Any) -> DiffTransformerConfig:
@@ -84,9 +29,9 @@ def _diff(config: DiffTransformerConfig, **changes: Any) -> DiffTransformerConfi
 # name: what it is, and its configuration from DIFF's
 ARMS: dict[str, tuple[str, Callable[[DiffTransformerConfig], PreTrainedConfig]]] = {
     "transformer": ("Llama with 2h heads of d", transformer_twin),
-    "norm": ("Llama with DIFF's head norm and factor", partial(_llama, is_wide=False, has_norm=True)),
-    "wide": ("Llama with h heads of 2d", partial(_llama, is_wide=True, has_norm=False)),
-    "wide_norm": ("Llama with h heads of 2d, head norm and factor", partial(_llama, is_wide=True, has_norm=True)),
+    "norm": ("Llama with DIFF's head norm and factor", transformer_twin),
+    "wide": ("Llama with h heads of 2d", _wide),
+    "wide_norm": ("Llama with h heads of 2d, head norm and factor", _wide),
     "diff": ("DIFF with h heads of 2d", _diff),
     "diff_no_norm": ("DIFF without the head norm", partial(_diff, use_subln=False)),
     "diff_no_norm_no_factor": (
@@ -95,6 +40,19 @@ ARMS: dict[str, tuple[str, Callable[[DiffTransformerConfig], PreTrainedConfig]]]
     ),
     "diff_v2": ("DIFF V2", diff_v2_twin),
 }
+
+
+class HeadNormProjection(nn.Linear):
+    """o_proj, which sees the heads side by side: (..., heads * head_dim). It normalizes each of them first and
+    multiplies it by `scale` (Eq. 3), as in the row "+ GroupNorm" under the Transformer in the paper's Table 6."""
+
+    def __init__(self, projection: nn.Linear, head_dim: int, eps: float, scale: float):
+        super().__init__(projection.in_features, projection.out_features, bias=projection.bias is not None)
+        self.norm, self.head_dim, self.scale = LlamaRMSNorm(head_dim, eps), head_dim, scale
+
+    def forward(self, heads: torch.Tensor) -> torch.Tensor:
+        normed = self.norm(heads.unflatten(-1, (-1, self.head_dim))) * self.scale
+        return super().forward(normed.flatten(-2))
 
 
 @torch.no_grad()
@@ -106,6 +64,10 @@ def new_model(arm: str, config: DiffTransformerConfig, seed: int, **kwargs: Any)
     """
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(ARMS[arm][1](config), **kwargs)
+    if arm in ("norm", "wide_norm"):
+        for layer, lambda_init in zip(model.model.layers, layer_lambda_init(arm, config), strict=True):
+            projection, width = layer.self_attn.o_proj, layer.self_attn.head_dim
+            layer.self_attn.o_proj = HeadNormProjection(projection, width, config.rms_norm_eps, 1 - lambda_init)
     torch.manual_seed(seed)
     theirs = dict(AutoModelForCausalLM.from_config(transformer_twin(config)).named_parameters())
     for name, matrix in model.named_parameters():
@@ -119,10 +81,10 @@ def new_model(arm: str, config: DiffTransformerConfig, seed: int, **kwargs: Any)
     return model
 
 
-def layer_lambda_init(config: PreTrainedConfig) -> list[float]:
-    """lambda_init by layer, by which the heads of DIFF and of `wide_norm` are scaled; empty for the others."""
-    has_one = isinstance(config, DiffTransformerConfig | HeadNormLlamaConfig)
-    return [config.layer_lambda_init(i) for i in range(config.num_hidden_layers)] if has_one else []
+def layer_lambda_init(arm: str, config: DiffTransformerConfig) -> list[float]:
+    """lambda_init by layer, empty for arms without. `config` is DIFF's."""
+    layers = range(0 if arm in ("transformer", "wide", "diff_v2") else config.num_hidden_layers)
+    return [config.layer_lambda_init(i) for i in layers]
 
 
 def matrices_digest(model: PreTrainedModel) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, TimeoutError, as_completed
 from contextlib import contextmanager
 from multiprocessing import active_children, get_context, parent_process
+from operator import itemgetter
 from pathlib import Path
 from traceback import format_exception
 
@@ -37,7 +38,7 @@ class RunError(RuntimeError):
 
 
 class Stopped(Exception):
-    """The study was stopped before all runs were done: by a signal, or because its minutes were over."""
+    """The study was stopped by a signal, or because its minutes were over."""
 
 
 def reproduce(options: argparse.Namespace) -> int:
@@ -51,10 +52,9 @@ def reproduce(options: argparse.Namespace) -> int:
         return 0
     claim_folder(path, folder)
     check_texts(study, folder)
-    minutes = study.minutes_per_call if options.minutes is None else options.minutes or None
     status = 0
     try:
-        run_study(study, folder, minutes)
+        run_study(study, folder, study.minutes_per_call if options.minutes is None else options.minutes or None)
     except Stopped as stopped:
         print(f"{stopped}. Finished runs and checkpoints are kept. Run the same command to resume.")
         status = UNFINISHED
@@ -93,9 +93,9 @@ def print_plan(study: Study, folder: Path) -> None:
         parameters, length = {}, experiment.task.length
         for arm in experiment.arms:
             with torch.device("meta"):
-                model = new_model(arm, experiment.make_config(), seed=0)
+                model = new_model(arm, config := experiment.make_config(), seed=0)
             parameters[arm], flops = model.num_parameters(), model_flops_per_token(model.config, length)
-            init = ", ".join(f"{x:.2f}" for x in layer_lambda_init(model.config))
+            init = ", ".join(f"{x:.2f}" for x in layer_lambda_init(arm, config))
             print(f"{name:<14}{arm:<24}{len(experiment.seeds):>5}{parameters[arm]:>13,}{flops:>17,.0f}  {init}")
         check_parameters(name, parameters)
     print(flush=True)
@@ -131,8 +131,9 @@ def run_study(study: Study, folder: Path, minutes: float | None = None) -> None:
     }
     pool = ProcessPoolExecutor(study.processes, get_context(_START_METHOD), _start_worker)
     total = sum(x.runs for x in study.experiments.values())
-    with _locked(folder), _stop_signals(), tqdm(total=total, desc="Runs", unit="run") as bar:
+    with (folder / ".lock").open("w") as lock, _stop_signals(), tqdm(total=total, desc="Runs", unit="run") as bar:
         try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for tuning in (True, False):
                 results = load(folder / RESULTS)
                 bar.update(len(results) - bar.n)
@@ -146,6 +147,8 @@ def run_study(study: Study, folder: Path, minutes: float | None = None) -> None:
                             f"are kept; run the same command to resume.\n{''.join(format_exception(error))}"
                         ) from error
                     bar.update()
+        except BlockingIOError:
+            raise RunError(f"{folder} is in use by another call. Wait for it or end it, then try again.") from None
         except BaseException as error:
             for process in active_children():
                 process.terminate()
@@ -161,15 +164,15 @@ def planned_runs(study: Study, results: Sequence[Result], tuning: bool) -> list[
 
     They are ordered by seeds: a study that is stopped early has whole seeds.
     """
-    by_seed: list[tuple[int, RunId]] = []
+    planned: list[tuple[int, RunId]] = []
     for name, x in study.experiments.items():
         if tuning:
             rates = {arm: x.learning_rates for arm in x.arms if x.tunes}
         else:
             rates = {arm: [rate] for arm, rate in chosen_learning_rates(x, name, results).items()}
         for i, seed in enumerate(x.tuning_seeds if tuning else x.seeds):
-            by_seed += [(i, RunId(name, arm, seed, rate, tuning)) for arm in rates for rate in rates[arm]]
-    return [run for _, run in sorted(by_seed, key=lambda pair: pair[0])]
+            planned += [(i, RunId(name, arm, seed, rate, tuning)) for arm in rates for rate in rates[arm]]
+    return [run for _, run in sorted(planned, key=itemgetter(0))]
 
 
 def _train(folder: Path, run: RunId) -> None:
@@ -186,24 +189,12 @@ def _start_worker() -> None:
     skip_unused_deepspeed()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    parent = parent_process()
-    assert parent is not None
-
-    def end_with_parent() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"{folder} is in use by another call. Wait for it or end it, then try again.") from None
-        yield
+def _end_with_parent() -> None:
+    parent_process().join()  # type: ignore[union-attr]
+    os._exit(1)
 
 
 @contextmanager

@@ -33,9 +33,9 @@ Arms = Annotated[list[Literal[tuple(ARMS)]], Field(min_length=2), AfterValidator
 class Endpoint:
     """What is compared; lower is better.
 
-    kind: `loss`, the validation loss after the last step, in nats; `log_loss`, its natural logarithm, for tasks whose
-        loss goes to zero; `tokens`, the tokens of training until the validation accuracy is at least `accuracy`, where
-        training ends. Runs that never get there are censored.
+    `loss`: the validation loss after the last step, in nats. `log_loss`: its natural logarithm, for tasks whose loss
+    goes to zero. `tokens`: the tokens of training until the validation accuracy is at least `accuracy`, where training
+    ends; runs that never get there are censored.
     """
 
     kind: Literal["loss", "log_loss", "tokens"]
@@ -50,26 +50,21 @@ class Endpoint:
 class Experiment:
     """Arms that are trained on one task.
 
-    config: fields of DiffTransformerConfig, from which the other arms are made.
-    training: arguments of transformers' `TrainingArguments`.
-    learning_rates: each arm takes the one with the lowest mean of the endpoint over the `tuning_seeds`, of equal ones
-        the smallest. Runs that never get to the accuracy count all their tokens.
-    tuning_steps: steps of these runs, by default as many as of the others.
-    lambda_lr_multiplier: the learning rate of lambda over that of the rest.
-    validation_rows: the same in all runs.
+    Each arm takes the learning rate with the lowest mean of the endpoint over the `tuning_seeds`, of equal ones the
+    smallest. Runs that never get to the accuracy count all their tokens.
     """
 
     task: Annotated[KeyValue | NextToken, Field(discriminator="kind")]
-    config: dict[str, Any]
+    config: dict[str, Any]  # fields of DiffTransformerConfig, from which the other arms are made
     arms: Arms
     endpoint: Endpoint
     seeds: Seeds
     tuning_seeds: Seeds
     learning_rates: Rates
-    training: dict[str, Any]
-    tuning_steps: PositiveInt | None = None
-    lambda_lr_multiplier: NonNegativeFloat = 0.1
-    validation_rows: PositiveInt = 256
+    training: dict[str, Any]  # arguments of transformers' TrainingArguments
+    tuning_steps: PositiveInt | None = None  # of the runs that choose learning rates, by default as many as of others
+    lambda_lr_multiplier: NonNegativeFloat = 0.1  # the learning rate of lambda over that of the rest
+    validation_rows: PositiveInt = 256  # the same in all runs
 
     def __post_init__(self):
         """Rejects what would be ignored, or measured wrongly."""
@@ -93,14 +88,12 @@ class Experiment:
 
     @property
     def tunes(self) -> bool:
-        """Whether there are learning rates to choose from."""
         return len(self.learning_rates) > 1
 
     @property
     def runs(self) -> int:
-        """The number of runs."""
-        tuning = len(self.tuning_seeds) * len(self.learning_rates) if self.tunes else 0
-        return len(self.arms) * (len(self.seeds) + tuning)
+        """How many there are, with those that choose learning rates."""
+        return len(self.arms) * (len(self.seeds) + self.tunes * len(self.tuning_seeds) * len(self.learning_rates))
 
     def make_config(self) -> DiffTransformerConfig:
         """DIFF's configuration."""
@@ -111,32 +104,25 @@ class Experiment:
 
 @dataclass(frozen=True, config=STRICT)
 class Contrast:
-    """One question: is the second arm better than the first? `primary` ones are what the study decides, together at a
-    level of 5 %; the others are descriptive."""
+    """One question: is the second arm better than the first?"""
 
     question: str
     arms: Annotated[Arms, Field(max_length=2)]
-    primary: bool = True
+    primary: bool = True  # decided together with the others at a level of 5 %; or else descriptive
 
 
 @dataclass(frozen=True, config=STRICT)
 class Study:
-    """Experiments, what is compared in each of them, and how they are run.
-
-    contrasts: by name; an experiment has those whose arms it trains.
-    minutes: how long the whole study takes on `machine`; it is printed as the budget.
-    processes: how many runs are trained at the same time, with `threads` CPU threads each.
-    minutes_per_call: after this time a call stops; the next one resumes.
-    """
+    """Experiments, what is compared in each of them, and how they are run."""
 
     title: str
     experiments: Annotated[dict[str, Experiment], Field(min_length=1)]
-    contrasts: Annotated[dict[str, Contrast], Field(min_length=1)]
-    minutes: PositiveFloat
+    contrasts: Annotated[dict[str, Contrast], Field(min_length=1)]  # an experiment has those whose arms it trains
+    minutes: PositiveFloat  # how long the whole study takes on `machine`; it is printed as the budget
     machine: str
-    processes: PositiveInt = 1
-    threads: PositiveInt | None = None
-    minutes_per_call: PositiveFloat | None = None
+    processes: PositiveInt = 1  # how many runs are trained at the same time
+    threads: PositiveInt | None = None  # CPU threads of each run
+    minutes_per_call: PositiveFloat | None = None  # after this time a call stops; the next one resumes
 
 
 def load_study(path: str | Path) -> Study:

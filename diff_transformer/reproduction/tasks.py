@@ -41,18 +41,12 @@ class Floor(NamedTuple):
 
 @dataclass(frozen=True, config=STRICT)
 class Text:
-    """Python sources of this machine, as tokens.
-
-    source: `stdlib`, the Python standard library, or `packages`, all other installed distributions.
-    ranks: merge ranks of cl100k_base.
-    held_out: about one file in this many is held out for validation. A hash of its path decides.
-    max_megabytes: the size at which a random selection of the files ends; all files by default.
-    """
+    """Python sources of this machine, as tokens: of the standard library, or of all other installed distributions."""
 
     source: Literal["stdlib", "packages"] = "stdlib"
-    ranks: PositiveInt = 1024
-    held_out: Annotated[int, Field(gt=0, le=256)] = 20
-    max_megabytes: PositiveFloat | None = None
+    ranks: PositiveInt = 1024  # merge ranks of cl100k_base
+    held_out: Annotated[int, Field(gt=0, le=256)] = 20  # one file in about this many is of the validation split
+    max_megabytes: PositiveFloat | None = None  # where a random selection of the files ends; all files by default
 
     @cached_property
     def vocabulary(self) -> int:
@@ -109,22 +103,20 @@ class KeyValue:
     """Which value stands with this key? A context of pairs and filler, then each key in random order, followed by its
     value. The loss is on the values that are asked for.
 
-    fused: a pair is one token, so that one layer can look it up. Otherwise it is two tokens, a key and then its value:
-        multi-query associative recall (Zoology, arXiv:2312.04927), which takes two layers.
-    context: tokens before the questions, with filler around the pairs; by default the pairs alone, with one token of
-        filler if an odd number of tokens would be left for the questions.
-    pairs: the number of pairs of a row is drawn from these. Rows with fewer ask for some keys again.
-    decoys: the number of decoys is drawn from these: fused tokens whose keys are not asked for.
-    filler: this many noise tokens, or text.
+    A fused pair is one token, so that one layer can look it up. Otherwise it is two tokens, a key and then its value:
+    multi-query associative recall (Zoology, arXiv:2312.04927), which takes two layers. The numbers of pairs and of
+    decoys, which are fused tokens whose keys are not asked for, are drawn from lists. Rows with fewer pairs ask for
+    some keys again. Without `context` the pairs stand alone, with one token of filler if an odd number of tokens would
+    be left for the questions.
     """
 
     pairs: Annotated[list[PositiveInt], Field(min_length=1)]
-    context: PositiveInt | None = None
+    context: PositiveInt | None = None  # tokens before the questions, with filler around the pairs
     fused: bool = False
     keys: PositiveInt = 16
     values: PositiveInt = 8
     decoys: Annotated[list[NonNegativeInt], Field(min_length=1)] = Field(default_factory=lambda: [0])
-    filler: PositiveInt | Text = 64
+    filler: PositiveInt | Text = 64  # this many noise tokens, or text
     kind: Literal["key_value"] = "key_value"
 
     def __post_init__(self):

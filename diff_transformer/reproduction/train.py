@@ -98,7 +98,8 @@ def train(data: Data, run: RunId, output_dir: Path, stop: StopOnSignal) -> Resul
         **experiment.training,
         **({"max_steps": experiment.tuning_steps} if run.tuning and experiment.tuning_steps else {}),
     }
-    model = new_model(run.arm, experiment.make_config(), run.seed, attn_implementation="sdpa")
+    config = experiment.make_config()
+    model = new_model(run.arm, config, run.seed, attn_implementation="sdpa")
     matrices = matrices_digest(model)
     trainer = RunTrainer(
         model=model,
@@ -137,7 +138,7 @@ def train(data: Data, run: RunId, output_dir: Path, stop: StopOnSignal) -> Resul
         parameters=model.num_parameters(),
         flops_per_token=model_flops_per_token(model.config, data.task.length),
         diverged=diverged,
-        lambda_init=layer_lambda_init(model.config),
+        lambda_init=layer_lambda_init(run.arm, config),
         lambdas=list(takewhile(lambda entry: all(map(math.isfinite, entry)), lambdas)),
         matrices=matrices,
         data=None if data.tokens is None else data.tokens.digest(),
