@@ -60,13 +60,12 @@ def main(arguments: list[str] | None = None) -> int:
         validate_repo_id(options.repo_id)
         with stage(options.folder, options.exclude, options.base_model) as staged:
             _run(staged, options)
+        return 0
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
     except (HTTPError, RuntimeError) as error:  # the client wraps the cause of a failed transfer
         reason = f"{error} {error.__cause__ or ''}".strip()
         print(f"error: {reason}. Check the network and HF_ENDPOINT, and run the same command again", file=sys.stderr)
-    else:
-        return 0
     return 1
 
 
@@ -95,7 +94,7 @@ def _run(staged: Staged, options: argparse.Namespace) -> None:
         return
     if stale := stale_files(repo, card, set(files)):
         print(f"Deleted on the Hub, left by an earlier upload: {', '.join(stale)}", flush=True)
-    done = push(staged, repo, stale, options)
+    done = push(files, repo, stale, options)
     is_new = repo is None or done.oid != repo.sha
     print(f"{'Uploaded ' if is_new else 'Unchanged, no commit made:'} {done.pr_url or done.commit_url}", flush=True)
     if not options.no_verify:
@@ -130,15 +129,15 @@ def inspect_repo(staged: Staged, options: argparse.Namespace) -> tuple[ModelInfo
     if options.private and not repo.private:
         raise ValueError(f"{repo_id} is public. Make it private in its settings, or leave out --private.")
     names = remote_files(repo) & {"README.md", "config.json", "adapter_config.json"}
-    texts = {name: Path(api.hf_hub_download(repo_id, name, revision=repo.sha)) for name in names}
-    theirs = "adapter" if "adapter_config.json" in texts else None
-    if "config.json" in texts:
-        theirs = read_json(texts["config.json"]).get("model_type", "unknown")
-    ours = "adapter" if staged.adapter else staged.model_type
-    if theirs not in (None, ours) and not options.force:
-        other = f"{repo_id} contains a model of type {theirs!r}, and this one is {ours!r}"
-        raise ValueError(f"{other}. Choose another repository, or replace it with --force.")
-    return repo, texts["README.md"].read_text(encoding="utf-8") if "README.md" in texts else ""
+    paths = {name: Path(api.hf_hub_download(repo_id, name, revision=repo.sha)) for name in names}
+    ours = theirs = "adapter" if staged.adapter else staged.model_type
+    if "config.json" in paths:
+        theirs = read_json(paths["config.json"]).get("model_type", "unknown")
+    elif "adapter_config.json" in paths:
+        theirs = "adapter"
+    if theirs != ours and not options.force:
+        raise ValueError(f"{repo_id} contains a model of type {theirs!r}, not {ours!r}. Replace it with --force.")
+    return repo, paths["README.md"].read_text(encoding="utf-8") if "README.md" in paths else ""
 
 
 def remote_files(repo: ModelInfo | None) -> set[str]:
@@ -154,14 +153,14 @@ def stale_files(repo: ModelInfo | None, card: str, files: set[str]) -> list[str]
     return sorted({*loaded, *(remote & {*linked, *entries})})
 
 
-def push(staged: Staged, repo: ModelInfo | None, stale: list[str], options: argparse.Namespace) -> CommitInfo:
+def push(files: dict[str, Path], repo: ModelInfo | None, stale: list[str], options: argparse.Namespace) -> CommitInfo:
     """Makes one commit that adds all files and deletes the stale ones.
 
     `upload_folder` may split a large folder into several commits, and until the last a user would load half a model.
     Large files are sent first; those that arrived are not sent again by another run.
     """
     api, repo_id = HfApi(), options.repo_id
-    operations: list = [CommitOperationAdd(name, str(path)) for name, path in staged.files().items()]
+    operations: list = [CommitOperationAdd(name, str(path)) for name, path in files.items()]
     operations += [CommitOperationDelete(name) for name in stale]
     if repo is None:
         api.create_repo(repo_id, private=options.private, exist_ok=True)

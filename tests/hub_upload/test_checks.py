@@ -205,7 +205,7 @@ def test_staging_rejects_what_it_cannot_upload(folder, tmp_path):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{")
     for source, message in (
-        (folder, "notes.txt is a link to a file outside of the folder"),
+        (folder, "notes.txt is a link out of the folder"),
         (tmp_path / "llama", "'llama'.*hf upload"),
         (tmp_path / "broken", "not a valid JSON file"),
         (Path("owner/absent"), "is not a folder"),
