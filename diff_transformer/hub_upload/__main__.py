@@ -79,7 +79,7 @@ def _run(staged: Staged, options: argparse.Namespace) -> None:
     if not _broken(problems):
         problems += write_card(staged, options, card)
         if options.dry_run:
-            print(f"{'-' * 40} README.md\n{(staged.folder / 'README.md').read_text(encoding='utf-8')}{'-' * 50}")
+            print("README.md:", (staged.folder / "README.md").read_text(encoding="utf-8"), sep="\n")
     problems += check_texts(staged)
 
     files = staged.files()
@@ -128,25 +128,20 @@ def inspect_repo(staged: Staged, options: argparse.Namespace) -> tuple[ModelInfo
         return None, ""
     if options.private and not repo.private:
         raise ValueError(f"{repo_id} is public. Make it private in its settings, or leave out --private.")
-    names = remote_files(repo) & {"README.md", "config.json", "adapter_config.json"}
-    paths = {name: Path(api.hf_hub_download(repo_id, name, revision=repo.sha)) for name in names}
+    names = ["README.md", "adapter_config.json", "config.json"]
+    folder = Path(api.snapshot_download(repo_id, revision=repo.sha, allow_patterns=names))
+    card, adapter, config = (folder / name for name in names)
     ours = theirs = "adapter" if staged.adapter else staged.model_type
-    if "config.json" in paths:
-        theirs = read_json(paths["config.json"]).get("model_type", "unknown")
-    elif "adapter_config.json" in paths:
-        theirs = "adapter"
+    if config.exists() or adapter.exists():
+        theirs = read_json(config).get("model_type", "unknown") if config.exists() else "adapter"
     if theirs != ours and not options.force:
         raise ValueError(f"{repo_id} contains a model of type {theirs!r}, not {ours!r}. Replace it with --force.")
-    return repo, paths["README.md"].read_text(encoding="utf-8") if "README.md" in paths else ""
-
-
-def remote_files(repo: ModelInfo | None) -> set[str]:
-    return {sibling.rfilename for sibling in (repo and repo.siblings) or ()}
+    return repo, card.read_text(encoding="utf-8") if card.exists() else ""
 
 
 def stale_files(repo: ModelInfo | None, card: str, files: set[str]) -> list[str]:
     """Files of an earlier upload that this one lacks. Plots and results count only if its card links to them."""
-    remote = remote_files(repo) - files
+    remote = {sibling.rfilename for sibling in (repo and repo.siblings) or ()} - files
     linked = re.findall(r"\]\(((?:figures|results)/[^)]+)\)", card)
     entries = [f".eval_results/{name.split('/')[1]}.yaml" for name in linked]
     loaded = filter_repo_objects([name for name in remote if "/" not in name], allow_patterns=LOADED)

@@ -103,7 +103,7 @@ def check_model(staged: Staged, offline: bool) -> tuple[torch.Tensor | None, lis
             raise ValueError(f"The model type is {model.config.model_type!r}, not one of {', '.join(MODELS)}.")
         expected = logits(model)
         if not expected.isfinite().all():
-            raise ValueError("The logits are not finite. Check the weights: was the training stable?")
+            raise ValueError("The logits are not finite. Was the training stable?")
     except ModuleNotFoundError:
         raise  # the command line names the extra that is missing
     except Exception as error:  # any error is the problem to report

@@ -93,15 +93,14 @@ def test_runs_that_do_not_reach_the_accuracy_are_censored():
     assert comparison.p == pytest.approx(2 * stats.t.sf(surplus / math.sqrt(variance), 6))
 
 
-@pytest.mark.parametrize("name", ["text", "retrieval", "recall"])
-def test_an_arm_of_which_a_run_diverged_is_not_compared(name):
+def test_an_arm_of_which_a_run_diverged_is_not_compared():
     """The runs that did not diverge say too much good of it."""
-    lost = {"experiment": name, "arm": "diff", "seed": 12, "tuning": False}
+    lost = {"experiment": "retrieval", "arm": "diff", "seed": 12, "tuning": False}
     rows = found(changed(RESULTS, lost, diverged=True, curve=[], batches=[]))
-    row = rows[name, "design"]
+    row = rows["retrieval", "design"]
     assert (row.seeds, row.comparison, row.p, row.verdict) == (3, None, 1, NOT_SHOWN)
-    assert all(x.comparison is not None for x in rows.values() if x.experiment != name)
-    assert name != "retrieval" or rows[name, "factor"].comparison is not None, "other arms are"
+    compared = {key for key, x in rows.items() if x.comparison is not None}
+    assert compared == set(rows) - {("retrieval", "design"), ("retrieval", "subtraction")}
 
 
 @pytest.mark.parametrize("name", ["text", "retrieval", "recall"])
@@ -151,12 +150,9 @@ def test_what_neither_arm_has_learnt_is_not_tested(primary):
     row = rows["retrieval", "factor"]
     assert not row.learnt and row.verdict == NOT_LEARNT and row.p == 1
     assert rows["text", "design"].level == 0.05 / (5 + primary), "what is planned counts as a test"
-
-
-def test_a_contrast_is_learnt_if_one_of_its_arms_is():
-    study = replace(STUDY, contrasts={"norm": Contrast("Does it help?", ["diff_no_norm", "diff"])})
-    (row,) = found(study=study).values()
-    assert row.learnt and row.verdict == BETTER
+    one = replace(STUDY, contrasts={"norm": Contrast("Does it help?", ["diff_no_norm", "diff"])})
+    (row,) = found(study=one).values()
+    assert row.learnt and row.verdict == BETTER, "one arm is enough"
 
 
 @pytest.mark.parametrize(
@@ -166,8 +162,7 @@ def test_a_contrast_is_learnt_if_one_of_its_arms_is():
         ((0.5, 0.6, 0.7), "accuracy", 0.49, False),
         ((0.5, 0.6, 0.7), "loss", 0.72, True),
         ((0.5, 0.6, 0.7), "loss", 0.71, False),
-        ((0.6,), "accuracy", 0.59, True),  # one seed has no error
-        ((0.6,), "accuracy", 0.6, False),
+        ((0.6,), "accuracy", 0.6, False),  # one seed has no error
         ((0.6,), "loss", 0.61, True),
     ],
 )
@@ -197,14 +192,11 @@ def test_unequal_conditions_are_errors(fields, message):
     where = {"experiment": "text", "arm": "diff", **({} if "parameters" in fields else {"seed": 12})}
     with pytest.raises(ValueError, match=message):
         findings(STUDY, changed(RESULTS, where, **fields))
-    if "matrices" in fields:  # seeds may differ from one another
-        findings(STUDY, changed(RESULTS, {"experiment": "text", "seed": 12}, **fields))
-
-
-def test_the_parameters_may_differ_by_a_thousandth():
     check_parameters("text", {"transformer": 1_000_000, "diff": 1_001_000, "wide": 999_000})
     with pytest.raises(ValueError, match="differ by more than 0.1 %: .*'wide': 998999"):
         check_parameters("text", {"transformer": 1_000_000, "diff": 1_001_000, "wide": 998_999})
+    if "matrices" in fields:  # seeds may differ from one another
+        findings(STUDY, changed(RESULTS, {"experiment": "text", "seed": 12}, **fields))
 
 
 def test_runs_that_ended_early_are_compared_up_to_there():
@@ -216,12 +208,9 @@ def test_runs_that_ended_early_are_compared_up_to_there():
         findings(STUDY, changed(RESULTS, where, batches=[same[0], "other", *same[2:]]))
 
 
-def test_without_results_or_learning_rates_there_are_no_findings():
+def test_runs_without_or_with_another_learning_rate_do_not_count():
     assert findings(STUDY, []) == findings(STUDY, [x for x in RESULTS if x.tuning]) == []
     assert {name for name, _ in found([x for x in RESULTS if not x.tuning])} == {"text", "recall"}
-
-
-def test_runs_with_another_learning_rate_do_not_count():
     where = {"experiment": "retrieval", "arm": "diff", "seed": 10, "tuning": False}
     arms = runs_by_arm(STUDY.experiments["retrieval"], "retrieval", changed(RESULTS, where, learning_rate=1e-3))
     assert [x.seed for x in arms["diff"]] == [11, 12, 13] and len(arms["transformer"]) == 4
