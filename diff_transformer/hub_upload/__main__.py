@@ -8,6 +8,7 @@ import argparse
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelInfo
 from huggingface_hub.errors import HTTPError, RepositoryNotFoundError, RevisionNotFoundError
@@ -72,7 +73,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(staged: Staged, options: argparse.Namespace) -> None:
     """Raises ValueError, or an error of the Hub's client, if the model is not uploaded or not as it should be."""
     repo, card = (None, "") if options.dry_run else inspect_repo(staged, options)
-    expected, problems = None, list(check_files(staged))
+    expected: Any = None
+    problems = list(check_files(staged))
     if not _broken(problems):
         expected, found = check_model(staged, offline=options.dry_run)
         problems += found

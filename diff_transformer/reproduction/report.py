@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure as Canvas
@@ -138,7 +139,7 @@ class Report:
         columns = ["experiment", "arm", "seeds", "parameters", "FLOPs per token", "learning rate", "endpoint"]
         columns += ["reached", "accuracy", "loss on each kind of row"]
         lambdas = ["experiment", "arm", "layer", "lambda_init", "at the end", "lowest", "highest"]
-        papers = [
+        papers: list[list] = [
             [arm, row[3], *(self._endpoint(name, arm) for name in self.arms)]
             for arm, row in zip(_PAPER_ARMS, PAPER.values(), strict=False)
         ]
@@ -194,7 +195,7 @@ class Report:
             if runs[0].lambdas:
                 ends = np.array([x.lambdas[-1][1:] for x in runs])
                 paths = np.array([entry[1:] for x in runs for entry in x.lambdas])  # (steps of all runs, layers)
-                inits = runs[0].lambda_init or [None] * len(ends.T)
+                inits: list[Any] = runs[0].lambda_init or [None] * len(ends.T)
                 layers = zip(inits, map(Measure.of, ends.T), paths.min(0).tolist(), paths.max(0).tolist(), strict=True)
                 rows += [[name, arm, i, *layer] for i, layer in enumerate(layers, 1)]
         return rows

@@ -77,8 +77,8 @@ def compare_times(first: Sequence[tuple[float, bool]], second: Sequence[tuple[fl
     ratio that belongs to the log-rank test would be no help: it has a bound, which is reached when all events of one
     sample come before those of the other.
     """
-    logs = ({i: math.log(time) for i, (time, _) in enumerate(x)} for x in (first, second))
-    found = compare(*logs, paired=False)
+    a, b = ({i: math.log(time) for i, (time, _) in enumerate(x)} for x in (first, second))
+    found = compare(a, b, paired=False)
     if found is None:
         return None
     samples = [

@@ -26,7 +26,8 @@ def _distinct(values: list) -> list:
 
 Seeds = Annotated[list[NonNegativeInt], Field(min_length=1), AfterValidator(_distinct)]
 Rates = Annotated[list[PositiveFloat], Field(min_length=1), AfterValidator(_distinct)]
-Arms = Annotated[list[Literal[tuple(ARMS)]], Field(min_length=2), AfterValidator(_distinct)]  # type: ignore[valid-type]
+Arm = Annotated[str, Field(pattern=f"^({'|'.join(ARMS)})$")]
+Arms = Annotated[list[Arm], Field(min_length=2), AfterValidator(_distinct)]
 
 
 @dataclass(frozen=True, config=STRICT)

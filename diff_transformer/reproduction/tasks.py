@@ -57,7 +57,8 @@ class Text:
         name = hashlib.sha256(repr(self).encode()).hexdigest()[:8]
         file = folder / f"{self.source}-{name}.npz"
         if not file.exists():
-            found, sources = {"train": [], "validation": []}, python_sources(self)
+            found: dict[Split, list[np.ndarray]] = {"train": [], "validation": []}
+            sources = python_sources(self)
             tokenizer = cl100k_tokenizer(vocab_size=self.ranks)
             while documents := list(islice(sources, 256)):  # at once, so that the tokenizer uses all processors
                 splits, texts = zip(*documents, strict=True)
@@ -69,7 +70,7 @@ class Text:
                     "few for training and validation. Install Python's sources, or use a task without text."
                 )
             with whole_file(file) as part, part.open("wb") as stream:
-                np.savez(stream, **{split: np.concatenate(arrays) for split, arrays in found.items()})
+                np.savez(stream, train=np.concatenate(found["train"]), validation=np.concatenate(found["validation"]))
         with np.load(file) as arrays:  # without pickle
             return Tokens(**arrays)
 

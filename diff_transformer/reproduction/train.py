@@ -118,7 +118,7 @@ def train(data: Data, run: RunId, output_dir: Path, stop: StopOnSignal) -> Resul
     except NonFiniteLossError:
         diverged = True
     history, here = trainer.state.log_history, this_run(model.device)
-    evaluations = [(x["step"], x["eval_loss"], x["eval_accuracy"]) for x in history if "eval_loss" in x]
+    evaluations = [(int(x["step"]), x["eval_loss"], x["eval_accuracy"]) for x in history if "eval_loss" in x]
     finite = list(takewhile(lambda x: math.isfinite(x[1]), evaluations))
     diverged |= len(finite) < len(evaluations)
     is_finished = threshold is not None and bool(finite) and finite[-1][2] >= threshold

@@ -69,7 +69,7 @@ MISTAKES = [  # where, the value there, the message
     (
         f"{SMALL}: arms",
         ["diff", "llama"],
-        "experiments.small.arms.1\n  Input should be 'transformer', 'norm', 'wide',",
+        "experiments.small.arms.1\n  String should match pattern '^(transformer|norm|",
     ),
     (f"{SMALL}: seeds", [], "experiments.small.seeds\n  List should have at least 1 item"),
     (f"{SMALL}: seeds", [1, 1], "experiments.small.seeds\n  Value error, a value is there twice"),
