@@ -3,6 +3,7 @@
 
 import json
 import re
+import shutil
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
@@ -124,6 +125,9 @@ def test_card_publishes_results_without_what_is_private(pristine, results):
 
 def test_card_rejects_results_of_other_weights(folder, results, tmp_path):
     assert errors(folder, results) == [], "a copy has the same weights"
+    twice = Path(shutil.copytree(results, tmp_path / "twice"))
+    shutil.copy(twice / "math" / "here.json", twice / "math" / "again.json")
+    assert errors(folder, twice) == ["math/here.json is a second file of math for this model. Keep one."]
     identity = {**load_model(str(folder), device="cpu").identity, "revision": "sha256:other"}
     stale = tmp_path / "stale"
     Results.open(stale, "math", identity, {"prompt": "cot"}, 0).save()
