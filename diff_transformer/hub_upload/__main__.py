@@ -8,6 +8,7 @@ import argparse
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelInfo
 from huggingface_hub.errors import HTTPError, RepositoryNotFoundError, RevisionNotFoundError
@@ -60,27 +61,27 @@ def main(arguments: list[str] | None = None) -> int:
         validate_repo_id(options.repo_id)
         with stage(options.folder, options.exclude, options.base_model) as staged:
             _run(staged, options)
+        return 0
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
     except (HTTPError, RuntimeError) as error:  # the client wraps the cause of a failed transfer
         reason = f"{error} {error.__cause__ or ''}".strip()
         print(f"error: {reason}. Check the network and HF_ENDPOINT, and run the same command again", file=sys.stderr)
-    else:
-        return 0
     return 1
 
 
 def _run(staged: Staged, options: argparse.Namespace) -> None:
     """Raises ValueError, or an error of the Hub's client, if the model is not uploaded or not as it should be."""
     repo, card = (None, "") if options.dry_run else inspect_repo(staged, options)
-    expected, problems = None, list(check_files(staged))
+    expected: Any = None
+    problems = list(check_files(staged))
     if not _broken(problems):
         expected, found = check_model(staged, offline=options.dry_run)
         problems += found
     if not _broken(problems):
         problems += write_card(staged, options, card)
         if options.dry_run:
-            print(f"{'-' * 40} README.md\n{(staged.folder / 'README.md').read_text(encoding='utf-8')}{'-' * 50}")
+            print("README.md:", (staged.folder / "README.md").read_text(encoding="utf-8"), sep="\n")
     problems += check_texts(staged)
 
     files = staged.files()
@@ -95,7 +96,7 @@ def _run(staged: Staged, options: argparse.Namespace) -> None:
         return
     if stale := stale_files(repo, card, set(files)):
         print(f"Deleted on the Hub, left by an earlier upload: {', '.join(stale)}", flush=True)
-    done = push(staged, repo, stale, options)
+    done = push(files, repo, stale, options)
     is_new = repo is None or done.oid != repo.sha
     print(f"{'Uploaded ' if is_new else 'Unchanged, no commit made:'} {done.pr_url or done.commit_url}", flush=True)
     if not options.no_verify:
@@ -129,39 +130,34 @@ def inspect_repo(staged: Staged, options: argparse.Namespace) -> tuple[ModelInfo
         return None, ""
     if options.private and not repo.private:
         raise ValueError(f"{repo_id} is public. Make it private in its settings, or leave out --private.")
-    names = remote_files(repo) & {"README.md", "config.json", "adapter_config.json"}
-    texts = {name: Path(api.hf_hub_download(repo_id, name, revision=repo.sha)) for name in names}
-    theirs = "adapter" if "adapter_config.json" in texts else None
-    if "config.json" in texts:
-        theirs = read_json(texts["config.json"]).get("model_type", "unknown")
-    ours = "adapter" if staged.adapter else staged.model_type
-    if theirs not in (None, ours) and not options.force:
-        other = f"{repo_id} contains a model of type {theirs!r}, and this one is {ours!r}"
-        raise ValueError(f"{other}. Choose another repository, or replace it with --force.")
-    return repo, texts["README.md"].read_text(encoding="utf-8") if "README.md" in texts else ""
-
-
-def remote_files(repo: ModelInfo | None) -> set[str]:
-    return {sibling.rfilename for sibling in (repo and repo.siblings) or ()}
+    names = ["README.md", "adapter_config.json", "config.json"]
+    folder = Path(api.snapshot_download(repo_id, revision=repo.sha, allow_patterns=names))
+    card, adapter, config = (folder / name for name in names)
+    ours = theirs = "adapter" if staged.adapter else staged.model_type
+    if config.exists() or adapter.exists():
+        theirs = read_json(config).get("model_type", "unknown") if config.exists() else "adapter"
+    if theirs != ours and not options.force:
+        raise ValueError(f"{repo_id} contains a model of type {theirs!r}, not {ours!r}. Replace it with --force.")
+    return repo, card.read_text(encoding="utf-8") if card.exists() else ""
 
 
 def stale_files(repo: ModelInfo | None, card: str, files: set[str]) -> list[str]:
     """Files of an earlier upload that this one lacks. Plots and results count only if its card links to them."""
-    remote = remote_files(repo) - files
+    remote = {sibling.rfilename for sibling in (repo and repo.siblings) or ()} - files
     linked = re.findall(r"\]\(((?:figures|results)/[^)]+)\)", card)
     entries = [f".eval_results/{name.split('/')[1]}.yaml" for name in linked]
     loaded = filter_repo_objects([name for name in remote if "/" not in name], allow_patterns=LOADED)
     return sorted({*loaded, *(remote & {*linked, *entries})})
 
 
-def push(staged: Staged, repo: ModelInfo | None, stale: list[str], options: argparse.Namespace) -> CommitInfo:
+def push(files: dict[str, Path], repo: ModelInfo | None, stale: list[str], options: argparse.Namespace) -> CommitInfo:
     """Makes one commit that adds all files and deletes the stale ones.
 
     `upload_folder` may split a large folder into several commits, and until the last a user would load half a model.
     Large files are sent first; those that arrived are not sent again by another run.
     """
     api, repo_id = HfApi(), options.repo_id
-    operations: list = [CommitOperationAdd(name, str(path)) for name, path in staged.files().items()]
+    operations: list = [CommitOperationAdd(name, str(path)) for name, path in files.items()]
     operations += [CommitOperationDelete(name) for name in stale]
     if repo is None:
         api.create_repo(repo_id, private=options.private, exist_ok=True)

@@ -1,20 +1,28 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""The model card, made from configuration, weights, training and evaluation results; unknown facts are left out."""
+"""The model card, made from configuration, weights, training and evaluation results; unknown facts are left out.
+
+A number of the evaluation reaches the card only from the cells of a file of results.
+"""
 
 import argparse
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardData, eval_result_entries_to_yaml
+from huggingface_hub.utils import yaml_dump
 from transformers import AutoConfig, TrainerState
 
+from ..evaluation.models import fingerprint
+from ..evaluation.results import Cell, Results, load_results
 from ..model_cards import BEGIN, END, hub_id, manual_section, read_metadata
-from . import card_results
 from .checks import Problem, read_weights, without_folders
 from .staging import Staged
+
+Sections = Sequence[Any]  # of evaluation.render, which needs matplotlib and is imported only to draw something
 
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 # In the cards of transformers' push_to_hub, of its Trainer, and of huggingface_hub's template (PEFT)
@@ -31,8 +39,8 @@ def write_card(staged: Staged, options: argparse.Namespace, remote_card: str = "
 
     Needs a sound model or adapter. remote_card: the README.md of the repository.
     """
-    path = staged.source / "README.md"
-    local_card = path.read_text(encoding="utf-8") if path.exists() else ""
+    local = staged.source / "README.md"
+    local_card = local.read_text(encoding="utf-8") if local.exists() else ""
     known = {**read_metadata(remote_card), **read_metadata(local_card)}  # FOLDER takes precedence
     known["base_model"] = options.base_model or hub_id(known.get("base_model"))
     if staged.adapter:
@@ -40,28 +48,27 @@ def write_card(staged: Staged, options: argparse.Namespace, remote_card: str = "
     given = {"license": options.license, "language": options.language, "datasets": options.dataset}
     known |= {name: value for name, value in given.items() if value}
     problems = [] if options.force else list(_check_manual_section(options.repo_id, local_card, remote_card))
-    if not known.get("license"):
-        problems.append(Problem("card", "the license is unknown. Pass it: --license mit, apache-2.0, cc-by-4.0, ..."))
-    if not known.get("language"):
-        problems.append(Problem("card", "the language is unknown. Pass it: --language en (code, multilingual, ...)."))
+    for name, examples in (
+        ("license", "mit, apache-2.0, cc-by-4.0, ..."),
+        ("language", "en (code, multilingual, ...)"),
+    ):
+        if not known.get(name):
+            problems.append(Problem("card", f"the {name} is unknown. Pass it: --{name} {examples}"))
     state, arguments = None, {}
     try:
         state = read_trainer_state(staged.source)
         arguments = read_run_file(options.recipe) if options.recipe else {}
     except (ValueError, OSError) as error:
         problems.append(Problem("training", str(error)))
-    if (dataset := hub_id(arguments.get("dataset"))) and not known.get("datasets"):
-        hint = f"the run read {dataset}: if it is a dataset on the Hub, pass --dataset {dataset}"
-        problems.append(Problem("training", hint, fatal=False))
-    found: card_results.Sections = ()
+    found: Sections = ()
     if options.results is not None:
-        found, faults = card_results.own_sections(options.results, staged.source, options.repo_id)
+        found, faults = own_sections(options.results, staged.source, options.repo_id)
         problems += faults
 
-    for name, content in card_results.card_files(found, options.repo_id).items():
-        staged.write(name, content)
+    for path, content in card_files(found, options.repo_id).items():
+        staged.write(path, content)
     name, counts = options.repo_id.rpartition("/")[2], read_weights(staged).parameter_count
-    numbers = card_results.model_index(found, options.repo_id)
+    numbers = model_index(found, options.repo_id)
     peft_type = [staged.adapter["peft_type"].lower()] if staged.adapter else []
     known.pop("model-index", None)
     known |= {  # all other metadata of a card is the user's and is kept
@@ -84,7 +91,7 @@ def write_card(staged: Staged, options: argparse.Namespace, remote_card: str = "
         has_chat_template=(staged.folder / "chat_template.jinja").exists(),
         state=state,
         arguments=arguments,
-        evaluation="\n\n".join(card_results.evaluation_markdown(found)),
+        evaluation=evaluation_markdown(found),
         manual=f"{BEGIN}\n{manual_section(local_card) or manual_section(remote_card) or ''}\n{END}",
     )
     staged.write("README.md", f"{card}\n")
@@ -123,3 +130,125 @@ def _check_manual_section(repo_id: str, local: str, remote: str) -> Iterator[Pro
         yield Problem("card", f"the card of {repo_id} was written by someone else. {remedy} with --force.")
     elif local and ours is None:
         yield Problem("card", "README.md in FOLDER has no manual section; only its metadata is used", fatal=False)
+
+
+def evaluation_markdown(found: Sections) -> str:
+    """The section "Evaluation"; figures are linked as figures/NAME.png."""
+    if not found:
+        return ""
+    from ..evaluation.render import models_table, provenance
+
+    parts = ["## Evaluation", models_table(found).markdown()]
+    for section in found:
+        parts.append(replace(section, results=()).markdown(heading="###"))
+        files = ", ".join(f"[results/{r.path.as_posix()}](results/{r.path.as_posix()})" for r in section.results)
+        parts.append(f"Every number is from {files}:\n\n```\n" + "\n".join(provenance(section.results)) + "\n```")
+    return "\n\n".join(parts)
+
+
+def own_sections(folder: Path, source: Path, repo_id: str) -> tuple[Sections, list[Problem]]:
+    """The report's sections on the results below `folder` that were measured on exactly the files of `source`.
+
+    All other results are left out. That is a problem, fatal if they carry the name of this model.
+    """
+    try:
+        everything = [results for group in load_results(folder).values() for results in group]
+    except (ValueError, OSError) as error:
+        return [], [Problem("results", str(error))]
+    revision, problems = fingerprint(source), []
+    own: dict[str, Results] = {}
+    for results in sorted(everything, key=lambda results: results.model["revision"] != revision):  # its own come first
+        file, protocol = f"{results.path.parent.name}/{results.path.name}", results.protocol
+        if results.model["revision"] == revision:
+            if protocol in own:
+                problems.append(Problem("results", f"{file} is a second file of {protocol} for this model. Keep one."))
+            own[protocol] = published(results, repo_id)
+        elif results.model["name"] == source.resolve().name and protocol not in own:
+            other = f"{file} was measured on other weights ({results.model['revision']}) than these ({revision})"
+            problems.append(Problem("results", f"{other}. Evaluate this model again, or move the file away."))
+        else:
+            problems.append(Problem("results", f"{file} belongs to another model and is left out", fatal=False))
+    if not own:
+        none = f"{folder} has no results of this model. Run the evaluation with --out {folder}."
+        return [], [*problems, Problem("results", none)]
+    from ..evaluation.render import sections
+
+    try:
+        return sections({protocol: [results] for protocol, results in own.items()}), problems
+    except ValueError as error:
+        return [], [*problems, Problem("results", str(error))]
+
+
+def published(results: Results, repo_id: str) -> Results:
+    """A copy that names the repository, and no folder or command of this machine; every number is the same."""
+    label = repo_id.rpartition("/")[2]
+    model = {**results.model, "label": label, "name": repo_id}
+    path = Path(results.protocol) / f"{label}.json"
+    public = Results(path, results.protocol, without_folders(model), without_folders(results.settings), results.seed)
+    public.runs = [{name: x for name, x in without_folders(run).items() if name != "command"} for run in results.runs]
+    public.cells = [replace(x, key=without_folders(x.key), data=without_folders(x.data)) for x in results.cells]
+    return public
+
+
+def card_files(found: Sections, repo_id: str) -> dict[str, str | bytes]:
+    """Path in the repository -> content of the figures, results and leaderboard entries of a card."""
+    files: dict[str, str | bytes] = {f"figures/{x.name}.png": x.png() for s in found for x in s.figures}
+    files |= {f"results/{r.path.as_posix()}": r.text() for section in found for r in section.results}
+    return files | leaderboard_files(found, repo_id)
+
+
+def model_index(found: Sections, repo_id: str) -> list[EvalResult]:
+    """The measures of the cells that the protocols compare with the paper, for the metadata."""
+    numbers: dict[tuple[str, str], EvalResult] = {}
+    for comparison in (comparison for section in found for comparison in section.comparisons):
+        (results,) = comparison.results.results
+        for row in comparison.rows:
+            measure = comparison.measure(row, results.label)
+            if measure is None:
+                continue
+            datasets = {_dataset(cell, results.settings) for cell in results.select(**row.key)}
+            dataset = (datasets.pop() if len(datasets) == 1 else None) or results.protocol
+            name = ", ".join([row.metric, *(f"{name} {value}" for name, value in row.key.items())])
+            numbers[dataset, name] = EvalResult(
+                task_type="text-generation",
+                dataset_type=dataset,
+                dataset_name=dataset,
+                metric_type=results.protocol,
+                metric_name=name,
+                metric_value=measure.value,
+                source_name="results",
+                source_url=f"https://huggingface.co/{repo_id}/tree/main/results",
+            )
+    return list(numbers.values())
+
+
+def leaderboard_files(found: Sections, repo_id: str) -> dict[str, str]:
+    """`.eval_results/PROTOCOL.yaml`: the accuracy on whole datasets of the Hub that were measured once."""
+    files = {}
+    for results in (section.results[0] for section in found):
+        scored = [cell for cell in results.cells if "accuracy" in cell.measures]
+        if results.settings.get("limit") is not None:
+            scored = []  # a leaderboard ranks whole datasets
+        datasets = [_dataset(cell, {}) for cell in scored]
+        file = f"results/{results.protocol}/{repo_id.rpartition('/')[2]}.json"
+        entries = [
+            EvalResultEntry(
+                dataset_id=dataset,
+                task_id="default",
+                value=cell["accuracy"],
+                date=results.runs[-1]["date"],
+                source_url=f"https://huggingface.co/{repo_id}/blob/main/{file}",
+                source_name="results",
+                notes=", ".join([*(f"{k} {v}" for k, v in cell.key.items()), f"n {cell.measures['accuracy'].n}"]),
+            )
+            for cell, dataset in zip(scored, datasets, strict=True)
+            if dataset is not None and datasets.count(dataset) == 1
+        ]
+        if entries:
+            files[f".eval_results/{results.protocol}.yaml"] = yaml_dump(eval_result_entries_to_yaml(entries))
+    return files
+
+
+def _dataset(cell: Cell, settings: dict[str, Any]) -> str | None:
+    """The Hub's dataset on which a cell was measured."""
+    return hub_id(cell.key.get("dataset") or cell.data.get("dataset") or settings.get("dataset"))

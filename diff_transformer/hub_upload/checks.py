@@ -63,7 +63,7 @@ def check_files(staged: Staged) -> Iterator[Problem]:
         yield Problem("weights", f"{error} ({type(error).__name__}). Save the model with save_pretrained.")
     else:
         if strays := {path.name for path in staged.folder.glob("*.safetensors")} - set(used):
-            yield Problem("weights", f"{_first_five(strays)}: not among the model's files. {REMEDY}")
+            yield Problem("weights", f"{_some(strays)}: not among the model's files. {REMEDY}")
     if not staged.adapter:
         yield from _check_code(staged)
     elif not staged.adapter.get("peft_type"):
@@ -72,8 +72,7 @@ def check_files(staged: Staged) -> Iterator[Problem]:
         yield Problem("adapter", f"its base is {base!r}, not an id on the Hub. Upload the base, then --base-model ID.")
     anywhere = [*UNWANTED, *(f"*/{pattern}" for pattern in UNWANTED)]
     if found := list(filter_repo_objects(staged.files(), allow_patterns=anywhere)):
-        what = "left by a training run, or in a format that can run code; publish safetensors"
-        yield Problem("files", f"{_first_five(found)}: {what}. {REMEDY}")
+        yield Problem("files", f"{_some(found)}: of a training run, or in a format that can run code. {REMEDY}")
 
 
 def check_texts(staged: Staged) -> Iterator[Problem]:
@@ -87,9 +86,7 @@ def check_texts(staged: Staged) -> Iterator[Problem]:
             match = re.search(pattern, text)
             if match and not (kind == PATH and name in VOCABULARIES):  # the message does not repeat the secret
                 where = f"{name}, line {text.count(chr(10), 0, match.start()) + 1}"
-                yield Problem(
-                    "secrets", f"{where}, contains what looks like {kind}. Remove it; a secret must be revoked."
-                )
+                yield Problem("secrets", f"{where}: what looks like {kind}. Remove it; a secret must be revoked.")
 
 
 def check_model(staged: Staged, offline: bool) -> tuple[torch.Tensor | None, list[Problem]]:
@@ -106,7 +103,7 @@ def check_model(staged: Staged, offline: bool) -> tuple[torch.Tensor | None, lis
             raise ValueError(f"The model type is {model.config.model_type!r}, not one of {', '.join(MODELS)}.")
         expected = logits(model)
         if not expected.isfinite().all():
-            raise ValueError("The logits are not finite. Check the weights: was the training stable?")
+            raise ValueError("The logits are not finite. Was the training stable?")
     except ModuleNotFoundError:
         raise  # the command line names the extra that is missing
     except Exception as error:  # any error is the problem to report
@@ -131,8 +128,7 @@ def _check_tokenizer(folder: Path, config: PreTrainedConfig) -> Iterator[Problem
         yield Problem("tokenizer", f"it cannot be loaded: {error}. Save it with tokenizer.save_pretrained(FOLDER).")
         return
     if max(ids) >= config.vocab_size:
-        too_large = f"it has ids up to {max(ids)}, but the model has vocab_size={config.vocab_size}"
-        yield Problem("tokenizer", f"{too_large}. Save the tokenizer with which the model was trained.")
+        yield Problem("tokenizer", f"it has ids up to {max(ids)}; the model has vocab_size={config.vocab_size}.")
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         tokens = getattr(config, name) if isinstance(getattr(config, name), list) else [getattr(config, name)]
         if unknown := {*tokens} - {None, *ids}:
@@ -140,27 +136,21 @@ def _check_tokenizer(folder: Path, config: PreTrainedConfig) -> Iterator[Problem
 
 
 def _check_code(staged: Staged) -> Iterator[Problem]:
-    """The files to which auto_map leads exist and import only siblings and what every user has; no others are there.
-
-    transformers checks the imports when it loads remote code from the Hub, but not from a folder.
-    """
+    """Finds files that auto_map does not need, and imports that users may lack: transformers checks only the Hub's."""
     auto_map = read_json(staged.folder / "config.json").get("auto_map", {})
     used = {str(staged.folder / f"{str(reference).rpartition('.')[0]}.py") for reference in auto_map.values()}
     try:
         used |= {file for entry in used for file in get_relative_import_files(entry)}
         imports = {file: set(get_imports(file)) for file in sorted(used)}
     except (OSError, SyntaxError, ValueError) as error:
-        remedy = (
-            "It may import only files beside it: from .name import ... Without any .py file, the package's are used"
-        )
-        yield Problem("code", f"the code cannot be read: {error}. {remedy}.")
+        yield Problem("code", f"it cannot be read: {error}. It may import only files beside it: from .name import x")
         return
     for file, names in imports.items():
         if missing := names - IMPORTABLE:
-            what = f"{Path(file).name} imports {_first_five(missing)}, which users may not have"
+            what = f"{Path(file).name} imports {_some(missing)}, which users may not have"
             yield Problem("code", f"{what}. Import it in a try block.")
     if strays := [x for x in staged.files() if x.endswith(".py") and str(staged.folder / x) not in used]:
-        yield Problem("code", f"{_first_five(strays)}: Python that the model does not use. {REMEDY}")
+        yield Problem("code", f"{_some(strays)}: Python that the model does not use. {REMEDY}")
 
 
 def without_folders(value: Any) -> Any:
@@ -174,6 +164,5 @@ def without_folders(value: Any) -> Any:
     return value
 
 
-def _first_five(names: Iterable[str]) -> str:
-    names = sorted(names)
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+def _some(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)[:5])

@@ -80,21 +80,21 @@ def stage(source: str | Path, exclude: Sequence[str] = (), base_model: str | Non
     if not adapter:
         config, _ = PreTrainedConfig.get_config_dict(source)  # an error if it is missing or not JSON
         if config.get("model_type") not in MODELS:
-            what = (
-                f"{source} has the model type {config.get('model_type')!r}; this command uploads {', '.join(MODELS)}"
+            raise ValueError(
+                f"{source} has the model type {config.get('model_type')!r}; this command uploads {', '.join(MODELS)} "
+                "and adapters on them. Use `diff-transformer convert` first, or `hf upload` for other models."
             )
-            others = "`diff-transformer convert` for checkpoints of other code bases, and `hf upload` for other models"
-            raise ValueError(f"{what} and adapters on them. Use {others}.")
-    files = {path.relative_to(source).as_posix(): path for path in sorted(source.rglob("*")) if path.is_file()}
+    files = [path.relative_to(source).as_posix() for path in sorted(source.rglob("*")) if path.is_file()]
     kept = list(filter_repo_objects(files, ignore_patterns=[*LEFT_OUT, *exclude]))
     with tempfile.TemporaryDirectory(prefix="diff_transformer_upload.") as folder:
         left_out = [name for name in files if name not in kept]
         staged = Staged(source, Path(folder), left_out, adapter, adapter.get("base_model_name_or_path"))
         for name in kept:
-            path = files[name].resolve()
+            path = (source / name).resolve()
             if not path.is_relative_to(source.resolve()):
-                what = f"{files[name]} is a link to a file outside of the folder, which would be published"
-                raise ValueError(f"{what}. Put a copy in its place, or leave it out with --exclude PATTERN.")
+                raise ValueError(
+                    f"{source / name} is a link out of the folder. Copy the file, or leave it out: --exclude"
+                )
             (staged.folder / name).parent.mkdir(parents=True, exist_ok=True)
             (staged.folder / name).symlink_to(path)
         if adapter:

@@ -30,8 +30,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0 when all is done, 75 when the run was stopped, 1 after an error, which is printed."""
     options = _parser().parse_args(arguments)
-    from .command import reproduce  # after --help, which works without the extras
-    from .run import RunError
+    from .run import RunError, reproduce  # after --help, which works without the extras
 
     try:
         return reproduce(options)

@@ -2,7 +2,7 @@
 """What a study found: every contrast on the endpoint of every experiment, with a verdict."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..evaluation.results import Measure, mean
@@ -13,11 +13,6 @@ from .tasks import Floor
 
 BETTER, WORSE, NOT_SHOWN, NOT_LEARNT = "better", "worse", "no difference shown", "not learnt by either"
 _LEAST_LOSS = 2.0**-24  # of a token, other than zero, in float32
-TOLERANCE = 0.001  # the largest relative difference between the parameters of two arms
-
-
-class ParityError(ValueError):
-    """The models were not trained under equal conditions."""
 
 
 @dataclass(frozen=True)
@@ -30,43 +25,52 @@ class Finding:
     comparison: Comparison | None  # None with too few runs, with none that reached the accuracy, or if one diverged
     correlation: float | None  # of the arms of the experiment over their seeds; None for tokens
     seeds: int  # that both arms have
-    learnt: tuple[bool, bool]
-    adjusted: float | None = None  # p after Holm's method, over all planned primary contrasts
+    learnt: bool  # by at least one of the arms
+    p: float  # what decides: of primary contrasts after Holm's method; 1 where nothing is tested
     level: float = LEVEL  # for primary contrasts Holm's strictest
 
     @property
     def verdict(self) -> str:
         """On the second arm."""
-        if not any(self.learnt):
+        if not self.learnt:
             return NOT_LEARNT
-        if self.comparison is None or self.p is None or self.p >= LEVEL:
+        if self.comparison is None or self.p >= LEVEL:
             return NOT_SHOWN
         return BETTER if self.comparison.effect < 0 else WORSE
 
-    @property
-    def p(self) -> float | None:
-        """What decides: adjusted for primary contrasts."""
-        return self.adjusted if self.contrast.primary or self.comparison is None else self.comparison.p
-
 
 def findings(study: Study, results: Sequence[Result]) -> list[Finding]:
-    """All contrasts of all experiments whose learning rates are chosen. Raises ParityError."""
+    """All contrasts of all experiments whose learning rates are chosen.
+
+    Raises ValueError if arms were not trained under equal conditions.
+    """
     found: list[Finding] = []
     for name, experiment in study.experiments.items():
-        arms = runs_by_arm(experiment, name, results)
+        arms, threshold = runs_by_arm(experiment, name, results), experiment.endpoint.accuracy
         check_parity(name, arms)
         diverged = {x.arm for x in results if x.experiment == name and x.diverged and not x.tuning}
-        found += _of_experiment(study, experiment, name, arms, diverged)
+        values = {arm: {x.seed: endpoint(experiment, x) for x in runs} for arm, runs in arms.items()}
+        together = correlation(list(values.values())) if arms and threshold is None else None
+        for key, contrast in study.contrasts.items():
+            if not set(contrast.arms) <= set(arms):
+                continue
+            first, second = (values[arm] for arm in contrast.arms)
+            if diverged & set(contrast.arms):
+                comparison = None
+            elif threshold is not None:
+                times = [[(x.tokens, x.accuracy >= threshold) for x in arms[arm]] for arm in contrast.arms]
+                comparison = compare_times(*times)
+            else:
+                comparison = compare(first, second, paired=(together or 0.0) > 0)
+            learnt = any(has_learnt(arms[arm], floor_of(experiment, arms)) for arm in contrast.arms)
+            seeds, p = len(first.keys() & second.keys()), comparison.p if comparison and learnt else 1.0
+            found.append(Finding(name, key, contrast, comparison, together, seeds, learnt, p))
     pairs = [set(x.arms) for x in study.contrasts.values() if x.primary]
     planned = sum(pair <= set(x.arms) for x in study.experiments.values() for pair in pairs)
-    tested = {i: x.comparison.p for i, x in enumerate(found) if x.contrast.primary and x.comparison and any(x.learnt)}
+    primary = [x.p for x in found if x.contrast.primary]
     # Those without results count as 1, so that a study does not find more before it is finished
-    adjusted = holm([*tested.values(), *[1.0] * (planned - len(tested))])
-    by_index = dict(zip(tested, adjusted, strict=False))
-    return [
-        replace(x, adjusted=by_index.get(i), level=LEVEL / planned if x.contrast.primary else LEVEL)
-        for i, x in enumerate(found)
-    ]
+    adjusted = iter(holm([*primary, *[1.0] * (planned - len(primary))]))
+    return [replace(x, p=next(adjusted), level=LEVEL / planned) if x.contrast.primary else x for x in found]
 
 
 def endpoint(experiment: Experiment, result: Result) -> float:
@@ -93,9 +97,9 @@ def chosen_learning_rates(experiment: Experiment, name: str, results: Sequence[R
             means[rate] = mean(found[run] for run in runs)
         chosen[arm] = min(means, key=means.__getitem__)  # of equal ones the first, which is the smallest
         if math.isinf(means[chosen[arm]]):
+            rates = ", ".join(f"{rate:g}" for rate in means)
             raise ValueError(
-                f"{name}: the loss of {arm} became infinite or NaN with each of the learning rates "
-                f"{', '.join(f'{rate:g}' for rate in means)}. Give the study smaller ones."
+                f"{name}: the loss of {arm} is infinite or NaN at each learning rate: {rates}. Add smaller."
             )
     return chosen
 
@@ -105,13 +109,15 @@ def runs_by_arm(experiment: Experiment, name: str, results: Sequence[Result]) ->
     while the rates are not chosen."""
     found = {}
     for arm, rate in chosen_learning_rates(experiment, name, results).items():
-        runs = [x for x in results if (x.experiment, x.arm, x.learning_rate, x.tuning) == (name, arm, rate, False)]
-        found[arm] = sorted((x for x in runs if not x.diverged), key=lambda x: x.seed)
-    return {arm: runs for arm, runs in found.items() if runs}
+        wanted = (name, arm, rate, False, False)
+        runs = [x for x in results if (x.experiment, x.arm, x.learning_rate, x.tuning, x.diverged) == wanted]
+        if runs:
+            found[arm] = sorted(runs, key=lambda x: x.seed)
+    return found
 
 
 def check_parity(name: str, arms: Mapping[str, Sequence[Result]]) -> None:
-    """Raises ParityError unless the arms have equally many parameters, within 0.1 %, and those of a seed began with
+    """Raises ValueError unless the arms have equally many parameters, within 0.1 %, and those of a seed began with
     the same matrices and saw the same text and batches."""
     check_parameters(name, {arm: results[0].parameters for arm, results in arms.items()})
     for seed in sorted({x.seed for results in arms.values() for x in results}):
@@ -119,19 +125,19 @@ def check_parity(name: str, arms: Mapping[str, Sequence[Result]]) -> None:
         common = min(len(x.batches) for x in runs)  # those that came to an end have fewer
         seen = {x.arm: (x.matrices, x.data, x.batches[common - 1]) for x in runs}
         if len(set(seen.values())) > 1:
-            raise ParityError(
+            raise ValueError(
                 f"{name}, seed {seed}: the arms had different initial matrices, text or batches: {seen}. Remove the "
                 "lines of this seed from the results, and run the same command again on one machine."
             )
 
 
 def check_parameters(name: str, parameters: Mapping[str, int]) -> None:
-    """parameters: by arm. Raises ParityError if one differs by more than 0.1 % from that of the first arm."""
+    """parameters: by arm. Raises ValueError if one differs by more than 0.1 % from that of the first arm."""
     wanted = next(iter(parameters.values()), 0)
-    if any(abs(number - wanted) > TOLERANCE * wanted for number in parameters.values()):
-        raise ParityError(
-            f"{name}: the parameters of the arms differ by more than {TOLERANCE:.1%}: {parameters}. Larger layers "
-            "make lambda, the head norms and the rounded feed-forward size of DIFF V2 a smaller share."
+    if any(abs(number - wanted) > 0.001 * wanted for number in parameters.values()):
+        raise ValueError(
+            f"{name}: the parameters of the arms differ by more than 0.1 %: {parameters}. Larger layers make lambda, "
+            "the head norms and the rounded feed-forward size of DIFF V2 a smaller share."
         )
 
 
@@ -145,26 +151,3 @@ def has_learnt(results: Sequence[Result], floor: Floor) -> bool:
 def floor_of(experiment: Experiment, arms: Mapping[str, Sequence[Result]]) -> Floor:
     """What a model scores that has not learnt the experiment's task."""
     return experiment.task.floor(next(iter(arms.values()))[0].unigram_loss)
-
-
-def _of_experiment(
-    study: Study, experiment: Experiment, name: str, arms: Mapping[str, Sequence[Result]], diverged: set[str]
-) -> Iterator[Finding]:
-    threshold = experiment.endpoint.accuracy
-    values = {arm: {x.seed: endpoint(experiment, x) for x in results} for arm, results in arms.items()}
-    together = correlation(list(values.values())) if arms and threshold is None else None
-    for key, contrast in study.contrasts.items():
-        first, second = contrast.arms
-        if not {first, second} <= set(arms):
-            continue
-        if diverged & {first, second}:
-            comparison = None
-        elif threshold is not None:
-            times = [[(x.tokens, x.accuracy >= threshold) for x in arms[arm]] for arm in contrast.arms]
-            comparison = compare_times(*times)
-        else:
-            comparison = compare(values[first], values[second], paired=(together or 0.0) > 0)
-        floor = floor_of(experiment, arms)
-        learnt = has_learnt(arms[first], floor), has_learnt(arms[second], floor)
-        seeds = len(values[first].keys() & values[second].keys())
-        yield Finding(name, key, contrast, comparison, together, seeds, learnt)

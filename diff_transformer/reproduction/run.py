@@ -1,8 +1,10 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Trains the runs of a study in a pool of processes. Finished runs are not trained again."""
+"""`diff-transformer reproduce`: from a study's budget to its report. Runs are trained in a pool of processes."""
 
+import argparse
 import fcntl
 import os
+import shutil
 import signal
 import threading
 import time
@@ -10,17 +12,22 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, TimeoutError, as_completed
 from contextlib import contextmanager
 from multiprocessing import active_children, get_context, parent_process
+from operator import itemgetter
 from pathlib import Path
 from traceback import format_exception
 
+import torch
 from tqdm.auto import tqdm
 
-from ..extras import skip_unused_deepspeed
+from ..extras import require, skip_unused_deepspeed
+from ..training.budget import model_flops_per_token
 from ..training.callbacks import StopOnSignal
-from .findings import chosen_learning_rates
-from .results import RESULTS, Result, RunId, load
-from .study import Study
+from .arms import layer_lambda_init, new_model
+from .findings import check_parameters, chosen_learning_rates
+from .results import DATA, RESULTS, STUDY, Result, RunId, load
+from .study import STUDIES, Study, load_study
 
+UNFINISHED = 75  # EX_TEMPFAIL of sysexits.h
 _START_METHOD = "spawn"  # a forked process cannot use CUDA
 _STOP = StopOnSignal()  # of a worker: a signal that comes too late for one run stops the next one
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -31,7 +38,80 @@ class RunError(RuntimeError):
 
 
 class Stopped(Exception):
-    """The study was stopped before all runs were done: by a signal, or because its minutes were over."""
+    """The study was stopped by a signal, or because its minutes were over."""
+
+
+def reproduce(options: argparse.Namespace) -> int:
+    """Returns the exit status: 0 when all is done, 75 when the study was stopped."""
+    require("accelerate", "matplotlib", "scipy")  # for the runs, and for the report after them
+    path = options.study or STUDIES / f"{options.scale}.yaml"
+    study = load_study(path)
+    folder = options.out or Path("runs", f"reproduction-{options.scale or path.stem}")
+    print_plan(study, folder)
+    if options.dry_run:
+        return 0
+    claim_folder(path, folder)
+    check_texts(study, folder)
+    status = 0
+    try:
+        run_study(study, folder, study.minutes_per_call if options.minutes is None else options.minutes or None)
+    except Stopped as stopped:
+        print(f"{stopped}. Finished runs and checkpoints are kept. Run the same command to resume.")
+        status = UNFINISHED
+    from .report import Report  # matplotlib
+
+    print(folder / RESULTS, *Report(study, load(folder / RESULTS)).write(folder), sep="\n")
+    return status
+
+
+def claim_folder(path: Path, folder: Path) -> None:
+    """Copies the study into the folder. Raises ValueError if the folder belongs to another study."""
+    kept = folder / STUDY
+    if not kept.exists():
+        if folder.exists() and any(folder.iterdir()):
+            raise ValueError(f"{folder} has files, but no study. Choose another --out, or empty it.")
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, kept)
+    elif load_study(kept) != load_study(path):
+        raise ValueError(
+            f"{kept} differs from {path}. Choose another --out, or resume that study with --study {kept}."
+        )
+
+
+def print_plan(study: Study, folder: Path) -> None:
+    """Prints the budget, and the size of all models. Raises ValueError if the sizes differ."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
+    total, done = sum(x.runs for x in study.experiments.values()), len(load(folder / RESULTS))
+    stops = "" if study.minutes_per_call is None else f", in calls of at most {study.minutes_per_call:g}"
+    print(
+        f"Study    {study.title}\nRuns     {total}; {done} are done\n"
+        f"Budget   about {study.minutes:g} minutes{stops}, on {study.machine}; this machine has {device}\n"
+        f"Folder   {folder}\n\n"
+        f"{'Experiment':<14}{'Arm':<24}{'Seeds':>5}{'Parameters':>13}{'FLOPs per token':>17}  lambda_init by layer"
+    )
+    for name, experiment in study.experiments.items():
+        parameters, length = {}, experiment.task.length
+        for arm in experiment.arms:
+            with torch.device("meta"):
+                model = new_model(arm, config := experiment.make_config(), seed=0)
+            parameters[arm], flops = model.num_parameters(), model_flops_per_token(model.config, length)
+            init = ", ".join(f"{x:.2f}" for x in layer_lambda_init(arm, config))
+            print(f"{name:<14}{arm:<24}{len(experiment.seeds):>5}{parameters[arm]:>13,}{flops:>17,.0f}  {init}")
+        check_parameters(name, parameters)
+    print(flush=True)
+
+
+def check_texts(study: Study, folder: Path) -> None:
+    """Prepares the text of this machine that the tasks need. Raises ValueError if the results have another."""
+    results = load(folder / RESULTS)
+    for name, experiment in study.experiments.items():
+        text = experiment.task.text
+        digest = None if text is None else text.load(folder / DATA).digest()
+        if other := {x.data for x in results if x.experiment == name} - {digest}:
+            raise ValueError(
+                f"{name}: the results have the text {', '.join(map(str, other))}, and this machine has {digest}. "
+                "Continue with the versions of Python and packages that they name, or choose another --out."
+            )
 
 
 def run_study(study: Study, folder: Path, minutes: float | None = None) -> None:
@@ -41,11 +121,19 @@ def run_study(study: Study, folder: Path, minutes: float | None = None) -> None:
     the same call resumes. Raises RunError if a run failed, after those beside it were stopped.
     """
     end = None if minutes is None else time.monotonic() + 60 * minutes
-    total = sum(x.runs for x in study.experiments.values())
-    os.environ.update(_environment(study.threads))
+    os.environ |= {  # of the workers
+        # Trainer would use every visible GPU, with a larger batch
+        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0],
+        # Otherwise glibc returns the large buffers to the system after every step, which takes a quarter of the time
+        "MALLOC_MMAP_THRESHOLD_": str(2**30),
+        "MALLOC_TRIM_THRESHOLD_": str(2**32),
+        **({} if study.threads is None else {"OMP_NUM_THREADS": str(study.threads)}),
+    }
     pool = ProcessPoolExecutor(study.processes, get_context(_START_METHOD), _start_worker)
-    with _locked(folder), _stop_signals(), tqdm(total=total, desc="Runs", unit="run") as bar:
+    total = sum(x.runs for x in study.experiments.values())
+    with (folder / ".lock").open("w") as lock, _stop_signals(), tqdm(total=total, desc="Runs", unit="run") as bar:
         try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for tuning in (True, False):
                 results = load(folder / RESULTS)
                 bar.update(len(results) - bar.n)
@@ -59,11 +147,13 @@ def run_study(study: Study, folder: Path, minutes: float | None = None) -> None:
                             f"are kept; run the same command to resume.\n{''.join(format_exception(error))}"
                         ) from error
                     bar.update()
-        except TimeoutError:
-            _stop_workers()
-            raise Stopped(f"Stopped after {minutes:g} minutes") from None
-        except BaseException:
-            _stop_workers()
+        except BlockingIOError:
+            raise RunError(f"{folder} is in use by another call. Wait for it or end it, then try again.") from None
+        except BaseException as error:
+            for process in active_children():
+                process.terminate()
+            if isinstance(error, TimeoutError):
+                raise Stopped(f"Stopped after {minutes:g} minutes") from None
             raise
         finally:
             pool.shutdown(cancel_futures=True)
@@ -74,15 +164,15 @@ def planned_runs(study: Study, results: Sequence[Result], tuning: bool) -> list[
 
     They are ordered by seeds: a study that is stopped early has whole seeds.
     """
-    by_seed: list[tuple[int, RunId]] = []
+    planned: list[tuple[int, RunId]] = []
     for name, x in study.experiments.items():
         if tuning:
             rates = {arm: x.learning_rates for arm in x.arms if x.tunes}
         else:
             rates = {arm: [rate] for arm, rate in chosen_learning_rates(x, name, results).items()}
         for i, seed in enumerate(x.tuning_seeds if tuning else x.seeds):
-            by_seed += [(i, RunId(name, arm, seed, rate, tuning)) for arm in rates for rate in rates[arm]]
-    return [run for _, run in sorted(by_seed, key=lambda pair: pair[0])]
+            planned += [(i, RunId(name, arm, seed, rate, tuning)) for arm in rates for rate in rates[arm]]
+    return [run for _, run in sorted(planned, key=itemgetter(0))]
 
 
 def _train(folder: Path, run: RunId) -> None:
@@ -99,41 +189,12 @@ def _start_worker() -> None:
     skip_unused_deepspeed()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    parent = parent_process()
-    assert parent is not None
-
-    def end_with_parent() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def _stop_workers() -> None:
-    for process in active_children():
-        process.terminate()
-
-
-def _environment(threads: int | None) -> dict[str, str]:
-    """What the workers inherit."""
-    return {
-        # Trainer would use every visible GPU, with a larger batch
-        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0],
-        # Otherwise glibc returns the large buffers to the system after every step, which takes a quarter of the time
-        "MALLOC_MMAP_THRESHOLD_": str(2**30),
-        "MALLOC_TRIM_THRESHOLD_": str(2**32),
-        **({} if threads is None else {"OMP_NUM_THREADS": str(threads)}),
-    }
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"{folder} is in use by another call. Wait for it or end it, then try again.") from None
-        yield
+def _end_with_parent() -> None:
+    parent_process().join()  # type: ignore[union-attr]
+    os._exit(1)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ tested by the log-rank test, and the difference is that of their logarithms.
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -20,29 +20,22 @@ LEVEL, POWER = 0.05, 0.8
 
 @dataclass(frozen=True)
 class Comparison:
-    """The second of two samples against the first.
+    """The second of two samples against the first."""
 
-    effect: mean of the second - mean of the first, of times of their logarithms.
-    interval: 95 %, of the effect.
-    p: two-sided; of times that of the log-rank test, while the interval is Welch's.
-    stderr, df: the standard error with which an effect is detected, and its degrees of freedom; for times those of
-        the log hazard ratio if the samples were equal.
-    """
-
-    effect: float
-    interval: tuple[float, float]
+    effect: float  # mean of the second - mean of the first, of times of their logarithms
+    interval: tuple[float, float]  # 95 %, of the effect; Welch's for times
     method: Literal["paired t", "Welch", "log-rank"]
-    p: float
-    stderr: float
-    df: float
+    p: float  # two-sided
+    stderr: float  # with which an effect is detected; for times that of the log hazard ratio of equal samples
+    df: float  # degrees of freedom of stderr
 
-    def minimum_detectable(self, level: float = LEVEL, power: float = POWER) -> float:
-        """The smallest effect that a study like this one, with this standard error, finds with this power.
+    def minimum_detectable(self, level: float = LEVEL) -> float:
+        """The smallest effect that a study like this one, with this standard error, finds with a power of 80 %.
 
         For times it is a log hazard ratio, and an approximation: if a third of them are censored, a later event is
         found with a power of about 0.7, and a sooner one with 0.85.
         """
-        return float(stats.t.ppf([1 - level / 2, power], self.df).sum()) * self.stderr
+        return float(stats.t.ppf([1 - level / 2, POWER], self.df).sum()) * self.stderr
 
 
 def correlation(arms: Sequence[Mapping[int, float]]) -> float:
@@ -62,27 +55,18 @@ def compare(first: Mapping[int, float], second: Mapping[int, float], paired: boo
     (`correlation`): choosing the smaller error for each two of them would find too much. So does this choice if there
     are few arms: of equal ones 5.2 % differ at a level of 5 % with eight arms and ten seeds, 6.2 % with two arms.
     """
-    if paired:
-        seeds = [seed for seed in first if seed in second]
-        first, second = ({seed: x[seed] for seed in seeds} for x in (first, second))
-    a, b = list(first.values()), list(second.values())
+    seeds = [seed for seed in first if seed in second]
+    a, b = ([x[seed] for seed in seeds] if paired else list(x.values()) for x in (first, second))
     if min(len(a), len(b)) < 2:
         return None
-    effect, interval, p, df = _t_test(a, b, paired)
-    stderr = (interval[1] - interval[0]) / 2 / float(stats.t.ppf(1 - LEVEL / 2, df))
-    return Comparison(effect, interval, "paired t" if paired else "Welch", p, stderr, df)
-
-
-def _t_test(
-    a: Sequence[float], b: Sequence[float], paired: bool = False
-) -> tuple[float, tuple[float, float], float, float]:
-    """The effect, its interval, p, and the degrees of freedom."""
     with warnings.catch_warnings(), np.errstate(invalid="ignore", divide="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)  # for an arm whose values are all equal
         test = stats.ttest_rel(b, a) if paired else stats.ttest_ind(b, a, equal_var=False)
-        low, high = test.confidence_interval(1 - LEVEL)
+        low, high = map(float, test.confidence_interval(1 - LEVEL))
     p = 1.0 if math.isnan(test.pvalue) else float(test.pvalue)  # of equal arms without variance
-    return float(np.mean(b) - np.mean(a)), (float(low), float(high)), p, float(test.df)
+    stderr = (high - low) / 2 / float(stats.t.ppf(1 - LEVEL / 2, test.df))
+    effect = float(np.mean(b) - np.mean(a))
+    return Comparison(effect, (low, high), "paired t" if paired else "Welch", p, stderr, float(test.df))
 
 
 def compare_times(first: Sequence[tuple[float, bool]], second: Sequence[tuple[float, bool]]) -> Comparison | None:
@@ -93,25 +77,25 @@ def compare_times(first: Sequence[tuple[float, bool]], second: Sequence[tuple[fl
     ratio that belongs to the log-rank test would be no help: it has a bound, which is reached when all events of one
     sample come before those of the other.
     """
-    if min(len(first), len(second)) < 2:
+    a, b = ({i: math.log(time) for i, (time, _) in enumerate(x)} for x in (first, second))
+    found = compare(a, b, paired=False)
+    if found is None:
         return None
+    samples = [
+        stats.CensoredData.right_censored([time for time, _ in x], [not happened for _, happened in x])
+        for x in (second, first)
+    ]
     with np.errstate(invalid="ignore"):  # 0 / 0 if no event tells them apart
-        surplus = stats.logrank(_censored(second), _censored(first)).statistic  # of early events in the second
+        surplus = stats.logrank(*samples).statistic  # of early events in the second
     if math.isnan(surplus):
         return None
-    a, b = ([math.log(time) for time, _ in x] for x in (first, second))
-    effect, interval, _, _ = _t_test(a, b)
     # Student's t, because with 10 or 20 times the normal distribution finds too much: 6 % at a level of 5 %.
     # If the statistic and the effect have different directions, neither sample is called sooner
     n = len(first) + len(second)
-    p = float(2 * stats.t.sf(abs(surplus), n - 2)) if surplus * effect < 0 else 1.0
+    p = float(2 * stats.t.sf(abs(surplus), n - 2)) if surplus * found.effect < 0 else 1.0
     events = sum(happened for _, happened in (*first, *second))
-    return Comparison(effect, interval, "log-rank", p, n / math.sqrt(events * len(first) * len(second)), n - 2)
-
-
-def _censored(sample: Sequence[tuple[float, bool]]) -> stats.CensoredData:
-    times, happened = zip(*sample, strict=True)
-    return stats.CensoredData.right_censored(times, np.logical_not(happened))
+    stderr = n / math.sqrt(events * len(first) * len(second))
+    return replace(found, method="log-rank", p=p, stderr=stderr, df=n - 2)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

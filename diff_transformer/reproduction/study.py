@@ -7,16 +7,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from huggingface_hub.errors import StrictDataclassError
-from pydantic import (
-    AfterValidator,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdapter
 from pydantic.dataclasses import dataclass
 from transformers import TrainingArguments
 
@@ -29,28 +20,23 @@ STUDIES = Path(__file__).parent / "studies"
 
 def _distinct(values: list) -> list:
     if len(set(values)) < len(values):
-        raise ValueError(f"got {values}, which has a value twice")
+        raise ValueError("a value is there twice")
     return values
 
 
-def _known(arms: list[str]) -> list[str]:
-    if unknown := set(arms) - set(ARMS):
-        raise ValueError(f"got {', '.join(sorted(unknown))}; the arms are {', '.join(ARMS)}")
-    return _distinct(arms)
-
-
 Seeds = Annotated[list[NonNegativeInt], Field(min_length=1), AfterValidator(_distinct)]
-Arms = Annotated[list[str], Field(min_length=2), AfterValidator(_known)]
-Task = Annotated[KeyValue | NextToken, Field(discriminator="kind")]
+Rates = Annotated[list[PositiveFloat], Field(min_length=1), AfterValidator(_distinct)]
+Arm = Annotated[str, Field(pattern=f"^({'|'.join(ARMS)})$")]
+Arms = Annotated[list[Arm], Field(min_length=2), AfterValidator(_distinct)]
 
 
 @dataclass(frozen=True, config=STRICT)
 class Endpoint:
     """What is compared; lower is better.
 
-    kind: `loss`, the validation loss after the last step, in nats; `log_loss`, its natural logarithm, for tasks whose
-        loss goes to zero; `tokens`, the tokens of training until the validation accuracy is at least `accuracy`, where
-        training ends. Runs that never get there are censored.
+    `loss`: the validation loss after the last step, in nats. `log_loss`: its natural logarithm, for tasks whose loss
+    goes to zero. `tokens`: the tokens of training until the validation accuracy is at least `accuracy`, where training
+    ends; runs that never get there are censored.
     """
 
     kind: Literal["loss", "log_loss", "tokens"]
@@ -65,39 +51,33 @@ class Endpoint:
 class Experiment:
     """Arms that are trained on one task.
 
-    config: fields of DiffTransformerConfig, from which the other arms are made.
-    training: arguments of transformers' `TrainingArguments`.
-    learning_rates: each arm takes the one with the lowest mean of the endpoint over the `tuning_seeds`, of equal ones
-        the smallest. Runs that never get to the accuracy count all their tokens.
-    tuning_steps: steps of these runs, by default as many as of the others.
-    lambda_lr_multiplier: the learning rate of lambda over that of the rest.
-    validation_rows: the same in all runs.
+    Each arm takes the learning rate with the lowest mean of the endpoint over the `tuning_seeds`, of equal ones the
+    smallest. Runs that never get to the accuracy count all their tokens.
     """
 
-    task: Task
-    config: dict[str, Any]
+    task: Annotated[KeyValue | NextToken, Field(discriminator="kind")]
+    config: dict[str, Any]  # fields of DiffTransformerConfig, from which the other arms are made
     arms: Arms
     endpoint: Endpoint
     seeds: Seeds
     tuning_seeds: Seeds
-    learning_rates: Annotated[list[PositiveFloat], Field(min_length=1), AfterValidator(_distinct)]
-    training: dict[str, Any]
-    tuning_steps: PositiveInt | None = None
-    lambda_lr_multiplier: NonNegativeFloat = 0.1
-    validation_rows: PositiveInt = 256
+    learning_rates: Rates
+    training: dict[str, Any]  # arguments of transformers' TrainingArguments
+    tuning_steps: PositiveInt | None = None  # of the runs that choose learning rates, by default as many as of others
+    lambda_lr_multiplier: NonNegativeFloat = 0.1  # the learning rate of lambda over that of the rest
+    validation_rows: PositiveInt = 256  # the same in all runs
 
     def __post_init__(self):
         """Rejects what would be ignored, or measured wrongly."""
-        arguments = {x.name for x in fields(TrainingArguments)} - {"learning_rate", "seed", "data_seed", "output_dir"}
-        steps = {self.training.get("max_steps", 0), self.tuning_steps or 0}
+        ours = {"output_dir", "learning_rate", "seed", "data_seed"}
         every = self.training.get("eval_steps", 1)
+        uneven = {x for x in (self.training.get("max_steps", 0), self.tuning_steps or 0) if x % every}
         problems = {
             "config: DiffTransformerConfig has no": set(self.config) - {x.name for x in fields(DiffTransformerConfig)},
-            "training: TrainingArguments does not have, or the study sets": set(self.training) - arguments,
+            "training: TrainingArguments has no": set(self.training) - {x.name for x in fields(TrainingArguments)},
+            "training: the study sets": ours & set(self.training),
             "training: it needs": {"max_steps", "eval_steps", "per_device_train_batch_size"} - set(self.training),
-            f"max_steps and tuning_steps must be multiples of eval_steps={every}, got": {
-                x for x in steps if x % every
-            },
+            f"max_steps and tuning_steps must be multiples of eval_steps={every}, got": uneven,
             "tuning_seeds: learning rates are chosen on other seeds than": set(self.tuning_seeds) & set(self.seeds),
         }
         if told := [f"{what} {', '.join(map(str, sorted(found)))}" for what, found in problems.items() if found]:
@@ -109,14 +89,12 @@ class Experiment:
 
     @property
     def tunes(self) -> bool:
-        """Whether there are learning rates to choose from."""
         return len(self.learning_rates) > 1
 
     @property
     def runs(self) -> int:
-        """The number of runs."""
-        tuning = len(self.tuning_seeds) * len(self.learning_rates) if self.tunes else 0
-        return len(self.arms) * (len(self.seeds) + tuning)
+        """How many there are, with those that choose learning rates."""
+        return len(self.arms) * (len(self.seeds) + self.tunes * len(self.tuning_seeds) * len(self.learning_rates))
 
     def make_config(self) -> DiffTransformerConfig:
         """DIFF's configuration."""
@@ -127,44 +105,30 @@ class Experiment:
 
 @dataclass(frozen=True, config=STRICT)
 class Contrast:
-    """One question: is the second arm better than the first? `primary` ones are what the study decides, together at a
-    level of 5 %; the others are descriptive."""
+    """One question: is the second arm better than the first?"""
 
     question: str
     arms: Annotated[Arms, Field(max_length=2)]
-    primary: bool = True
+    primary: bool = True  # decided together with the others at a level of 5 %; or else descriptive
 
 
 @dataclass(frozen=True, config=STRICT)
 class Study:
-    """Experiments, what is compared in each of them, and how they are run.
-
-    contrasts: by name; an experiment has those whose arms it trains.
-    minutes: how long the whole study takes on `machine`; it is printed as the budget.
-    processes: how many runs are trained at the same time, with `threads` CPU threads each.
-    minutes_per_call: after this time a call stops; the next one resumes.
-    """
+    """Experiments, what is compared in each of them, and how they are run."""
 
     title: str
     experiments: Annotated[dict[str, Experiment], Field(min_length=1)]
-    contrasts: Annotated[dict[str, Contrast], Field(min_length=1)]
-    minutes: PositiveFloat
+    contrasts: Annotated[dict[str, Contrast], Field(min_length=1)]  # an experiment has those whose arms it trains
+    minutes: PositiveFloat  # how long the whole study takes on `machine`; it is printed as the budget
     machine: str
-    processes: PositiveInt = 1
-    threads: PositiveInt | None = None
-    minutes_per_call: PositiveFloat | None = None
+    processes: PositiveInt = 1  # how many runs are trained at the same time
+    threads: PositiveInt | None = None  # CPU threads of each run
+    minutes_per_call: PositiveFloat | None = None  # after this time a call stops; the next one resumes
 
 
 def load_study(path: str | Path) -> Study:
     """Raises ValueError, which lists what is wrong and where, if the file is not a study."""
     try:
         return TypeAdapter(Study).validate_python(yaml.safe_load(Path(path).read_text(encoding="utf-8")))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {error}") from error
-    except ValidationError as error:
-        raise ValueError("\n".join([f"{path} is not a study:", *map(_message, error.errors())])) from None
-
-
-def _message(error: Any) -> str:
-    got = "" if error["type"] == "value_error" else f", got {error['input']!r}"
-    return f"  {'.'.join(map(str, error['loc']))}: {error['msg'].removeprefix('Value error, ')}{got}"
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(f"{path} is not a study: {error}") from error

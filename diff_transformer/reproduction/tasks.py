@@ -29,11 +29,7 @@ _NOT_PROSE = {"encodings", "pydoc_data"}  # generated tables that hardly differ 
 _LARGEST_FILE = 1_000_000  # bytes; larger files are generated
 
 Split = Literal["train", "validation"]
-
-
-class Examples(NamedTuple):
-    input_ids: np.ndarray
-    labels: np.ndarray
+Rows = tuple[np.ndarray, np.ndarray]  # input_ids and labels
 
 
 class Floor(NamedTuple):
@@ -45,18 +41,12 @@ class Floor(NamedTuple):
 
 @dataclass(frozen=True, config=STRICT)
 class Text:
-    """Python sources of this machine, as tokens.
-
-    source: `stdlib`, the Python standard library, or `packages`, all other installed distributions.
-    ranks: merge ranks of cl100k_base.
-    held_out: about one file in this many is held out for validation. A hash of its path decides.
-    max_megabytes: the size at which a random selection of the files ends; all files by default.
-    """
+    """Python sources of this machine, as tokens: of the standard library, or of all other installed distributions."""
 
     source: Literal["stdlib", "packages"] = "stdlib"
-    ranks: PositiveInt = 1024
-    held_out: Annotated[int, Field(gt=0, le=256)] = 20
-    max_megabytes: PositiveFloat | None = None
+    ranks: PositiveInt = 1024  # merge ranks of cl100k_base
+    held_out: Annotated[int, Field(gt=0, le=256)] = 20  # one file in about this many is of the validation split
+    max_megabytes: PositiveFloat | None = None  # where a random selection of the files ends; all files by default
 
     @cached_property
     def vocabulary(self) -> int:
@@ -67,10 +57,22 @@ class Text:
         name = hashlib.sha256(repr(self).encode()).hexdigest()[:8]
         file = folder / f"{self.source}-{name}.npz"
         if not file.exists():
+            found: dict[Split, list[np.ndarray]] = {"train": [], "validation": []}
+            sources = python_sources(self)
+            tokenizer = cl100k_tokenizer(vocab_size=self.ranks)
+            while documents := list(islice(sources, 256)):  # at once, so that the tokenizer uses all processors
+                splits, texts = zip(*documents, strict=True)
+                for split, ids in zip(splits, tokenizer(list(texts)).input_ids, strict=True):
+                    found[split].append(np.array([*ids, tokenizer.eos_token_id], np.uint32))
+            if not all(found.values()):
+                raise FileNotFoundError(
+                    f"Found {sum(map(len, found.values()))} Python source files ({self.source}) on this machine, too "
+                    "few for training and validation. Install Python's sources, or use a task without text."
+                )
             with whole_file(file) as part, part.open("wb") as stream:
-                np.savez(stream, **_tokens(self)._asdict())
+                np.savez(stream, train=np.concatenate(found["train"]), validation=np.concatenate(found["validation"]))
         with np.load(file) as arrays:  # without pickle
-            return Tokens(arrays["train"], arrays["validation"])
+            return Tokens(**arrays)
 
 
 class Tokens(NamedTuple):
@@ -78,6 +80,15 @@ class Tokens(NamedTuple):
 
     train: np.ndarray
     validation: np.ndarray
+
+    def of(self, split: Split, needed: int) -> np.ndarray:
+        """Those of a split. Raises ValueError if there are fewer than `needed`."""
+        if len(text := getattr(self, split)) < needed:
+            raise ValueError(
+                f"The {split} text has {len(text):,} tokens, and {needed:,} are needed. Choose fewer steps, or more "
+                "text: another source or a larger max_megabytes."
+            )
+        return text
 
     def unigram_loss(self) -> float:
         """Nats per token of the validation text, with the frequencies of the training text."""
@@ -93,45 +104,48 @@ class KeyValue:
     """Which value stands with this key? A context of pairs and filler, then each key in random order, followed by its
     value. The loss is on the values that are asked for.
 
-    fused: a pair is one token, so that one layer can look it up. Otherwise it is two tokens, a key and then its value:
-        multi-query associative recall (Zoology, arXiv:2312.04927), which takes two layers.
-    context: tokens before the questions, with filler around the pairs; by default the pairs alone, with one token of
-        filler if an odd number of tokens would be left for the questions.
-    pairs: the number of pairs of a row is drawn from these. Rows with fewer ask for some keys again.
-    decoys: the number of decoys is drawn from these: fused tokens whose keys are not asked for.
-    filler: this many noise tokens, or text.
+    A fused pair is one token, so that one layer can look it up. Otherwise it is two tokens, a key and then its value:
+    multi-query associative recall (Zoology, arXiv:2312.04927), which takes two layers. The numbers of pairs and of
+    decoys, which are fused tokens whose keys are not asked for, are drawn from lists. Rows with fewer pairs ask for
+    some keys again. Without `context` the pairs stand alone, with one token of filler if an odd number of tokens would
+    be left for the questions.
     """
 
     pairs: Annotated[list[PositiveInt], Field(min_length=1)]
-    context: PositiveInt | None = None
+    context: PositiveInt | None = None  # tokens before the questions, with filler around the pairs
     fused: bool = False
     keys: PositiveInt = 16
     values: PositiveInt = 8
     decoys: Annotated[list[NonNegativeInt], Field(min_length=1)] = Field(default_factory=lambda: [0])
-    filler: PositiveInt | Text = 64
+    filler: PositiveInt | Text = 64  # this many noise tokens, or text
     kind: Literal["key_value"] = "key_value"
 
     def __post_init__(self):
-        most, width = max(self.pairs), 1 if self.fused else 2
-        places = most if self.context is None else self.context // width
-        if most > self.keys or most + max(self.decoys) > places:
+        most, decoys = max(self.pairs), max(self.decoys)
+        places = most if self.context is None else self.context // self._width
+        if most > self.keys or most + decoys > places:
             raise ValueError(
-                f"got up to {most} pairs and {max(self.decoys)} decoys; there are {self.keys} keys, and the context "
-                f"has room for {places} of both"
+                f"got {most} pairs and {decoys} decoys, with {self.keys} keys and {places} places for both"
             )
-        if max(self.decoys) and not (self.fused and most < self.keys):
-            raise ValueError(
-                f"got decoys={self.decoys}; they need fused pairs, and more keys than the {most} of pairs"
-            )
+        if decoys and not (self.fused and most < self.keys):
+            raise ValueError(f"got {decoys} decoys; they need fused pairs, and more keys than the {most} of pairs")
 
     @property
     def text(self) -> Text | None:
         return self.filler if isinstance(self.filler, Text) else None
 
     @property
+    def _width(self) -> int:
+        return 1 if self.fused else 2
+
+    @property
     def length(self) -> int:
-        most = max(self.pairs)
-        return 2 * most + ((most if self.fused else 2 * most) if self.context is None else self.context)
+        return 2 * max(self.pairs) + (self.context or self._width * max(self.pairs))
+
+    def _context(self, pairs: int) -> int:
+        """The number of tokens before the questions in a row with this many pairs."""
+        tokens = self._width * pairs
+        return self.context or tokens + (self.length - tokens) % 2
 
     @cached_property
     def _firsts(self) -> tuple[int, ...]:
@@ -144,67 +158,41 @@ class KeyValue:
     def vocabulary(self) -> int:
         return self._firsts[-1]
 
-    def _context(self, pairs: int) -> int:
-        """The number of tokens before the questions in a row with this many pairs."""
-        if self.context is not None:
-            return self.context
-        tokens = pairs if self.fused else 2 * pairs
-        return tokens + (self.length - tokens) % 2
-
     @property
     def conditions(self) -> dict[str, dict[str, int]]:
         """The kinds of rows that are measured apart, each by its arguments of `rows`."""
         found = {f"{n} pairs": {"pairs": n} for n in self.pairs if len(self.pairs) > 1}
         return found | {f"{n} decoys": {"decoys": n} for n in self.decoys if len(self.decoys) > 1}
 
-    def rows(
-        self,
-        split: Split,
-        seed: int,
-        number: int,
-        tokens: Tokens | None = None,
-        pairs: int | None = None,
-        decoys: int | None = None,
-    ) -> Examples:
-        """pairs, decoys: fixed numbers instead of random ones. Raises ValueError if the text is shorter than a row."""
+    def rows(self, split: Split, seed: int, number: int, tokens: Tokens | None = None, **fixed: int) -> Rows:
+        """fixed: `pairs` or `decoys` that are not drawn."""
+        filler, fused, first_key, first_value, _ = self._firsts
         rng = np.random.default_rng((seed, ("train", "validation").index(split)))
+        text = None if tokens is None else tokens.of(split, self.length)
         input_ids = np.empty((number, self.length), np.int64)
-        text = None if tokens is None else getattr(tokens, split)
-        if text is not None and len(text) < self.length:
-            raise ValueError(
-                f"The {split} text has {len(text):,} tokens, fewer than the {self.length} of a row. Choose more text: "
-                "another source or a larger max_megabytes."
-            )
         labels = np.full_like(input_ids, IGNORED)
         for row, answers in zip(input_ids, labels, strict=True):
-            n = rng.choice(self.pairs) if pairs is None else pairs
-            questions = self._fill(row, rng, n, rng.choice(self.decoys) if decoys is None else decoys, text)
-            answers[questions + 1 :: 2] = row[questions + 1 :: 2]
-        return Examples(input_ids, labels)
-
-    def _fill(
-        self, row: np.ndarray, rng: np.random.Generator, pairs: int, decoys: int, text: np.ndarray | None
-    ) -> int:
-        """Returns where the questions begin."""
-        filler, fused, first_key, first_value, _ = self._firsts
-        width, context = 1 if self.fused else 2, self._context(pairs)
-        if text is None:
-            row[:context] = rng.integers(filler, fused, context)
-        else:
-            begin = rng.integers(len(text) - context)
-            row[:context] = text[begin : begin + context]
-        keys, others = np.split(rng.permutation(self.keys), [pairs])
-        values = rng.integers(self.values, size=pairs)
-        places = width * rng.permutation(context // width)[: pairs + decoys]
-        if self.fused:
-            row[places[:pairs]] = fused + keys * self.values + values
-            others = rng.choice(others, decoys) if decoys else others[:0]
-            row[places[pairs:]] = fused + others * self.values + rng.integers(self.values, size=decoys)
-        else:
-            row[places], row[places + 1] = first_key + keys, first_value + values
-        asked = np.concatenate([rng.permutation(pairs), rng.integers(pairs, size=(len(row) - context) // 2 - pairs)])
-        row[context::2], row[context + 1 :: 2] = first_key + keys[asked], first_value + values[asked]
-        return context
+            n = fixed["pairs"] if "pairs" in fixed else rng.choice(self.pairs)
+            m = fixed["decoys"] if "decoys" in fixed else rng.choice(self.decoys)
+            context = self._context(n)
+            if text is None:
+                row[:context] = rng.integers(filler, fused, context)
+            else:
+                begin = rng.integers(len(text) - context)
+                row[:context] = text[begin : begin + context]
+            keys, others = np.split(rng.permutation(self.keys), [n])
+            values = rng.integers(self.values, size=n)
+            places = self._width * rng.permutation(context // self._width)[: n + m]
+            if self.fused:
+                row[places[:n]] = fused + keys * self.values + values
+                others = rng.choice(others, m) if m else others[:0]
+                row[places[n:]] = fused + others * self.values + rng.integers(self.values, size=m)
+            else:
+                row[places], row[places + 1] = first_key + keys, first_value + values
+            asked = np.concatenate([rng.permutation(n), rng.integers(n, size=(len(row) - context) // 2 - n)])
+            row[context::2], row[context + 1 :: 2] = first_key + keys[asked], first_value + values[asked]
+            answers[context + 1 :: 2] = row[context + 1 :: 2]
+        return input_ids, labels
 
     def floor(self, unigram_loss: float | None = None) -> Floor:
         """A model that answers with the value of any pair that was not asked for yet, which takes no look at the key.
@@ -230,41 +218,18 @@ class NextToken:
     def vocabulary(self) -> int:
         return self.text.vocabulary
 
-    def rows(self, split: Split, seed: int, number: int, tokens: Tokens | None = None) -> Examples:
-        """Different rows in random order. Raises ValueError if there are fewer."""
+    def rows(self, split: Split, seed: int, number: int, tokens: Tokens | None = None) -> Rows:
+        """Different rows in random order."""
         assert tokens is not None
-        text = getattr(tokens, split)
-        found = len(text) // self.length
-        if number > found:
-            raise ValueError(
-                f"The {split} text has {found:,} rows of {self.length} tokens, and {number:,} are needed. Choose "
-                "fewer steps, or more text: another source or a larger max_megabytes."
-            )
-        rows = text[: found * self.length].reshape(found, self.length)
-        chosen = rows[np.random.default_rng(seed).permutation(found)[:number]].astype(np.int64)
-        return Examples(chosen, chosen)
+        text = tokens.of(split, number * self.length)
+        rows = text[: len(text) // self.length * self.length].reshape(-1, self.length)
+        chosen = rows[np.random.default_rng(seed).permutation(len(rows))[:number]].astype(np.int64)
+        return chosen, chosen
 
     def floor(self, unigram_loss: float | None = None) -> Floor:
         """A model that knows how frequent each token is in the training text, and nothing else."""
         assert unigram_loss is not None
         return Floor("loss", unigram_loss)
-
-
-def _tokens(text: Text) -> Tokens:
-    tokenizer = cl100k_tokenizer(vocab_size=text.ranks)
-    found: dict[str, list[np.ndarray]] = {"train": [], "validation": []}
-    sources = python_sources(text)
-    while documents := list(islice(sources, 256)):  # at once, so that the tokenizer uses all processors
-        splits, texts = zip(*documents, strict=True)
-        for split, ids in zip(splits, tokenizer(list(texts)).input_ids, strict=True):
-            found[split].append(np.array([*ids, tokenizer.eos_token_id], np.uint32))
-    if not all(found.values()):
-        raise FileNotFoundError(
-            f"Found {sum(map(len, found.values()))} Python source files ({text.source}) on this machine, too few for "
-            "training and validation. Some systems ship Python without its sources: install them, or use a task "
-            "without text, in a study of your own."
-        )
-    return Tokens(*(np.concatenate(arrays) for arrays in found.values()))
 
 
 def python_sources(text: Text) -> Iterator[tuple[Split, str]]:
@@ -279,12 +244,11 @@ def python_sources(text: Text) -> Iterator[tuple[Split, str]]:
             break
         content = file.read_bytes()
         same = hashlib.sha256(content).digest()
-        if len(content) > _LARGEST_FILE or same in seen:
-            continue
-        seen.add(same)
-        size += len(content)
-        split: Split = "validation" if chance[-1] * text.held_out < 256 else "train"
-        yield split, content.decode("utf-8", errors="replace")
+        if len(content) <= _LARGEST_FILE and same not in seen:
+            seen.add(same)
+            size += len(content)
+            is_held_out = chance[-1] * text.held_out < 256
+            yield "validation" if is_held_out else "train", content.decode("utf-8", errors="replace")
 
 
 def _files(source: str) -> Iterator[tuple[str, Path]]:
@@ -292,9 +256,9 @@ def _files(source: str) -> Iterator[tuple[str, Path]]:
     if source == "stdlib":
         yield from standard_library_sources(_NOT_TEXT | _NOT_PROSE)
         return
-    found = {f"{d.metadata['Name']} {d.version}": d for d in distributions() if d.metadata["Name"]}
-    for package in sorted(name for name in found if not name.startswith("diff_transformer ")):
-        for path in sorted(found[package].files or [], key=str):
-            file = Path(str(path.locate()))
-            if path.suffix == ".py" and not _NOT_TEXT & set(path.parts) and file.is_file():
-                yield f"{package}/{path.as_posix()}", file
+    named = ((d.metadata["Name"], d) for d in distributions())
+    found = {f"{name} {d.version}": d for name, d in named if name not in (None, "diff_transformer")}
+    for package, path in ((package, path) for package, d in found.items() for path in d.files or []):
+        file = Path(str(path.locate()))
+        if path.suffix == ".py" and not _NOT_TEXT & set(path.parts) and file.is_file():
+            yield f"{package}/{path.as_posix()}", file

@@ -8,7 +8,6 @@ import sys
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -42,12 +41,7 @@ class _StopAt(TrainerCallback):
 def accuracy(prediction: EvalPrediction) -> dict[str, float]:
     """The share of the labels that are the likeliest token. `predictions` are the likeliest tokens, (rows, tokens)."""
     guesses, labels = np.asarray(prediction.predictions)[:, :-1], np.asarray(prediction.label_ids)[:, 1:]
-    asked = labels != IGNORED
-    return {"accuracy": float((guesses == labels)[asked].mean())}
-
-
-def _likeliest(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return logits.argmax(-1)
+    return {"accuracy": float((guesses == labels)[labels != IGNORED].mean())}
 
 
 class Data:
@@ -65,9 +59,8 @@ class Data:
         return self._dataset("validation", 0, self.experiment.validation_rows, **condition)
 
     def _dataset(self, split: Split, seed: int, rows: int, **condition: int) -> StackDataset:
-        examples = self.task.rows(split, seed, rows, self.tokens, **condition)
-        tensors: Any = {name: torch.from_numpy(values) for name, values in examples._asdict().items()}
-        return StackDataset(**tensors)
+        input_ids, labels = map(torch.from_numpy, self.task.rows(split, seed, rows, self.tokens, **condition))
+        return StackDataset(input_ids=input_ids, labels=labels)  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=1)  # the runs of a seed follow one another
@@ -89,6 +82,7 @@ def train(data: Data, run: RunId, output_dir: Path, stop: StopOnSignal) -> Resul
     """Trains a new model, or resumes its checkpoint. Raises SystemExit if it was stopped by a signal."""
     experiment, on_gpu, threshold = data.experiment, torch.cuda.is_available(), data.experiment.endpoint.accuracy
     arguments = {
+        "output_dir": str(output_dir),
         "use_cpu": not on_gpu,
         "bf16": on_gpu and torch.cuda.is_bf16_supported(),
         "report_to": "none",
@@ -98,22 +92,22 @@ def train(data: Data, run: RunId, output_dir: Path, stop: StopOnSignal) -> Resul
         "disable_tqdm": True,
         "record_batches": True,
         "lambda_lr_multiplier": experiment.lambda_lr_multiplier,
-        **experiment.training,
         "learning_rate": run.learning_rate,
         "seed": run.seed,
         "data_seed": run.seed,
+        **experiment.training,
+        **({"max_steps": experiment.tuning_steps} if run.tuning and experiment.tuning_steps else {}),
     }
-    if run.tuning and experiment.tuning_steps is not None:
-        arguments["max_steps"] = experiment.tuning_steps
-    model = new_model(run.arm, experiment.make_config(), run.seed, attn_implementation="sdpa")
+    config = experiment.make_config()
+    model = new_model(run.arm, config, run.seed, attn_implementation="sdpa")
     matrices = matrices_digest(model)
     trainer = RunTrainer(
         model=model,
-        args=RunArguments(output_dir=str(output_dir), **arguments),
+        args=RunArguments(**arguments),
         train_dataset=data.train,
         eval_dataset=data.validation(),
         compute_metrics=accuracy,
-        preprocess_logits_for_metrics=_likeliest,
+        preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
         callbacks=[stop, *([] if threshold is None else [_StopAt(threshold)])],
     )
     trainer.remove_callback(PrinterCallback)
@@ -124,10 +118,10 @@ def train(data: Data, run: RunId, output_dir: Path, stop: StopOnSignal) -> Resul
     except NonFiniteLossError:
         diverged = True
     history, here = trainer.state.log_history, this_run(model.device)
-    evaluations = [x for x in history if "eval_loss" in x]
-    finite = list(takewhile(lambda x: math.isfinite(x["eval_loss"]), evaluations))
+    evaluations = [(int(x["step"]), x["eval_loss"], x["eval_accuracy"]) for x in history if "eval_loss" in x]
+    finite = list(takewhile(lambda x: math.isfinite(x[1]), evaluations))
     diverged |= len(finite) < len(evaluations)
-    is_finished = threshold is not None and bool(finite) and finite[-1]["eval_accuracy"] >= threshold
+    is_finished = threshold is not None and bool(finite) and finite[-1][2] >= threshold
     if stop.stopped_by and not is_finished:
         sys.exit(128 + stop.stopped_by)
     batches = (output_dir / "batches.txt").read_text().splitlines()
@@ -139,17 +133,17 @@ def train(data: Data, run: RunId, output_dir: Path, stop: StopOnSignal) -> Resul
         conditions[name] = {metric: metrics[f"eval_{metric}"] for metric in ("loss", "accuracy")}
     return Result(
         **run._asdict(),
-        curve=[[x["step"] * data.tokens_per_step, x["eval_loss"], x["eval_accuracy"]] for x in finite],
+        curve=[[step * data.tokens_per_step, *metrics] for step, *metrics in finite],
         conditions=conditions,
         parameters=model.num_parameters(),
         flops_per_token=model_flops_per_token(model.config, data.task.length),
         diverged=diverged,
-        lambda_init=layer_lambda_init(model.config),
+        lambda_init=layer_lambda_init(run.arm, config),
         lambdas=list(takewhile(lambda entry: all(map(math.isfinite, entry)), lambdas)),
         matrices=matrices,
         data=None if data.tokens is None else data.tokens.digest(),
         unigram_loss=None if data.tokens is None else data.tokens.unigram_loss(),
-        batches=[hashlib.sha256("".join(batches[: int(x["step"])]).encode()).hexdigest()[:8] for x in finite],
+        batches=[hashlib.sha256("".join(batches[:step]).encode()).hexdigest()[:8] for step, *_ in finite],
         seconds=sum(x["train_runtime"] for x in history if "train_runtime" in x),
         **{name: here[name] for name in ("date", "hardware", "packages")},
     )

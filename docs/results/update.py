@@ -10,7 +10,6 @@ SCALE/study.yaml and SCALE/results.jsonl give SCALE/report.md, SCALE/figures/ an
 from pathlib import Path
 
 from diff_transformer.evaluation.render import Table, markdown_page
-from diff_transformer.folders import whole_file
 from diff_transformer.reproduction import SCALES
 from diff_transformer.reproduction.findings import BETTER, NOT_LEARNT, NOT_SHOWN, WORSE
 from diff_transformer.reproduction.report import Report
@@ -45,18 +44,18 @@ def reports(root: Path = ROOT) -> dict[Path, Report]:
     return {folder: report for folder, report in found.items() if not report.missing()}
 
 
-def texts(root: Path = ROOT, found: dict[Path, Report] | None = None) -> dict[Path, str]:
+def texts(root: Path = ROOT) -> dict[Path, str]:
     """The new texts of README.md and of each study's page. Raises ValueError if no study is finished, or if
     README.md lacks the two markers."""
-    found = reports(root) if found is None else found
+    found = reports(root)
+    if not found:
+        raise ValueError(f"There is no finished study in {root / 'docs/results'}.")
     others = (root / "docs/replications.md").read_text(encoding="utf-8").split("\n\n")[1]
     pages = {
         folder / "report.md": markdown_page(report.study.title, report.sections(), report.opening())
         + f"\n## What others have found\n\n{others} [The sources, one by one](../../replications.md).\n"
         for folder, report in found.items()
     }
-    if not found:
-        raise ValueError(f"There is no finished study in {root / 'docs/results'}.")
     readme = root / "README.md"
     before, begin, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -72,13 +71,9 @@ def readme_text(found: dict[Path, Report], root: Path) -> str:
     seeds = " or ".join(map(str, sorted({row.seeds for row in rows})))
     tasks = list(dict.fromkeys(row.experiment for row in rows))
     signs = {(row.name, row.experiment): SIGNS[row.verdict] for row in rows}
-    table = Table(
-        "", ["part", *tasks], [[part, *(signs.get((x, task)) for task in tasks)] for x, part in PARTS.items()]
-    )
-    scale = (
-        f"At {min(sizes):.1f} to {max(sizes):.1f} million parameters, with equal data, size and initial matrices, and "
-        f"{seeds} seeds:"
-    )
+    table = Table("", ["part", *tasks], [[part, *(signs.get((x, y)) for y in tasks)] for x, part in PARTS.items()])
+    size = f"{min(sizes):.1f} to {max(sizes):.1f} million parameters"
+    scale = f"At {size}, with equal data, size and initial matrices, and {seeds} seeds:"
     folder, report = next(iter(found.items()))
     figure = f"![{report.study.title}]({(folder / 'figures/forest.png').relative_to(root)})"
     return "\n\n".join([scale, table.markdown(), MEANING, figure, KEY])
@@ -86,13 +81,11 @@ def readme_text(found: dict[Path, Report], root: Path) -> str:
 
 def update(root: Path = ROOT) -> list[Path]:
     """Writes the pages and their figures; returns the paths of the pages."""
-    found = reports(root)
-    pages = texts(root, found)
-    for folder, report in found.items():
+    pages = texts(root)
+    for folder, report in reports(root).items():
         report.write(folder)
     for path, text in pages.items():
-        with whole_file(path) as part:
-            part.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     return list(pages)
 
 

@@ -3,6 +3,7 @@
 
 import json
 import re
+import shutil
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +18,7 @@ from diff_transformer.evaluation.protocols.math import _SHARES as SHARES
 from diff_transformer.evaluation.protocols.math.benchmarks import BENCHMARKS
 from diff_transformer.evaluation.protocols.nll_by_position import condense
 from diff_transformer.evaluation.results import Cell, Measure, Results
-from diff_transformer.hub_upload import card_results
-from diff_transformer.hub_upload.card import write_card
+from diff_transformer.hub_upload.card import leaderboard_files, write_card
 from diff_transformer.hub_upload.checks import check_texts
 from diff_transformer.hub_upload.staging import stage
 
@@ -98,7 +98,7 @@ def test_leaderboard_files_have_whole_datasets_once(limit, datasets, named):
     results = Results(Path("math/x.json"), "math", {"label": "x"}, {"limit": limit}, 0)
     results.runs = [{"date": "2026-01-01"}]
     results.cells = [Cell({"part": i}, {"accuracy": Measure(0.5, 2)}, {"dataset": d}) for i, d in enumerate(datasets)]
-    files = card_results.leaderboard_files([SimpleNamespace(results=[results])], REPO)
+    files = leaderboard_files([SimpleNamespace(results=[results])], REPO)
     entries = [entry for text in files.values() for entry in yaml.safe_load(text)]
     assert [entry["dataset"]["id"] for entry in entries] == named
 
@@ -125,6 +125,9 @@ def test_card_publishes_results_without_what_is_private(pristine, results):
 
 def test_card_rejects_results_of_other_weights(folder, results, tmp_path):
     assert errors(folder, results) == [], "a copy has the same weights"
+    twice = Path(shutil.copytree(results, tmp_path / "twice"))
+    shutil.copy(twice / "math" / "here.json", twice / "math" / "again.json")
+    assert errors(folder, twice) == ["math/here.json is a second file of math for this model. Keep one."]
     identity = {**load_model(str(folder), device="cpu").identity, "revision": "sha256:other"}
     stale = tmp_path / "stale"
     Results.open(stale, "math", identity, {"prompt": "cot"}, 0).save()

@@ -7,36 +7,27 @@ import pytest
 import torch
 from tolerances import assert_same_computation
 from torch.nn.functional import cross_entropy, silu
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerV2Config
 from diff_transformer.reproduction.arms import ARMS, layer_lambda_init, matrices_digest, new_model
 from diff_transformer.reproduction.findings import check_parameters
-from diff_transformer.reproduction.head_norm_llama import HeadNormLlamaConfig, HeadNormLlamaForCausalLM
 from diff_transformer.reproduction.study import STUDIES, load_study
 from diff_transformer.training.architectures import transformer_twin
 
-SIZES = [(4, 4, 16), (4, 2, 12), (3, 1, 8)]  # heads, key/value heads, their width
 
-
-def llama_config(heads: int, groups: int, width: int, kind: type[LlamaConfig] = LlamaConfig, **kwargs) -> LlamaConfig:
-    sizes = {"num_attention_heads": heads, "num_key_value_heads": groups, "head_dim": width, "hidden_size": 48}
-    layers = {"intermediate_size": 56, "num_hidden_layers": 2, "initializer_range": 0.2, "vocab_size": 61}
-    return kind(**sizes, **layers, **kwargs)
+def small_config(**kwargs) -> DiffTransformerConfig:
+    sizes = {"hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return DiffTransformerConfig(**{"vocab_size": 61, "eos_token_id": None, **sizes, **kwargs})
 
 
 def random_ids(config) -> torch.Tensor:
     return torch.randint(config.vocab_size, (2, 19))
 
 
-def logits_and_gradients(model, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    output = model(ids, labels=ids)
-    output.loss.backward()
-    return {"logits": output.logits, **{name: x.grad for name, x in model.named_parameters()}}
-
-
-def formula(config: LlamaConfig, weights: dict[str, torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
-    """The logits of a Llama whose heads are normalised and scaled, where it has weights for that."""
+def formula(config: LlamaConfig, weights: dict[str, torch.Tensor], ids: torch.Tensor, init=None) -> torch.Tensor:
+    """The logits of a Llama whose heads are normalized and scaled, where it has weights for that. init: lambda_init,
+    by default exponential."""
     n, width = ids.shape[1], config.head_dim
 
     def norm(x: torch.Tensor, name: str) -> torch.Tensor:
@@ -61,7 +52,7 @@ def formula(config: LlamaConfig, weights: dict[str, torch.Tensor], ids: torch.Te
         maps = scores.masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), -math.inf).softmax(-1)
         heads = (maps @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)).transpose(1, 2)
         if "self_attn.o_proj.norm.weight" in own:
-            lambda_init = 0.8 - 0.6 * math.exp(-0.3 * i) if config.lambda_init == "exponential" else config.lambda_init
+            lambda_init = 0.8 - 0.6 * math.exp(-0.3 * i) if init is None else init
             heads = (1 - lambda_init) * norm(heads, prefix + "self_attn.o_proj.norm.weight")
         x = x + heads.flatten(2) @ own["self_attn.o_proj.weight"].T
         y = norm(x, prefix + "post_attention_layernorm.weight")
@@ -70,54 +61,34 @@ def formula(config: LlamaConfig, weights: dict[str, torch.Tensor], ids: torch.Te
     return norm(x, "model.norm.weight") @ weights["lm_head.weight"].T
 
 
-def formula_and_gradients(model, ids: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def formula_and_gradients(model, ids: torch.Tensor, dtype: torch.dtype, init) -> dict[str, torch.Tensor]:
     weights = {name: x.detach().to(dtype).requires_grad_() for name, x in model.named_parameters()}
-    logits = formula(model.config, weights, ids)
+    logits = formula(model.config, weights, ids, init)
     cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
     return {"logits": logits, **{name: x.grad for name, x in weights.items()}}
 
 
-# ----------------------------------------------------------------------------------------------------- head_norm_llama
+# ----------------------------------------------------------------------------------------- Llama with the head norm
 
 
 @pytest.mark.oldest
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("size", SIZES)
-def test_without_the_norm_it_is_llama(size, attention):
-    models = []
-    for kind, more in ((LlamaConfig, {}), (HeadNormLlamaConfig, {"head_norm": False})):
-        torch.manual_seed(3)
-        config = llama_config(*size, kind=kind, **more)
-        models.append(AutoModelForCausalLM.from_config(config, attn_implementation=attention))
-    assert [type(model) for model in models] == [LlamaForCausalLM, HeadNormLlamaForCausalLM]
-    ids = random_ids(config)
-    llamas, ours = (logits_and_gradients(model, ids) for model in models)
-    assert llamas.keys() == ours.keys()
-    for name in llamas:
-        assert torch.equal(llamas[name], ours[name]), name
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("lambda_init", ["exponential", 0.8])
-def test_the_norm_equals_its_formula(size, attention, lambda_init):
-    config = llama_config(*size, kind=HeadNormLlamaConfig, lambda_init=lambda_init)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+@pytest.mark.parametrize(("arm", "groups", "init"), [("norm", 2, 0.8), ("norm", 1, None), ("wide_norm", 1, None)])
+def test_head_norm_equals_its_formula(arm, groups, init, attention):
+    sizes = {"hidden_size": 48, "head_dim": 32, "num_key_value_heads": groups, "initializer_range": 0.2}
+    config = small_config(**sizes, lambda_init=init or "exponential")
+    model = new_model(arm, config, 3, attn_implementation=attention)
     for name, weight in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(weight, 0.5, 1.5)
     ids = random_ids(config)
-    ours = logits_and_gradients(model, ids)
-    reference, exact = (formula_and_gradients(model, ids, dtype) for dtype in (torch.float32, torch.float64))
+    output = model(ids, labels=ids)
+    output.loss.backward()
+    ours = {"logits": output.logits, **{name: x.grad for name, x in model.named_parameters()}}
+    reference, exact = (formula_and_gradients(model, ids, dtype, init) for dtype in (torch.float32, torch.float64))
     assert sum("o_proj.norm" in name for name in ours) == 2
     for name in ours:
         assert_same_computation(ours[name], reference[name], exact[name])
-
-
-def test_new_projections_have_the_initializer_range():
-    model = HeadNormLlamaForCausalLM(llama_config(4, 4, 16, kind=HeadNormLlamaConfig))
-    for layer in model.model.layers:
-        assert layer.self_attn.o_proj.weight.std().item() == pytest.approx(0.2, rel=0.05)
 
 
 @torch.no_grad()
@@ -131,9 +102,8 @@ def test_diff_without_subtraction_is_a_transformer_with_wide_heads_and_the_norm(
         initializer_range=0.2,
     )  # fmt: skip
     diff = DiffTransformerForCausalLM(config)
-    wide_config = ARMS["wide_norm"][1](config)
-    wide_config.rope_parameters["rope_theta"] = theta**2
-    wide = HeadNormLlamaForCausalLM(wide_config)
+    faster = {"rope_type": "default", "rope_theta": theta**2}
+    wide = new_model("wide_norm", DiffTransformerConfig.from_dict({**config.to_dict(), "rope_parameters": faster}), 0)
     weights = {name.replace("subln", "o_proj.norm"): x for name, x in diff.state_dict().items()}
     for i, layer in enumerate(diff.model.layers):
         attention = layer.self_attn
@@ -148,21 +118,16 @@ def test_diff_without_subtraction_is_a_transformer_with_wide_heads_and_the_norm(
             weights[f"model.layers.{i}.self_attn.{name}.weight"] = moved.flatten(0, 2)
     wide.load_state_dict({name: x for name, x in weights.items() if "lambda" not in name})
     ids = random_ids(config)
-    exact = formula(wide_config, {name: x.double() for name, x in wide.named_parameters()}, ids)
+    exact = formula(wide.config, {name: x.double() for name, x in wide.named_parameters()}, ids)
     assert_same_computation(diff(ids).logits, wide(ids).logits, exact)
 
 
 # ----------------------------------------------------------------------------------------------------------- all arms
 
 
-def small_config(**kwargs) -> DiffTransformerConfig:
-    sizes = {"hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return DiffTransformerConfig(**{"vocab_size": 61, "eos_token_id": None, **sizes, **kwargs})
-
-
-@pytest.fixture(params=[None, 1], ids=["mha", "gqa"])
-def config(request) -> DiffTransformerConfig:
-    return small_config(num_key_value_heads=request.param)
+@pytest.fixture
+def config() -> DiffTransformerConfig:
+    return small_config(num_key_value_heads=1)
 
 
 def test_the_arms_are_what_their_names_say():
@@ -176,8 +141,8 @@ def test_the_arms_are_what_their_names_say():
         "diff_v2": (8, 2, 8),
     }  # fmt: skip
     assert {arm: (of[arm].use_subln, of[arm].use_head_scale) for arm in norms} == norms
-    assert [type(of[arm]) for arm in ("transformer", "wide")] == [LlamaConfig, LlamaConfig]
-    assert [of[arm].head_norm for arm in ("norm", "wide_norm")] == [True, True]
+    assert {arm for arm, x in of.items() if type(x) is LlamaConfig} == {"transformer", "norm", "wide", "wide_norm"}
+    assert "norm" not in str(new_model("transformer", config, 0).model.layers[0].self_attn)
     same = ["vocab_size", "hidden_size", "num_hidden_layers", "rms_norm_eps", "initializer_range"]
     for arm, arms_config in of.items():
         assert all(getattr(arms_config, name) == getattr(config, name) for name in same), arm
@@ -224,7 +189,7 @@ def test_the_first_queries_of_v2_are_the_transformers():
     assert_same_computation(model(ids).logits, twin(ids).logits, exact)
 
 
-def test_the_digest_is_that_of_the_seed(config):
+def test_matrices_digest_is_that_of_the_seed(config):
     digests = {matrices_digest(new_model(arm, config, seed=0)) for arm in ARMS}
     assert len(digests) == 1
     model = new_model("diff", config, seed=1)
@@ -236,10 +201,10 @@ def test_the_digest_is_that_of_the_seed(config):
 
 def test_lambda_init_is_that_of_diff():
     exponential, constant = small_config(), small_config(lambda_init=0.7)
-    for arm, (_, make) in ARMS.items():
-        has_one = arm.startswith("diff") and arm != "diff_v2" or arm in ("norm", "wide_norm")
-        assert layer_lambda_init(make(constant)) == ([0.7, 0.7] if has_one else []), arm
-        assert layer_lambda_init(make(exponential)) == pytest.approx([0.2, 0.355509] if has_one else []), arm
+    for arm in ARMS:
+        has_one = arm not in ("transformer", "wide", "diff_v2")
+        assert layer_lambda_init(arm, constant) == ([0.7, 0.7] if has_one else []), arm
+        assert layer_lambda_init(arm, exponential) == pytest.approx([0.2, 0.355509] if has_one else []), arm
 
 
 @pytest.mark.oldest

@@ -12,12 +12,18 @@ import pytest
 import yaml
 from made_up_study import changed
 
-from diff_transformer.reproduction import command
+from diff_transformer.reproduction import SCALES, run
 from diff_transformer.reproduction.__main__ import main
-from diff_transformer.reproduction.command import UNFINISHED, check_texts, claim_folder
 from diff_transformer.reproduction.findings import findings
 from diff_transformer.reproduction.results import CHECKPOINTS, RESULTS, STUDY, load
-from diff_transformer.reproduction.run import RunError, Stopped, planned_runs
+from diff_transformer.reproduction.run import (
+    UNFINISHED,
+    RunError,
+    Stopped,
+    check_texts,
+    claim_folder,
+    planned_runs,
+)
 from diff_transformer.reproduction.study import STUDIES, load_study
 
 ROOT = Path(__file__).parents[2]
@@ -74,8 +80,8 @@ def test_a_stopped_study_is_finished_by_the_same_command(finished):
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_a_finished_study_is_not_trained_again(finished, monkeypatch, capfd):
-    monkeypatch.setattr("diff_transformer.reproduction.run._train", None)
+def test_a_finished_study_is_not_trained_again_and_its_text_is_checked(finished, monkeypatch, capfd):
+    monkeypatch.setattr(run, "_train", None)
     before = (finished / RESULTS).read_bytes()
     assert main(["--study", str(finished / STUDY), "--out", str(finished)]) == 0
     assert (finished / RESULTS).read_bytes() == before
@@ -83,20 +89,13 @@ def test_a_finished_study_is_not_trained_again(finished, monkeypatch, capfd):
     assert "12; 12 are done" in printed and printed.endswith(
         f"{finished / RESULTS}\n{finished / 'report.html'}\n{finished / 'report.md'}\n"
     )
+    other = changed(load(finished / RESULTS), {"experiment": "text", "arm": "diff", "seed": 11}, data="other")
+    monkeypatch.setattr(run, "load", lambda file: other)
+    with pytest.raises(ValueError, match="text: the results have the text other, and this machine has"):
+        check_texts(load_study(finished / STUDY), finished)
 
 
-@pytest.mark.slow
-@pytest.mark.process
-def test_results_with_another_text_are_rejected(finished, monkeypatch):
-    study, results = load_study(finished / STUDY), load(finished / RESULTS)
-    check_texts(study, finished)
-    other = changed(results, {"experiment": "text", "arm": "diff", "seed": 11}, data="other")
-    monkeypatch.setattr(command, "load", lambda file: other)
-    with pytest.raises(ValueError, match="text: the results in .* were made with the text other, and this machine ha"):
-        check_texts(study, finished)
-
-
-@pytest.mark.parametrize("scale", sorted(path.stem for path in STUDIES.glob("*.yaml")))
+@pytest.mark.parametrize("scale", SCALES)
 def test_a_dry_run_prints_budget_and_arms_and_writes_nothing(tmp_path, capsys, scale):
     assert main(["--scale", scale, "--out", str(tmp_path / "out"), "--dry-run"]) == 0
     printed, study = capsys.readouterr().out, load_study(STUDIES / f"{scale}.yaml")
@@ -108,14 +107,14 @@ def test_a_dry_run_prints_budget_and_arms_and_writes_nothing(tmp_path, capsys, s
 
 def test_a_folder_belongs_to_one_study(tmp_path):
     folder, other = tmp_path / "out", tmp_path / "other.yaml"
-    folder.mkdir()
-    (folder / f".{STUDY}.part").touch()  # of an interrupted call
     claim_folder(CI, folder)
     assert (folder / STUDY).read_bytes() == CI.read_bytes()
     other.write_text(f"# Other comments\n{CI.read_text()}")
     claim_folder(other, folder)
     other.write_text(CI.read_text().replace("max_steps: 20", "max_steps: 30"))
-    with pytest.raises(ValueError, match="belongs to another study, or to an earlier version of this one: .*--study"):
+    with pytest.raises(
+        ValueError, match=r"out/study.yaml differs from .*other.yaml. Choose another --out, or .*--study"
+    ):
         claim_folder(other, folder)
     assert (folder / STUDY).read_bytes() == CI.read_bytes()
 
@@ -139,8 +138,14 @@ def test_errors_are_printed_and_nothing_is_written(tmp_path, capsys):
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["other", "study.yaml", "thesis.txt"]
 
 
-@pytest.mark.parametrize(("error", "status"), [(RunError("a run failed"), 1), (Stopped("Stopped"), UNFINISHED)])
-@pytest.mark.parametrize(("given", "minutes"), [([], 8.5), (["--minutes", "3"], 3), (["--minutes", "0"], None)])
+@pytest.mark.parametrize(
+    ("error", "status", "given", "minutes"),
+    [
+        (RunError("a run failed"), 1, [], 8.5),
+        (Stopped("Stopped"), UNFINISHED, ["--minutes", "3"], 3),
+        (Stopped("Stopped"), UNFINISHED, ["--minutes", "0"], None),
+    ],
+)
 def test_the_minutes_and_the_exit_status_of_a_call(tmp_path, monkeypatch, capsys, error, status, given, minutes):
     calls = []
 
@@ -148,8 +153,8 @@ def test_the_minutes_and_the_exit_status_of_a_call(tmp_path, monkeypatch, capsys
         calls.append(minutes)
         raise error
 
-    monkeypatch.setattr(command, "run_study", run_study)
-    monkeypatch.setattr(command, "check_texts", lambda *_: None)
+    monkeypatch.setattr(run, "run_study", run_study)
+    monkeypatch.setattr(run, "check_texts", lambda *_: None)
     study = tmp_path / "study.yaml"
     study.write_text(f"minutes_per_call: 8.5\n{CI.read_text()}")
     assert main(["--study", str(study), "--out", str(tmp_path / "out"), *given]) == status

@@ -30,7 +30,7 @@ def root(tmp_path):
     return tmp_path
 
 
-def test_what_is_committed_is_what_would_be_drawn():
+def test_committed_pages_are_what_would_be_drawn():
     pages = update.texts()
     assert set(pages) == {ROOT / "README.md", *(folder / "report.md" for folder in COMMITTED)}
     for path, text in pages.items():
@@ -74,37 +74,28 @@ def test_the_sentence_of_the_readme_agrees_with_the_verdicts():
     assert not any(better["design"] <= better[name] for name in ("wide_heads", "head_norm", "subtraction"))
 
 
-def test_a_new_page(root):
+def test_update_writes_the_page_and_the_readme(root):
     page, readme = root / "docs/results/cpu/report.md", root / "README.md"
     assert sorted(update.update(root)) == sorted([readme, page])
     text = readme.read_text()
     assert text.startswith("# A\n\n<!-- results -->\n\nAt 0.1 to 0.2 million") and "old" not in text
     assert "(docs/results/cpu/figures/forest.png)" in text and text.endswith("\n\n<!-- /results -->\n\nmore\n")
     assert "[The sources, one by one](../../replications.md)" in page.read_text()
-    assert all(path.read_text() == content for path, content in update.texts(root).items()), "drawn again it differs"
-
-
-def test_other_results_give_other_sentences(root):
-    file = root / "docs/results/cpu" / RESULTS
-    before = update.texts(root)
+    before, file = update.texts(root), root / "docs/results/cpu" / RESULTS
+    assert all(path.read_text() == content for path, content in before.items()), "drawn again it differs"
     swapped = {'"arm":"wide"': '"arm":"wide_norm"', '"arm":"wide_norm"': '"arm":"wide"'}
     file.write_text(re.sub("|".join(swapped), lambda match: swapped[match[0]], file.read_text()))
     after = update.texts(root)
-    assert all(before[path] != after[path] for path in before)
-
-
-def test_a_study_that_is_not_finished_is_not_drawn(root):
-    file = root / "docs/results/cpu" / RESULTS
-    *lines, _ = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(lines))
-    with pytest.raises(ValueError, match="no finished study"):
-        update.update(root)
-    assert not (root / "docs/results/cpu/report.md").exists()
+    assert all(before[path] != after[path] for path in before), "the results do not matter"
 
 
 @pytest.mark.parametrize("text", ["# A\n", "<!-- results -->\n", "<!-- /results -->\n<!-- results -->\n"])
-def test_a_readme_without_the_place(root, text):
-    (root / "README.md").write_text(text)
+def test_update_writes_nothing_without_a_finished_study_or_a_place(root, text):
+    file, readme, page = root / "docs/results/cpu" / RESULTS, root / "README.md", root / "docs/results/cpu/report.md"
+    readme.write_text(text)
     with pytest.raises(ValueError, match=r"README.md has no place"):
         update.update(root)
-    assert (root / "README.md").read_text() == text and not (root / "docs/results/cpu/report.md").exists()
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(ValueError, match="no finished study"):
+        update.update(root)
+    assert readme.read_text() == text and not page.exists()

@@ -28,8 +28,7 @@ def study_of(*experiments: str, seeds: int = 4, **fields) -> Study:
 
 
 def notes(folder: Path) -> list[str]:
-    file = folder / "notes.txt"
-    return file.read_text().splitlines() if file.exists() else []
+    return (folder / "notes.txt").read_text().splitlines()
 
 
 def wait_for(condition) -> None:
@@ -68,7 +67,7 @@ def until_stopped(folder: Path, stop) -> None:
 
 
 def test_planned_runs_are_all_runs_with_tuning_first_and_then_seed_by_seed():
-    study, results = study_of("text", "retrieval", "recall"), make_results()
+    study, results = make_study(), make_results()
     tuning, others = (planned_runs(study, results, x) for x in (True, False))
     assert set(tuning) | set(others) == set(RUNS) and len(tuning) + len(others) == len(RUNS)
     assert sum(x.runs for x in study.experiments.values()) == len(RUNS) == 5 * 3 * 2 + (3 + 5 + 2) * 4
@@ -82,7 +81,9 @@ def test_run_study_trains_all_runs_in_as_many_processes_as_the_study_has(tmp_pat
     special |= {x: lambda *_: time.sleep(0.05) for x in RUNS if x.experiment == "text"}
     run_study(study_of("retrieval", "text", seeds=2, processes=2), tmp_path)
     assert len(load(tmp_path / RESULTS)) == 5 * 3 * 2 + 2 * (5 + 3)
-    assert [note.split()[-1] for note in notes(tmp_path) if note.startswith("began")][:30] == ["0"] * 15 + ["1"] * 15
+    seeds = [note.split()[-1] for note in notes(tmp_path) if note.startswith("began")][:30]
+    # The last run of seed 0 may note its beginning after the first of seed 1, in the other process
+    assert seeds[:14] == ["0"] * 14 and sorted(seeds) == ["0"] * 15 + ["1"] * 15
     running = most = 0
     for note in notes(tmp_path):
         running += 1 if note.startswith("began") else -1
@@ -109,7 +110,7 @@ def test_finished_runs_are_not_trained_again(tmp_path, special):
     assert began == ["began text wide_norm 10", "began text diff 10"]
 
 
-def test_an_error_stops_the_other_runs_and_shows_where_it_came_from(tmp_path, special):
+def test_a_failed_or_killed_run_stops_the_others_and_is_named(tmp_path, special):
     def fail(folder, stop):
         wait_for(lambda: "began text wide_norm 10" in notes(folder))
         raise MemoryError("out of memory")
@@ -120,9 +121,6 @@ def test_an_error_stops_the_other_runs_and_shows_where_it_came_from(tmp_path, sp
     ):
         run_study(study_of("text", processes=2), tmp_path)
     assert "stopped text wide_norm 10" in notes(tmp_path) and load(tmp_path / RESULTS) == []
-
-
-def test_a_worker_that_is_killed_is_an_error(tmp_path, special):
     special[FIRST] = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(RunError, match="failed, or its process was killed"):
         run_study(study_of("text"), tmp_path)

@@ -16,16 +16,7 @@ from transformers import EvalPrediction
 
 from diff_transformer import cl100k_tokenizer, text_data
 from diff_transformer.reproduction import tasks
-from diff_transformer.reproduction.tasks import (
-    IGNORED,
-    Examples,
-    Floor,
-    KeyValue,
-    NextToken,
-    Text,
-    Tokens,
-    python_sources,
-)
+from diff_transformer.reproduction.tasks import IGNORED, Floor, KeyValue, NextToken, Rows, Text, Tokens, python_sources
 from diff_transformer.reproduction.train import accuracy
 
 # ----------------------------------------------------------------------------------------------------- keys and values
@@ -47,7 +38,7 @@ def task(request) -> KeyValue:
     return KEY_VALUE[request.param]
 
 
-def rows_of(task: KeyValue, number: int, split="train", seed: int = 0, **condition) -> Examples:
+def rows_of(task: KeyValue, number: int, split="train", seed: int = 0, **condition) -> Rows:
     return task.rows(split, seed, number, WORDS if task.text else None, **condition)
 
 
@@ -82,14 +73,13 @@ class Decoded:
         self.answers = {key: value for _, key, value in self.pairs if key in self.asked}
 
 
-def decoded(task: KeyValue, rows: Examples) -> list[Decoded]:
-    return [Decoded(task, *x) for x in zip(rows.input_ids.tolist(), rows.labels.tolist(), strict=True)]
+def decoded(task: KeyValue, rows: Rows) -> list[Decoded]:
+    return [Decoded(task, *x) for x in zip(*(array.tolist() for array in rows), strict=True)]
 
 
 def test_every_answer_stands_with_its_key_in_the_context(task):
     rows, counts = rows_of(task, 120), set()
-    assert rows.input_ids.shape == rows.labels.shape == (120, task.length)
-    assert rows.input_ids.dtype == rows.labels.dtype == np.int64
+    assert all(x.shape == (120, task.length) and x.dtype == np.int64 for x in rows)
     for row in decoded(task, rows):
         begin = row.questions[0][0] - 1
         assert max(place for place, *_ in row.pairs + row.filler) < begin, "questions come last"
@@ -101,16 +91,10 @@ def test_every_answer_stands_with_its_key_in_the_context(task):
             assert value == row.answers[key]
         if task.context is not None:
             assert begin == task.context
+        else:  # no filler, except before an odd rest
+            assert len(row.filler) == ((task.length - n) % 2 if task.fused else 0)
         counts.add((n, decoys))
     assert counts == {(n, decoys) for n in task.pairs for decoys in task.decoys}
-
-
-def test_pairs_alone_have_no_filler():
-    for name in ("pairs alone", "fused pairs alone"):
-        task = KEY_VALUE[name]
-        for row in decoded(task, rows_of(task, 60)):
-            is_odd = (task.length - len(row.pairs)) % 2 if task.fused else 0
-            assert len(row.filler) == is_odd, "except before an odd rest"
 
 
 def test_everything_is_drawn_at_random(task):
@@ -121,8 +105,6 @@ def test_everything_is_drawn_at_random(task):
     assert first_places == set(possible), "the place of the first answer gives it away"
     assert {key for row in rows for key in row.asked} == set(range(task.keys))
     assert {value for row in rows for value in row.answers.values()} == set(range(task.values))
-    if not task.text:
-        assert {token for row in rows for _, token in row.filler} <= set(range(task.filler))
 
 
 def test_text_as_filler_is_that_of_the_split():
@@ -139,28 +121,31 @@ def test_text_as_filler_is_that_of_the_split():
 def test_the_seed_and_the_split_decide_the_rows(task):
     first = rows_of(task, 20)
     assert all(map(np.array_equal, rows_of(task, 20), first))
-    assert np.array_equal(rows_of(task, 30).input_ids[:20], first.input_ids), "more rows are added at the end"
+    assert np.array_equal(rows_of(task, 30)[0][:20], first[0]), "more rows are added at the end"
     for split, seed in (("train", 1), ("validation", 0)):
-        same = (rows_of(task, 20, split, seed).input_ids == first.input_ids).all(1)
+        same = (rows_of(task, 20, split, seed)[0] == first[0]).all(1)
         assert same.mean() < 0.5, "short rows can be equal by chance"
 
 
-@pytest.mark.parametrize("name", ["pairs alone", "fused pairs alone", "context", "decoys"])
-def test_a_condition_fixes_the_numbers(name):
-    task, found = KEY_VALUE[name], {}
+def test_rows_are_those_of_earlier_versions():
+    """A study that was begun with them can be continued."""
+    rows = b"".join(x.tobytes() for task in KEY_VALUE.values() for x in rows_of(task, 9, "validation", 3))
+    assert hashlib.sha256(rows).hexdigest()[:16] == "9e8b97a1325d523d"
+
+
+def test_a_condition_fixes_the_numbers(task):
+    found = {}
     for condition, arguments in task.conditions.items():
         rows = decoded(task, rows_of(task, 40, "validation", **arguments))
         found[condition] = {len(x.asked) for x in rows}, {len(x.pairs) - len(x.asked) for x in rows}
-    several = {f"{n} pairs": ({n}, set(task.decoys)) for n in task.pairs}
+    several = {f"{n} pairs": ({n}, set(task.decoys)) for n in task.pairs if len(task.pairs) > 1}
     several |= {f"{n} decoys": (set(task.pairs), {n}) for n in task.decoys if len(task.decoys) > 1}
     assert found == several
-    assert KEY_VALUE["text"].conditions == {}
 
 
-def score(rows: Examples, predict) -> float:
-    """The accuracy, as `train` measures it, of a model that predicts the token after (row, place)."""
-    guesses = [[predict(i, place) for place in range(rows.labels.shape[1])] for i in range(len(rows.labels))]
-    return accuracy(EvalPrediction(np.array(guesses), rows.labels))["accuracy"]
+def score(guesses: np.ndarray, labels: np.ndarray) -> float:
+    """The accuracy, as `train` measures it, of a model with these guesses of the next token."""
+    return accuracy(EvalPrediction(guesses, labels))["accuracy"]
 
 
 def loss(guesses: np.ndarray, labels: np.ndarray, vocabulary: int) -> float:
@@ -171,47 +156,44 @@ def loss(guesses: np.ndarray, labels: np.ndarray, vocabulary: int) -> float:
 
 def test_a_perfect_and_a_guessing_model_bracket_the_task(task):
     rows, rng = rows_of(task, 600, seed=1), np.random.default_rng(1)
-    read, first_value = decoded(task, rows), task.vocabulary - task.values
-    perfect, guessing, misled = np.zeros((3, *rows.input_ids.shape), np.int64)
+    read, labels, first_value = decoded(task, rows), rows[1], task.vocabulary - task.values
+    perfect, guessing, misled = np.zeros((3, *labels.shape), np.int64)
     for i, row in enumerate(read):
         asked: set[int] = set()
         for place, key, _ in row.questions:
-            perfect[i, place - 1] = first_value + row.answers[key]
-            left = [key for key in row.answers if key not in asked]
-            guessing[i, place - 1] = (
-                first_value + row.answers[rng.choice(left if key not in asked else list(row.answers))]
-            )
+            left = [key for key in row.answers if key not in asked] if key not in asked else list(row.answers)
             asked.add(key)
+            perfect[i, place - 1] = first_value + row.answers[key]
+            guessing[i, place - 1] = first_value + row.answers[rng.choice(left)]
             misled[i, place - 1] = first_value + rng.choice([value for *_, value in row.pairs])
-    assert score(rows, lambda *x: perfect[x]) == 1
-    assert loss(perfect, rows.labels, task.vocabulary) < 1e-9
+    assert score(perfect, labels) == 1 and loss(perfect, labels, task.vocabulary) < 1e-9
     metric, floor = task.floor()
     error = 2 * math.sqrt(floor * (1 - floor) / sum(len(row.questions) for row in read))  # a row's depend on another
     assert metric == "accuracy" and 0 < floor < 0.9
-    assert abs(score(rows, lambda *x: guessing[x]) - floor) < 2 * error
-    assert loss(guessing, rows.labels, task.vocabulary) > 1
+    assert abs(score(guessing, labels) - floor) < 2 * error and loss(guessing, labels, task.vocabulary) > 1
     if max(task.decoys):
-        assert score(rows, lambda *x: misled[x]) < floor - 2 * error, "decoys mislead"
+        assert score(misled, labels) < floor - 2 * error, "decoys mislead"
 
 
-MISTAKES = [
-    ({"pairs": []}, "pairs"),
-    ({"pairs": [0]}, "greater than 0"),
-    ({"pairs": [4], "keys": 3}, "got up to 4 pairs and 0 decoys; there are 3 keys, and the context has room for 4 of"),
-    ({"pairs": [4], "context": 7}, "the context has room for 3 of both"),
-    ({"pairs": [4], "context": 6, "fused": True, "decoys": [1, 3]}, "4 pairs and 3 decoys; .* room for 6 of both"),
-    ({"pairs": [2], "context": 9, "decoys": [1]}, r"got decoys=\[1\]; they need fused pairs"),
-    ({"pairs": [4], "context": 9, "fused": True, "keys": 4, "decoys": [1]}, "and more keys than the 4 of pairs"),
-    ({"pairs": [2], "decoys": [-1]}, "greater than or equal to 0"),
-    ({"pairs": [2], "fillers": 3}, "fillers"),
-    ({"pairs": [2], "filler": Text, "values": 0}, "values"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "message"), MISTAKES)
-def test_key_value_rejects(arguments, message):
+@pytest.mark.parametrize(
+    ("kind", "arguments", "message"),
+    [
+        (KeyValue, {"pairs": []}, "pairs"),
+        (KeyValue, {"pairs": [4], "keys": 3}, "got 4 pairs and 0 decoys, with 3 keys and 4 places for both"),
+        (KeyValue, {"pairs": [4], "context": 7}, "16 keys and 3 places"),
+        (KeyValue, {"pairs": [4], "context": 6, "fused": True, "decoys": [1, 3]}, "4 pairs and 3 decoys.* 6 places"),
+        (KeyValue, {"pairs": [2], "context": 9, "decoys": [1]}, "got 1 decoys; they need fused pairs"),
+        (KeyValue, {"pairs": [4], "context": 9, "fused": True, "keys": 4, "decoys": [1]}, "more keys than the 4 of"),
+        (KeyValue, {"pairs": [2], "decoys": [-1]}, "greater than or equal to 0"),
+        (KeyValue, {"pairs": [2], "fillers": 3}, "fillers"),
+        (Text, {"source": "books"}, "source"),
+        (Text, {"held_out": 0}, "held_out"),
+        (Text, {"max_megabytes": 0.0}, "max_megabytes"),
+    ],
+)
+def test_tasks_reject_mistakes(kind, arguments, message):
     with pytest.raises(ValueError, match=message):
-        KeyValue(**arguments)
+        kind(**arguments)
 
 
 # --------------------------------------------------------------------------------------------------------- next token
@@ -221,21 +203,16 @@ def test_rows_of_text_are_different_pieces_of_it():
     task, words = NextToken(length=7, text=Text(ranks=256)), np.arange(100, dtype=np.uint32)
     tokens = Tokens(words, words + 100)
     for split, begin in (("train", 0), ("validation", 100)):
-        rows = task.rows(split, 3, 14, tokens)
-        assert rows.input_ids.dtype == np.int64 and np.array_equal(rows.input_ids, rows.labels)
-        assert sorted(map(tuple, rows.input_ids)) == [tuple(range(i, i + 7)) for i in range(begin, begin + 98, 7)]
-    some = task.rows("train", 3, 5, tokens).input_ids
-    assert np.array_equal(some, task.rows("train", 3, 14, tokens).input_ids[:5])
-    assert not np.array_equal(some, task.rows("train", 4, 5, tokens).input_ids)
-    with pytest.raises(
-        ValueError, match=r"The train text has 14 rows of 7 tokens, and 1,015 are needed. Choose fewer"
-    ):
-        task.rows("train", 0, 1015, tokens)
-
-
-def test_filler_needs_a_text_as_long_as_a_row():
-    with pytest.raises(ValueError, match="The train text has 25 tokens, fewer than the 26 of a row. Choose more text"):
-        KEY_VALUE["text"].rows("train", 0, 1, Tokens(*(x[:25] for x in WORDS)))
+        ids, labels = task.rows(split, 3, 14, tokens)
+        assert ids.dtype == np.int64 and np.array_equal(ids, labels)
+        assert sorted(map(tuple, ids)) == [tuple(range(i, i + 7)) for i in range(begin, begin + 98, 7)]
+    some = task.rows("train", 3, 5, tokens)[0]
+    assert np.array_equal(some, task.rows("train", 3, 14, tokens)[0][:5])
+    assert not np.array_equal(some, task.rows("train", 4, 5, tokens)[0])
+    with pytest.raises(ValueError, match=r"The train text has 100 tokens, and 105 are needed. Choose fewer"):
+        task.rows("train", 0, 15, tokens)
+    with pytest.raises(ValueError, match="The validation text has 25 tokens, and 26 are needed"):
+        KEY_VALUE["text"].rows("validation", 0, 1, Tokens(words, words[:25]))
 
 
 def test_a_perfect_and_a_unigram_model_bracket_the_text():
@@ -247,19 +224,16 @@ def test_a_perfect_and_a_unigram_model_bracket_the_text():
     assert tokens.unigram_loss() == pytest.approx(unigram)
     task = NextToken(length=10, text=Text(ranks=256))
     assert task.floor(unigram) == Floor("loss", unigram)
-    rows = task.rows("validation", 0, 70, tokens)
-    perfect = np.roll(rows.input_ids, -1, axis=1)
-    assert score(rows, lambda *x: perfect[x]) == 1 and loss(perfect, rows.labels, 61) < 1e-9
+    ids, labels = task.rows("validation", 0, 70, tokens)
+    perfect = np.roll(ids, -1, axis=1)
+    assert score(perfect, labels) == 1 and loss(perfect, labels, 61) < 1e-9
     logits = torch.tensor([logs[word] for word in range(61)]).expand(70, 9, 61)
-    measured = cross_entropy(logits.flatten(0, 1), torch.from_numpy(rows.labels[:, 1:]).flatten())
+    measured = cross_entropy(logits.flatten(0, 1), torch.from_numpy(labels[:, 1:]).flatten())
     assert measured.item() == pytest.approx(unigram, rel=0.03)  # without the first token of every row
     unseen = Tokens(np.array([0, 0], np.uint32), np.array([3], np.uint32))
     assert unseen.unigram_loss() == pytest.approx(math.log(6))
-
-
-def test_the_digest_is_that_of_both_splits():
     changed = [Tokens(WORDS.train + 1, WORDS.validation), Tokens(WORDS.train, WORDS.validation + 1)]
-    assert len({WORDS.digest(), *(x.digest() for x in changed)}) == 3
+    assert len({WORDS.digest(), *(x.digest() for x in changed)}) == 3, "both splits count"
 
 
 # ---------------------------------------------------------------------------------------------------------- text files
@@ -290,40 +264,21 @@ def splits(**kwargs) -> dict[str, str]:
     return dict(found)
 
 
-def digest_of(path: str) -> bytes:
-    return hashlib.sha256(path.encode()).digest()
-
-
-def test_a_hash_of_the_path_decides_the_split(root):
-    paths = {f"w{i:03d}": f"{'pkg/' if i % 2 else ''}m{i}.py" for i in range(30)}
+def test_a_hash_of_the_path_decides_the_split_whatever_other_files_there_are(root):
+    paths, before = {f"w{i:03d}": f"{'pkg/' if i % 2 else ''}m{i}.py" for i in range(30)}, splits(held_out=3)
     for i in range(30, 230):
         write(root / f"a{i}.py", i)
         paths[f"w{i:03d}"] = f"a{i}.py"
     for held_out, share in ((3, 1 / 3), (20, 1 / 20)):
-        expected = {word: "validation" if digest_of(x)[-1] < 256 / held_out else "train" for word, x in paths.items()}
+        last = {word: hashlib.sha256(path.encode()).digest()[-1] for word, path in paths.items()}
+        expected = {word: "validation" if x < 256 / held_out else "train" for word, x in last.items()}
         error = math.sqrt(share * (1 - share) / 230)
         assert list(expected.values()).count("validation") / 230 == pytest.approx(share, abs=3 * error)
         assert splits(held_out=held_out) == expected
+    assert before.items() <= splits(held_out=3).items()
 
 
-def test_a_file_stays_in_its_split_when_others_are_added_or_removed(root):
-    before = splits(held_out=HELD_OUT)
-    for i in range(30, 60):
-        write(root / f"a{i}.py", i)
-    (root / "m4.py").unlink()
-    after = splits(held_out=HELD_OUT)
-    del before["w004"]
-    assert len(after) == 59 and before.items() <= after.items()
-
-
-def test_of_identical_files_one_is_kept(root):
-    before = splits(held_out=HELD_OUT)
-    for i in range(30):
-        write(root / f"copy{i}.py", i)
-    assert splits(held_out=HELD_OUT).keys() == before.keys()
-
-
-def test_tests_tables_and_generated_files_are_left_out(root, monkeypatch):
+def test_python_sources_leave_out_copies_tests_tables_and_generated_files(root, monkeypatch):
     before = splits(held_out=HELD_OUT)
     for i, name in enumerate(["test/a", "pkg/tests/a", "idle_test/a", "site-packages/a", "encodings/a"], 100):
         write(root / f"{name}.py", i)
@@ -331,12 +286,12 @@ def test_tests_tables_and_generated_files_are_left_out(root, monkeypatch):
     monkeypatch.setattr(tasks, "_LARGEST_FILE", 1000)
     (root / "generated.py").write_text("w120 = 0\n" * 200)
     assert splits(held_out=HELD_OUT) == before
-
-
-def test_max_megabytes_ends_the_selection(root):
-    """A file has 108 bytes, and the file that crosses the limit is kept."""
+    # A file has 108 bytes, and the file that crosses the limit is kept
     some = splits(held_out=HELD_OUT, max_megabytes=0.001)
-    assert len(some) == 10 and some.items() <= splits(held_out=HELD_OUT).items()
+    assert len(some) == 10 and some.items() <= before.items()
+    for i in range(30):
+        write(root / f"copy{i}.py", i)
+    assert splits(held_out=HELD_OUT).keys() == before.keys()
 
 
 def test_packages_are_all_distributions_except_this_one(tmp_path, monkeypatch):
@@ -382,21 +337,11 @@ def test_the_file_of_tokens_is_whole_and_used_again(root, tmp_path, monkeypatch)
     first = TEXT.load(tmp_path / "data")
     assert Text(ranks=256, held_out=2).load(tmp_path / "data").digest() != first.digest(), "another file"
     assert len(list((tmp_path / "data").iterdir())) == 2
-    monkeypatch.setattr(tasks, "_tokens", None)
+    monkeypatch.setattr(tasks, "python_sources", None)
     assert TEXT.load(tmp_path / "data").digest() == first.digest()
 
 
-def test_too_few_files_are_an_error(root, tmp_path, monkeypatch):
-    for max_megabytes in (None, 0.0001):
-        with pytest.raises(FileNotFoundError, match=r"Found (30|1) Python source files \(stdlib\) .* too few"):
-            Text(ranks=256, held_out=1, max_megabytes=max_megabytes).load(tmp_path)
-    monkeypatch.setattr(text_data.sysconfig, "get_paths", lambda *args, **kwargs: {"stdlib": str(tmp_path / "none")})
-    with pytest.raises(FileNotFoundError, match="Found 0 Python source files"):
-        TEXT.load(tmp_path)
+def test_too_few_files_are_an_error(root, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"Found 30 Python source files \(stdlib\) .* too few"):
+        Text(ranks=256, held_out=1).load(tmp_path)
     assert not list(tmp_path.glob("*.npz"))
-
-
-@pytest.mark.parametrize("arguments", [{"source": "books"}, {"ranks": 0}, {"held_out": 0}, {"max_megabytes": 0.0}])
-def test_text_rejects(arguments):
-    with pytest.raises(ValueError, match=next(iter(arguments))):
-        Text(**arguments)
