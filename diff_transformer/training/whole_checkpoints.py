@@ -34,13 +34,9 @@ def fault(checkpoint: Path) -> str | None:
         return f"it has no {FILES}: it was interrupted while it was saved"
     except (json.JSONDecodeError, UnicodeDecodeError):
         return f"its {FILES} is damaged"
-    for name, size in sizes.items():
-        path = checkpoint / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != size:
-            return f"{name} has {path.stat().st_size:,} bytes instead of {size:,}"
-    return None
+    there = {name: (checkpoint / name).stat().st_size for name in sizes if (checkpoint / name).is_file()}
+    changed = [name for name, size in sizes.items() if there.get(name) != size]
+    return f"it has lost or changed {', '.join(changed)}" if changed else None
 
 
 def last_whole_checkpoint(output_dir: Path) -> tuple[Path | None, dict[Path, str]]:

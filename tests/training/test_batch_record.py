@@ -7,7 +7,7 @@ from transformers import LlamaForCausalLM
 
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.training.architectures import transformer_twin
-from diff_transformer.training.batch_record import BatchRecord
+from diff_transformer.training.callbacks import BatchRecord
 from diff_transformer.training.trainer import RunTrainer
 
 STEPS = 5
@@ -56,7 +56,7 @@ def test_resumed_record_equals_the_uninterrupted_one(record, tmp_path):
     file = tmp_path / "stopped" / "batches.txt"
     for kept in (1, 0, None):
         file.unlink() if kept is None else file.write_text("".join(f"{line}\n" for line in lines[:kept]))
-        with pytest.raises(ValueError, match=f"has {kept or 0} steps, but the checkpoint is of step 2.*another f"):
+        with pytest.raises(ValueError, match=f"has {kept or 0} steps, but the checkpoint is of step 2"):
             record("stopped", **kwargs, resume=2)
 
 

@@ -232,23 +232,22 @@ def test_no_gradient_for_what_is_frozen(frozen):
             assert error(inputs[name].grad, gradient) < 1e-6, name
 
 
-def test_no_more_logits_than_a_chunk():
+def test_no_more_logits_than_a_chunk(monkeypatch):
+    monkeypatch.setattr(loss_module, "CHUNK_BYTES", 4 * 4 * VOCAB)
     hidden, weight, labels = problem(tokens=64)
     with MadeTensors() as recorded:
         plain(hidden, weight, labels).backward()
     assert recorded.largest == 64 * VOCAB, "the recorder does not see the logits of the plain computation"
     with MadeTensors() as recorded:
-        linear_cross_entropy(hidden, weight, labels, chunk_tokens=4).backward()
-        with torch.no_grad():
-            linear_cross_entropy(hidden, weight, labels, chunk_tokens=4)
-    assert recorded.largest == max(4 * VOCAB, weight.numel())
-
-
-def test_chunks_have_a_size_in_bytes():
-    for vocab_size, expected in ((100_288, 128 * 2**20 // (4 * 100_288)), (2**30, 1)):
-        weight, labels = torch.zeros(1, 1).expand(vocab_size, 1), torch.zeros(2, dtype=torch.int32)
-        inputs = loss_module._Inputs(torch.zeros(2, 1), weight, labels, -100, None)
-        assert inputs.chunk_tokens == expected
+        linear_cross_entropy(hidden, weight, labels).backward()
+    assert recorded.largest == weight.numel() == 4 * 4 * VOCAB
+    with torch.no_grad(), MadeTensors() as recorded:
+        linear_cross_entropy(hidden, weight, labels)
+    assert recorded.largest == 4 * VOCAB, "a chunk has another size in bytes, or a gradient was computed"
+    monkeypatch.setattr(loss_module, "CHUNK_BYTES", 1)
+    with torch.no_grad(), MadeTensors() as recorded:
+        linear_cross_entropy(hidden, weight, labels)
+    assert recorded.largest == VOCAB, "a chunk has one token at least"
 
 
 def test_linear_cross_entropy_rejects():

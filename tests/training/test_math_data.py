@@ -107,5 +107,5 @@ def test_stage_1_takes_its_columns_by_name(tokenizer):
 def test_a_template_that_rewrites_the_prompt_is_rejected():
     tokenizer = cl100k_tokenizer(vocab_size=512)
     tokenizer.chat_template = "{{ messages | length }}" + tokenizer.chat_template
-    with pytest.raises(ValueError, match="template that only appends"):
+    with pytest.raises(ValueError, match="chat template changes the prompt"):
         tokenize_messages(Dataset.from_list([TRACE]), reasoning_trace, tokenizer, 16384)
