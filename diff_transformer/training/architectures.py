@@ -34,20 +34,16 @@ class NewModelArguments:
 
     architecture: str = option(
         "diff",
-        "diff: the Differential Transformer; transformer: its twin, Llama with twice as many heads of half the "
-        "width, equal in parameters and FLOPs; diff_v2: DIFF V2 with the Transformer's keys and values, twice its "
-        "query heads, and a feed-forward network that is narrower by as many parameters.",
+        "diff: the Differential Transformer; transformer: Llama of equal parameters and FLOPs; diff_v2: DIFF V2 of "
+        "equal parameters.",
         choices=ARCHITECTURES,
     )
     size: str = option("3B", "A size of the paper: 830M, 1.4B, 2.8B, 3B, 6.8B, 13.1B.")
     config_overrides: dict | str | None = option(
         None,
-        'Fields of DiffTransformerConfig to change, as JSON: {"num_hidden_layers": 4}. The twins are made from the '
-        "changed sizes; with diff_v2 also fields that only DiffTransformerV2Config has.",
+        'Fields of DiffTransformerConfig to change, as JSON: {"num_hidden_layers": 4}; with diff_v2 also its own.',
     )
-    tokenizer_ranks: int | None = option(
-        None, "Merge ranks of cl100k_base to keep (for small models); all 100,256 by default."
-    )
+    tokenizer_ranks: int | None = option(None, "Merge ranks of cl100k_base to keep, for small models; all by default.")
 
     def __post_init__(self):
         if isinstance(self.config_overrides, str):  # from the command line
@@ -82,11 +78,8 @@ def diff_v2_twin(config: DiffTransformerConfig, **kwargs: Any) -> DiffTransforme
     # Per layer, hidden_size x heads x (d + 1) parameters more; a unit of the feed-forward network has 3 x hidden_size
     width = config.intermediate_size - heads * (d + 1) / 3  # type: ignore[operator]  # None before __post_init__
     multiple = 8 if hidden_size >= 1024 else 1  # what tensor cores need
-    changed = {
-        "intermediate_size": multiple * round(width / multiple),
-        "rope_parameters": _full_rotation(config),
-        "head_dim": d,
-    }
+    changed = {"rope_parameters": _full_rotation(config), "head_dim": d}
+    changed |= {"intermediate_size": multiple * round(width / multiple)}
     changed |= {"num_attention_heads": 2 * heads, "num_key_value_heads": 2 * config.num_key_value_heads}
     shared = {name: getattr(config, name) for name in DiffTransformerBaseConfig.__annotations__}
     return DiffTransformerV2Config(**{**shared, **changed, **kwargs})
@@ -135,10 +128,8 @@ def load_config(chosen_model: Any, **lengths: int) -> PreTrainedConfig:
         )
     for name, length in lengths.items():
         if length > config.max_position_embeddings:
-            known = f"{config.max_position_embeddings:,}"
-            raise ValueError(
-                f"{name}={length:,} was given, but {path} was trained for {known} tokens: extend it first."
-            )
+            old_length = config.max_position_embeddings
+            raise ValueError(f"{name}={length} was given, but {path} was trained for {old_length} tokens: extend it.")
     return config
 
 

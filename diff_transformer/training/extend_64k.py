@@ -31,9 +31,7 @@ class ExtensionArguments:
     rope_theta: float = option(640_000.0, "The base of the rotary embedding after the extension: 640000 in the paper.")
     long_from: int = option(4096, "Keep all documents of at least this many tokens.")
     shares: dict | str | None = option(
-        "corpus",
-        "Tokens of each source, as JSON or slimpajama; corpus keeps the shares of the corpus, which are unknown for "
-        "a stream.",
+        "corpus", "Tokens of each source: JSON, slimpajama, or corpus (not for a stream)."
     )
     keep_short: float = option(0.1, "The probability with which shorter documents are kept.")
 
@@ -75,8 +73,7 @@ def main(argv: list[str] | None = None) -> None:
     # 2. Data
     if corpus.source_column is None or training.total_tokens is None:
         raise ValueError(
-            "source_column or total_tokens is missing: long documents are up-sampled within each source, to a corpus "
-            "of total_tokens (1.5e9 in the paper)."
+            "source_column or total_tokens is missing: each source is up-sampled, to total_tokens in all."
         )
     folder = Path(training.output_dir) / "corpus"
     # All machines share the output folder: one process writes for all of them

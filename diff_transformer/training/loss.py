@@ -136,8 +136,7 @@ def use_linear_cross_entropy(model: nn.Module) -> None:
     # Their logits are the plain output of the LM head: other models cap or scale them, or add to the loss
     if not isinstance(model, PreTrainedModel) or model.config.model_type not in MODEL_TYPES:
         raise ValueError(
-            f"The model is {type(model).__name__}; {', '.join(MODEL_TYPES)} models are supported, before they are "
-            "wrapped, compiled or prepared for devices."
+            f"The model is {type(model).__name__}; {', '.join(MODEL_TYPES)} models are supported, not wrapped."
         )
     replaced, original = vars(model).get("forward"), type(model).forward
     if replaced is not None and getattr(replaced, "__func__", None) is not original:  # pickle leaves its own

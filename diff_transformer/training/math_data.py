@@ -88,7 +88,8 @@ def tokenize_messages(
     template: Any = partial(tokenizer.apply_chat_template, tokenize=True, return_dict=True)
 
     def encode(row: dict[str, Any]) -> dict[str, Any]:
-        messages, left_out = to_messages(row), {"input_ids": [], "completion_mask": []}
+        messages = to_messages(row)
+        left_out: dict[str, Any] = {"input_ids": [], "completion_mask": []}
         if isinstance(messages, str):
             return left_out | {"fault": messages}
         if any(token in message["content"] for token in special_tokens for message in messages):
@@ -96,9 +97,7 @@ def tokenize_messages(
         prompt: list[int] = template(messages[:-1], add_generation_prompt=True)["input_ids"]
         whole: list[int] = template(messages)["input_ids"]
         if whole[: len(prompt)] != prompt:
-            raise ValueError(
-                "The chat template changes the prompt when the answer follows: give one that only appends."
-            )
+            raise ValueError("The chat template changes the prompt when an answer follows; it must only append.")
         if len(whole) > max_length:
             return left_out | {"fault": f"more than {max_length:,} tokens"}
         mask = [0] * len(prompt) + [1] * (len(whole) - len(prompt))

@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> None:
     new_model, corpus, chosen_model, training = parse(ARGUMENTS, "pretrain", argv)
     if chosen_model.model_name_or_path is not None:
         raise ValueError(
-            "model_name_or_path was given, but this stage starts from scratch; training.upcycle does not."
+            "model_name_or_path was given, but this stage starts from scratch: training.upcycle takes it."
         )
     train_on_corpus(new_model, corpus, chosen_model, training)
 

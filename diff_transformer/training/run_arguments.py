@@ -17,17 +17,13 @@ class RunOptions:
 
     total_tokens: float | None = option(None, "Train on this many tokens (1e12): sets max_steps, unless given.")
     tokens_per_step: float | None = option(
-        None,
-        "Tokens per optimizer step (4194304 is 4M): sets gradient_accumulation_steps from the number of processes, "
-        "so that a recipe is the same on any number of GPUs.",
+        None, "Tokens per optimizer step: sets the accumulation for any number of GPUs."
     )
     activation_checkpointing: bool | None = option(False, "Recompute activations in the backward pass.")
     gradient_checkpointing: bool | None = option(None, "The old name of activation_checkpointing: not to be set.")
     peak_tflops: float | None = option(None, "Peak TFLOP/s per device; NVIDIA's data-centre GPUs are known.")
     expected_mfu: float | None = option(None, "The MFU with which the budget estimates hours; 0.4 by default.")
-    lambda_lr_multiplier: float = option(
-        1.0, "The learning rate of lambda (the vectors of V1, lambda_proj of V2) over that of the rest."
-    )
+    lambda_lr_multiplier: float = option(1.0, "The learning rate of lambda over that of the rest.")
     record_batches: bool = option(False, "Write batches.txt, a digest of every step's tokens, to compare two runs.")
     smoke: bool = option(False, "The same code in under two minutes on a CPU: a tiny model and data of this machine.")
 

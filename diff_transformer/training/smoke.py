@@ -7,7 +7,7 @@ The corpus is the Python standard library's sources. The questions are sums, in 
 import json
 import random
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -99,11 +99,5 @@ def _write_upcycled_model(folder: Path) -> None:
 
 
 # What the smoke recipes name instead of a dataset or a checkpoint
-_ROWS: dict[str, Callable[[], Iterable[dict[str, Any]]]] = {
-    "smoke-corpus": _documents,
-    "smoke-sums": _sums,
-}
-_MODELS: dict[str, Callable[[Path], Any]] = {
-    "smoke-model": write_model,
-    "smoke-upcycled-model": _write_upcycled_model,
-}
+_ROWS = {"smoke-corpus": _documents, "smoke-sums": _sums}
+_MODELS = {"smoke-model": write_model, "smoke-upcycled-model": _write_upcycled_model}

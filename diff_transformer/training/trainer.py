@@ -66,7 +66,7 @@ class TokenLambdas:
         layers = [module for module in model.modules() if isinstance(module, DiffTransformerV2Attention)]
         self.counting = False
         # Number, sum and sum of squares of lambda - 1/2: small numbers, whose squares cancel less
-        self._sums: list[torch.Tensor | None] = [None] * len(layers)
+        self._sums: dict[int, torch.Tensor] = {}
         for i, layer in enumerate(layers):
             layer.lambda_proj.register_forward_hook(partial(self._count, i))
 
@@ -75,14 +75,14 @@ class TokenLambdas:
             return
         values = logits.detach().float().sigmoid() - 0.5
         sums = torch.stack((values.new_full((), values.numel()), values.sum(), values.square().sum()))
-        self._sums[i] = sums if self._sums[i] is None else self._sums[i] + sums
+        self._sums[i] = self._sums.get(i, 0) + sums
 
     def pop(self, accelerator) -> list[tuple[float, float]]:
         """Mean and standard deviation by layer since the last call. Every process must call it."""
-        if not self._sums or self._sums[0] is None:
+        if not self._sums:
             return []
-        sums = torch.stack([layer_sums.to(accelerator.device) for layer_sums in self._sums])
-        self._sums = [None] * len(self._sums)
+        sums = torch.stack([layer_sums.to(accelerator.device) for layer_sums in self._sums.values()])
+        self._sums = {}
         count, mean, square = accelerator.reduce(sums, "sum").double().cpu().unbind(1)
         mean, square = mean / count, square / count
         return list(zip((mean + 0.5).tolist(), (square - mean**2).clamp(min=0).sqrt().tolist(), strict=True))
@@ -99,9 +99,7 @@ class RunTrainer(Trainer):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         if not isinstance(self.args, RunOptions):
-            raise TypeError(
-                f"args is {type(self.args).__name__}; RunTrainer needs a class with RunOptions: RunArguments."
-            )
+            raise TypeError(f"args is {type(self.args).__name__}; RunTrainer needs RunArguments, or RunOptions in it.")
         self._token_lambdas = TokenLambdas(self.model)
         self._record = None
         if self.args.record_batches:
@@ -209,9 +207,7 @@ class RunTrainer(Trainer):
             # Half a checkpoint would keep a full disk full. Other processes may still be writing theirs.
             if self.accelerator.num_processes == 1:
                 shutil.rmtree(checkpoint, ignore_errors=True)
-            logger.error(
-                f"{checkpoint} could not be saved. Resume from the one before: --resume_from_checkpoint last."
-            )
+            logger.error(f"{checkpoint} could not be saved. --resume_from_checkpoint last takes the one before.")
             raise
         finally:
             self.args.save_total_limit = limit

@@ -48,8 +48,7 @@ def enable_ulysses(model: PreTrainedModel) -> None:
     rope_type = config.rope_parameters["rope_type"]
     if rope_type in ("dynamic", "longrope"):
         raise ValueError(
-            f"rope_type={rope_type!r} takes its frequencies from the length of the sequence, of which each process "
-            "sees a part. Train with 'default' and a higher rope_theta, or without sequence parallelism."
+            f"rope_type={rope_type!r} depends on the length, of which each process sees a part: use 'default'."
         )
     transformers.trainer.skip_first_batches = _skip_first_batches
     if is_v2:

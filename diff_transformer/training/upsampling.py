@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -140,7 +141,7 @@ def upsample_lengths(
     is_stream = isinstance(documents, IterableDataset)
     if shares is None and is_stream:
         raise ValueError("The mix of a stream is unknown before its end: give shares, such as SLIMPAJAMA_SHARES.")
-    lengths = defaultdict(lambda: array("q")) if is_stream else _lengths_of(documents)
+    lengths: dict[str, Any] = defaultdict(lambda: array("q")) if is_stream else _lengths_of(documents)
     if shares is None:
         shares = {name: int(values.sum()) for name, values in lengths.items()}
     if not shares or min(shares.values()) <= 0:
@@ -184,21 +185,22 @@ def upsample_lengths(
                 f"{exhausted!r} ran out: {sum(num_rows.values()):,} of {total:,} rows are written. For more, give a "
                 "larger corpus, a smaller share to this source, or a higher keep_short."
             )
-        # Every source is spread evenly over the whole
-        order = sorted(((2 * i + 1) / (2 * count), name, i) for name, count in num_rows.items() for i in range(count))
-        # One chunk per row, each a view of its source's file: nothing is in memory before it is written
-        kept = {name: np.memmap(sources[name].file, np.int32, "r") for name, count in num_rows.items() if count}
-        offsets = pa.array([0, sequence_length], pa.int32())
-        chunks = [
-            pa.ListArray.from_arrays(offsets, pa.array(kept[name][i * sequence_length : (i + 1) * sequence_length]))
-            for _, name, i in order
-        ]
-        columns = {"input_ids": pa.chunked_array(chunks), "source": [name for _, name, _ in order]}
-        table = pa.table(columns | {"row": np.arange(len(order))})
-        Dataset(InMemoryTable(table)).save_to_disk(str(folder))
+        _save_rows(folder, {name: source.file for name, source in sources.items()}, num_rows, sequence_length)
         (folder / "report.json").write_text(json.dumps({"buckets": BUCKETS, **vars(report)}, indent=2) + "\n")
         shutil.rmtree(scratch)
     return load_from_disk(str(output_dir)), report
+
+
+def _save_rows(folder: Path, files: dict[str, Path], num_rows: dict[str, int], length: int) -> None:
+    """Writes the first rows of each file; every source is spread evenly over the whole."""
+    order = sorted(((2 * i + 1) / (2 * count), name, i) for name, count in num_rows.items() for i in range(count))
+    # One chunk per row, each a view of its source's file: nothing is in memory before it is written
+    kept = {name: np.memmap(files[name], np.int32, "r") for name, count in num_rows.items() if count}
+    rows = [pa.array(kept[name][i * length : (i + 1) * length]) for _, name, i in order]
+    offsets = pa.array([0, length], pa.int32())
+    columns = {"input_ids": pa.chunked_array([pa.ListArray.from_arrays(offsets, row) for row in rows])}
+    columns |= {"source": [name for _, name, _ in order], "row": np.arange(len(order))}
+    Dataset(InMemoryTable(pa.table(columns))).save_to_disk(str(folder))
 
 
 def _apportion(total: int, shares: Mapping[str, float]) -> dict[str, int]:
