@@ -10,15 +10,8 @@ import torch._functorch.config
 from torch._dynamo.utils import counters
 from transformers import DataCollatorWithFlattening, Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
-from diff_transformer import DiffTransformerForCausalLM, cl100k_tokenizer
+from diff_transformer import DiffTransformerForCausalLM
 
-TEXT = """\
-Four score and seven years ago our fathers brought forth on this continent, a new nation, conceived in Liberty, and
-dedicated to the proposition that all men are created equal. Now we are engaged in a great civil war, testing whether
-that nation, or any nation so conceived and so dedicated, can long endure. We are met on a great battle-field of that
-war. We have come to dedicate a portion of that field, as a final resting place for those who here gave their lives
-that that nation might live. It is altogether fitting and proper that we should do this.
-"""
 VOCAB_SIZE = 320
 LENGTH = 32
 IMPLEMENTATIONS = ["flash_diff", "sdpa", "eager"]
@@ -30,9 +23,7 @@ if CHECKPOINTING not in {field.name for field in fields(TrainingArguments)}:
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict]:
-    tokenizer = cl100k_tokenizer(vocab_size=VOCAB_SIZE - 8)
-    ids = tokenizer(TEXT)["input_ids"]
-    assert len(tokenizer) == VOCAB_SIZE
+    ids = [i * i % 97 for i in range(8 * LENGTH)]
     return [{"input_ids": ids[i : i + LENGTH], "labels": ids[i : i + LENGTH]} for i in range(0, 8 * LENGTH, LENGTH)]
 
 
@@ -66,29 +57,12 @@ def losses(trainer: Trainer, key: str = "loss") -> list[float]:
 
 @pytest.fixture
 def make_trainer(tmp_path, rows):
-    def make(
-        model, *, train_dataset=rows, eval_dataset=None, data_collator=default_data_collator, callbacks=None, **kwargs
-    ) -> Trainer:
-        defaults = {
-            "output_dir": str(tmp_path / "output"),
-            "max_steps": 6,
-            "per_device_train_batch_size": 4,
-            "learning_rate": 1e-3,
-            "lr_scheduler_type": "constant",
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "report_to": [],
-            "use_cpu": True,
-            "disable_tqdm": True,
-        }
-        return Trainer(
-            model=model,
-            args=TrainingArguments(**{**defaults, **kwargs}),
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            data_collator=data_collator,
-            callbacks=callbacks,
-        )
+    def make(model, callbacks=None, eval_dataset=None, data_collator=default_data_collator, **kwargs) -> Trainer:
+        defaults = {"output_dir": str(tmp_path / "output"), "max_steps": 6, "per_device_train_batch_size": 4}
+        defaults |= {"learning_rate": 1e-3, "lr_scheduler_type": "constant", "logging_steps": 1, "report_to": []}
+        defaults |= {"save_strategy": "no", "use_cpu": True, "disable_tqdm": True}
+        data = {"train_dataset": rows, "eval_dataset": eval_dataset, "data_collator": data_collator}
+        return Trainer(model=model, args=TrainingArguments(**{**defaults, **kwargs}), callbacks=callbacks, **data)
 
     return make
 
@@ -150,7 +124,7 @@ def test_bf16_autocast_trains_like_float32(attn_implementation, make_model, make
     [("flash_diff", False), ("flash_diff", True), ("sdpa", False), ("eager", True)],
 )
 def test_activation_checkpointing_changes_no_bit(
-    attn_implementation, use_reentrant, make_model, make_trainer, rows, monkeypatch
+    attn_implementation, use_reentrant, make_model, make_trainer, monkeypatch
 ):
     """With packed rows, whose documents must reach the second forward too."""
     calls = []

@@ -18,7 +18,7 @@ from transformers import Trainer
 from diff_transformer import DiffTransformerForCausalLM, cl100k_tokenizer, text_data
 from diff_transformer.training import data
 from diff_transformer.training.corpus import CorpusArguments
-from diff_transformer.training.data import CausalCollator, ReportPasses, load_rows, pack, tokenize
+from diff_transformer.training.data import CausalCollator, ReportPasses, load_rows, pack
 
 LENGTH = 16
 TEXTS = [" ".join(str(i * j) for j in range(1, 2 + i % 7)) for i in range(60)]
@@ -64,6 +64,14 @@ def write_lines(file: Path, rows) -> Path:
     return file
 
 
+@pytest.fixture
+def corpus(tmp_path) -> Path:
+    """TEXTS in three files of 20."""
+    for i in range(3):
+        write_lines(tmp_path / f"corpus/{i}.jsonl", [{"text": text} for text in TEXTS[20 * i : 20 * (i + 1)]])
+    return tmp_path / "corpus"
+
+
 def arguments(dataset, **kwargs) -> CorpusArguments:
     return CorpusArguments(dataset=str(dataset), **{"sequence_length": LENGTH, **kwargs})
 
@@ -71,51 +79,47 @@ def arguments(dataset, **kwargs) -> CorpusArguments:
 # --------------------------------------------------------------------------------------------------------- documents
 
 
+KINDS = ["jsonl", "jsonl.gz", "json", "parquet", "csv", "txt", "saved", "saved splits", "hub"]
+
+
 @pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize(
-    "kind", ["jsonl", "jsonl.gz", "json", "parquet", "csv", "txt", "saved", "saved splits", "hub"]
-)
-def test_load_documents_reads_every_kind_of_file(tmp_path, kind, streaming):
-    rows = [{"body": text, "meta": {"name": f"s{i % 2}"}, "more": i} for i, text in enumerate(TEXTS[:6])]
-    folder, options = tmp_path / "corpus", {"text_column": "body", "source_column": "meta.name"}
-    folder.mkdir()
-    halves = {"a": rows[:3], "b": rows[3:]}
-    for name, half in halves.items() if kind in ("jsonl", "json", "jsonl.gz", "parquet") else ():
-        file = folder / f"{name}.{kind}"
-        if kind == "parquet":
-            Dataset.from_list(half).to_parquet(file)
-            continue
-        write_lines(file, half)
-        if kind == "jsonl.gz":
-            file.write_bytes(gzip.compress(file.read_bytes()))
-    if kind == "csv":
-        options["source_column"] = "more"
-        Dataset.from_list(rows).remove_columns("meta").to_csv(folder / "a.csv")
-    elif kind == "txt":
+@pytest.mark.parametrize("kind", KINDS)
+def test_load_documents_reads_nested_columns_of_every_kind_of_file(tmp_path, kind, streaming):
+    sources = [f"s{i % 2}" for i in range(6)]
+    texts = [{"body": {"text": text}} for text in TEXTS[:6]]
+    rows = [{"doc": x, "text": "not this", "meta": {"name": y}} for x, y in zip(texts, sources, strict=True)]
+    folder, options = tmp_path / "corpus", {"text_column": "doc.body.text", "source_column": "meta.name"}
+    (folder / ".hidden").mkdir(parents=True)
+    (folder / ".hidden" / "state.csv").write_text("not the corpus")
+    table = Dataset.from_list(rows)
+    if kind == "txt":
         options = {}
-        for i, row in enumerate(rows):
-            (folder / f"{i}.txt").write_text(row["body"])
+        for i, text in enumerate(TEXTS[:6]):
+            (folder / f"{i}.txt").write_text(text)
+    elif kind == "csv":
+        table.flatten().flatten().to_csv(folder / "a.csv")
+    elif kind == "parquet":
+        for i in range(2):
+            table.shard(2, i, contiguous=True).to_parquet(folder / f"{i}.parquet")
     elif kind == "saved":
-        Dataset.from_list(rows).save_to_disk(folder)
+        table.save_to_disk(folder)
     elif kind == "saved splits":
         options["dataset_split"] = "big"
-        DatasetDict({"small": Dataset.from_list(rows[:1]), "big": Dataset.from_list(rows)}).save_to_disk(folder)
+        DatasetDict({"small": table.select([0]), "big": table}).save_to_disk(folder)
     elif kind == "hub":  # a copy of a repository, opened as one
         options |= {"dataset_config": "default", "dataset_split": "test"}
         write_lines(folder / "test.jsonl", rows)
-    (folder / ".hidden").mkdir()
-    (folder / ".hidden" / "state.csv").write_text("not the corpus")
+    else:
+        for name, half in (("a", rows[:3]), ("b", rows[3:])):
+            file = write_lines(folder / f"{name}.{kind}", half)
+            if kind == "jsonl.gz":
+                file.write_bytes(gzip.compress(file.read_bytes()))
 
     documents = arguments(folder, streaming=streaming, **options).load_documents()
     assert isinstance(documents, IterableDataset) == streaming
-    found = list(documents)
-    assert [row["text"] for row in found] == TEXTS[:6]
-    if kind == "txt":
-        assert "source" not in found[0]
-    else:
-        sources = [str(i) if kind == "csv" else f"s{i % 2}" for i in range(6)]
-        assert [str(row["source"]) for row in found] == sources
-        assert set(found[0]) - {"fault"} == {"text", "source"}, "other columns were read as well"
+    found = [{name: value for name, value in row.items() if name != "fault"} for row in documents]
+    expected = [{"text": text, "source": source} for text, source in zip(TEXTS, sources, strict=False)]
+    assert found == ([{"text": text} for text in TEXTS[:6]] if kind == "txt" else expected)
 
 
 def test_load_documents_rejects(tmp_path, monkeypatch):
@@ -146,14 +150,6 @@ def test_load_documents_rejects(tmp_path, monkeypatch):
         for streaming in (False, True):
             with pytest.raises(ValueError, match=message):
                 arguments(file, streaming=streaming, **options).load_documents()
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_load_documents_reads_nested_columns(tmp_path, streaming):
-    rows = [{"doc": {"body": {"text": "a"}, "source": "s"}, "text": "not this one"}]
-    Dataset.from_list(rows).to_parquet(tmp_path / "a.parquet")
-    options = {"text_column": "doc.body.text", "source_column": "doc.source", "streaming": streaming}
-    assert list(arguments(tmp_path, **options).load_documents()) == [{"text": "a", "source": "s"}]
 
 
 def test_replaced_file_is_read_again(tmp_path, tokenizer):
@@ -224,10 +220,8 @@ def test_pack_of_a_stream_is_one_line_a_shard_whatever_the_workers(tokenizer):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_validation_rows_are_held_out_and_the_same_every_time(tmp_path, tokenizer, streaming):
-    for i in range(3):
-        write_lines(tmp_path / f"corpus/{i}.jsonl", [{"text": text} for text in TEXTS[20 * i : 20 * (i + 1)]])
-    args = arguments(tmp_path / "corpus", streaming=streaming, validation_rows=4, shuffle_buffer=8)
+def test_validation_rows_are_held_out_and_the_same_every_time(corpus, tokenizer, streaming):
+    args = arguments(corpus, streaming=streaming, validation_rows=4, shuffle_buffer=8)
     train, validation = load_rows(args, tokenizer)
     whole = listed(pack(args.load_documents(), tokenizer, LENGTH))
     assert len(validation) == 4 and isinstance(validation, Dataset)
@@ -240,7 +234,7 @@ def test_validation_rows_are_held_out_and_the_same_every_time(tmp_path, tokenize
     else:
         assert np.ptp(np.diff(validation["row"][:])) <= 1, "not spread evenly"
     with pytest.raises(ValueError, match="validation_rows=1000"):
-        load_rows(arguments(tmp_path / "corpus", streaming=streaming, validation_rows=1000), tokenizer)
+        load_rows(arguments(corpus, streaming=streaming, validation_rows=1000), tokenizer)
 
 
 def test_load_rows_takes_packed_rows_and_their_labels_as_they_are(tmp_path, tokenizer):
@@ -266,13 +260,6 @@ def test_load_rows_takes_packed_rows_and_their_labels_as_they_are(tmp_path, toke
         batch = CausalCollator(0)(list(part))
         assert batch["input_ids"].tolist() == [[i] * LENGTH for i in ids]
         assert batch["labels"].tolist() == [[-100] * (LENGTH - 1) + [i] for i in ids]
-
-
-def test_tokenize_keeps_the_source_also_in_a_stream(tokenizer):
-    documents = Dataset.from_dict({"text": ["a b", "", "c"], "source": ["x", "y", "z"]})
-    expected = [(line_of(["a b"], tokenizer), "x", None), ([], "y", "empty"), (line_of(["c"], tokenizer), "z", None)]
-    for rows in (tokenize(documents, tokenizer), tokenize(documents.to_iterable_dataset(), tokenizer)):
-        assert [(row["input_ids"], row["source"], row["fault"]) for row in rows] == expected
 
 
 # ---------------------------------------------------------------------------------------------------------- bad rows
@@ -450,11 +437,8 @@ def test_resumed_trainer_takes_the_same_rows(tmp_path, tokenizer, make_trainer, 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.slow
-def test_resumed_trainer_takes_the_same_stream(tmp_path, tokenizer, make_trainer, workers):
-    for i in range(3):
-        write_lines(tmp_path / f"corpus/{i}.jsonl", [{"text": text} for text in TEXTS[20 * i : 20 * i + 20]])
-    args = arguments(tmp_path / "corpus", streaming=True, shuffle_buffer=5, validation_rows=3)
-
+def test_resumed_trainer_takes_the_same_stream(tmp_path, corpus, tokenizer, make_trainer, workers):
+    args = arguments(corpus, streaming=True, shuffle_buffer=5, validation_rows=3)
     whole, resumed = (
         make_trainer(load_rows(args, tokenizer, seed=1)[0], dataloader_num_workers=workers) for _ in range(2)
     )
@@ -465,17 +449,14 @@ def test_resumed_trainer_takes_the_same_stream(tmp_path, tokenizer, make_trainer
 
 
 @pytest.mark.slow
-def test_stream_reports_further_passes(tmp_path, tokenizer, make_trainer, warnings):
-    for i in range(3):
-        write_lines(tmp_path / f"corpus/{i}.jsonl", [{"text": text} for text in TEXTS[20 * i : 20 * i + 20]])
-    args = arguments(tmp_path / "corpus", streaming=True, shuffle_buffer=5)
+def test_stream_reports_further_passes(tmp_path, corpus, tokenizer, make_trainer, warnings):
+    args = arguments(corpus, streaming=True, shuffle_buffer=5)
     num_rows = len(list(load_rows(args, tokenizer)[0]))
 
     def train(steps: int, resume: str | None = None) -> dict[int, list[list[int]]]:
         warnings.clear()
         rows = load_rows(args, tokenizer, seed=1)[0]
-        options = {"per_device_train_batch_size": 8, "save_steps": 10}
-        trainer = make_trainer(rows, max_steps=steps, **options)
+        trainer = make_trainer(rows, max_steps=steps, per_device_train_batch_size=8, save_steps=10)
         trainer.add_callback(ReportPasses("the corpus"))
         trainer.train(resume_from_checkpoint=resume)
         return trainer.steps

@@ -111,39 +111,35 @@ def test_lambda_lr_multiplier_survives_resuming(make_trainer, make_model, tmp_pa
         assert not torch.equal(tensor, start.state_dict()[name]), f"{name} was not trained, which compares nothing"
 
 
-def test_lambda_lr_multiplier_of_zero_freezes_lambda(make_trainer, make_model):
-    trainer = make_trainer(make_model(), lambda_lr_multiplier=0.0, weight_decay=0.5, max_steps=2, save_strategy="no")
-    before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
-    trainer.train()
-    for name, parameter in trainer.model.named_parameters():
-        assert torch.equal(parameter, before[name]) == (name in lambdas_of(trainer.model)), name
-
-
-def test_run_trainer_rejects_plain_training_arguments(tiny_config, tmp_path):
+def test_arguments_are_run_arguments_with_a_multiplier_of_at_least_0(tiny_config, training_arguments, tmp_path):
     args = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
-    with pytest.raises(TypeError, match="args is TrainingArguments; RunTrainer needs .* RunArguments"):
+    with pytest.raises(TypeError, match="args is TrainingArguments; RunTrainer needs RunArguments"):
         RunTrainer(DiffTransformerForCausalLM(tiny_config()), args)
-
-
-@pytest.mark.parametrize("multiplier", [-0.1, math.nan, math.inf])
-def test_lambda_lr_multiplier_must_be_a_number_of_at_least_0(training_arguments, multiplier):
-    with pytest.raises(ValueError, match=f"^lambda_lr_multiplier={multiplier} was given"):
-        training_arguments(lambda_lr_multiplier=multiplier)
+    assert training_arguments(lambda_lr_multiplier=0.0).lambda_lr_multiplier == 0.0
+    for multiplier in (-0.1, math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"^lambda_lr_multiplier={multiplier} was given"):
+            training_arguments(lambda_lr_multiplier=multiplier)
 
 
 # ------------------------------------------------------------------------------------------------------------ the log
 
 
-def test_log_has_lambda_of_every_layer_tokens_and_mfu(make_trainer):
-    trainer = make_trainer(save_strategy="no")
+@pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen"])
+def test_log_has_lambda_of_every_layer_tokens_and_mfu(make_trainer, tiny_config, frozen):
+    """MFU counts no gradients of frozen weights, as with an adapter."""
+    model = DiffTransformerForCausalLM(tiny_config())
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not frozen or "q_proj" in name or "lambda" in name)
+    trainer = make_trainer(model, save_strategy="no")
     trainer.train()
     entries = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert len(entries) == 4
-    for i, layer in enumerate(trainer.model.model.layers):
+    for i, layer in enumerate(model.model.layers):
         assert entries[-1][f"lambda/layer_{i:02d}"] == pytest.approx(layer.self_attn.get_lambda().item())
         assert entries[0][f"lambda/layer_{i:02d}"] != entries[-1][f"lambda/layer_{i:02d}"], "lambda does not move"
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    per_token = trainer_module.model_flops_per_token(model.config, LENGTH, trained if frozen else None)
     for entry in entries:
-        per_token = trainer_module.model_flops_per_token(trainer.model.config, LENGTH)
         assert entry["mfu"] == pytest.approx(entry["tokens_per_second"] * per_token / 1e9)
 
 
@@ -167,7 +163,7 @@ def test_log_has_mean_and_deviation_of_v2_lambda_over_the_tokens(make_trainer, t
     trainer._token_lambdas.pop = lambda accelerator: counted.append(trainer._token_lambdas._sums) or pop(accelerator)
     trainer.train()
     entries = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert [sums[0].int() for sums in counted[-1]] == 2 * [2 * 2 * 2 * LENGTH * 8]
+    assert [sums[0].int() for sums in counted[-1].values()] == 2 * [2 * 2 * 2 * LENGTH * 8]
     for i, passes in enumerate(seen):
         assert len(passes) == 4 * (checkpointing + 1)
         values = torch.stack(passes)
@@ -193,20 +189,6 @@ def test_tokens_per_second_counts_every_micro_batch_and_no_evaluation(make_train
     assert speeds == [2 * 2 * LENGTH / (2 * 3)] * 4
     evaluations = [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry]
     assert evaluations == [0, 2, 4] and now[0] == 3 * 600 + 4 * 2 * 3
-
-
-def test_mfu_of_an_adapter_counts_no_gradients_of_frozen_weights(make_trainer, tiny_config):
-    model = DiffTransformerForCausalLM(tiny_config())
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_("q_proj" in name)
-    trainer = make_trainer(model, max_steps=2, save_strategy="no")
-    trainer.train()
-    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    per_token = trainer_module.model_flops_per_token(model.config, LENGTH, trained)
-    assert per_token < 0.9 * trainer_module.model_flops_per_token(model.config, LENGTH)
-    for entry in trainer.state.log_history:
-        if "mfu" in entry:
-            assert entry["mfu"] == pytest.approx(entry["tokens_per_second"] * per_token / 1e9)
 
 
 def test_spike_of_the_gradient_norm_is_warned_of_and_drift_is_not(monkeypatch):
