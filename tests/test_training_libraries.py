@@ -8,16 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
-from peft import (
-    AdaLoraConfig,
-    AutoPeftModelForCausalLM,
-    IA3Config,
-    LoraConfig,
-    OFTConfig,
-    PeftModel,
-    VeraConfig,
-    get_peft_model,
-)
+from peft import AdaLoraConfig, AutoPeftModelForCausalLM, IA3Config, LoraConfig, OFTConfig, VeraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
     DataCollatorWithFlattening,
@@ -99,9 +90,6 @@ def documents_of(batch: dict) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(ids[0, start:end], labels[0, start:end]) for start, end in zip(starts, ends, strict=True)]
 
 
-# ------------------------------------------------------------------------------------------------------- Trainer
-
-
 @pytest.mark.oldest
 @pytest.mark.parametrize("tiny_config", VERSIONS, indirect=True)
 def test_trainer_smooths_the_labels_of_the_next_tokens(make_model, tmp_path):
@@ -113,8 +101,6 @@ def test_trainer_smooths_the_labels_of_the_next_tokens(make_model, tmp_path):
     expected = torch.nn.functional.cross_entropy(predictions, ids[:, 1:].flatten(), label_smoothing=0.1)
     torch.testing.assert_close(loss, expected)
 
-
-# ----------------------------------------------------------------------------------------------------------- TRL
 
 LAYOUTS = {
     "padded": {},
@@ -208,51 +194,20 @@ def test_sft_assistant_only_loss_through_the_chat_template(make_model, make_sft_
     assert_loss_falls(trainer, by=2.0)
 
 
-# ---------------------------------------------------------------------------------------------------------- PEFT
-
-
-@pytest.fixture
-def adapted(make_model, tmp_path, tokenizer):
-    """A function: a base model saved to `base`, an adapter trained for some steps on packed rows, and the weights
-    from before the training."""
-
-    def train(**lora) -> tuple[PeftModel, dict[str, torch.Tensor]]:
-        make_model().save_pretrained(tmp_path / "base")
-        base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-        model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=16, **lora))
-        before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-        options = {"max_steps": 6, "per_device_train_batch_size": 4, "learning_rate": 3e-2, "save_strategy": "no"}
-        args = TrainingArguments(str(tmp_path / "lora"), report_to=[], use_cpu=True, disable_tqdm=True, **options)
-        rows = [{"input_ids": tokenizer(sentence)["input_ids"]} for sentence in SENTENCES]
-        Trainer(model=model, args=args, train_dataset=rows, data_collator=DataCollatorWithFlattening()).train()
-        return model.eval(), before
-
-    return train
-
-
 def changed(model, before: dict[str, torch.Tensor]) -> set[str]:
     return {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
 
 
 @pytest.mark.parametrize("tiny_config", VERSIONS, indirect=True)
 @peft_asks_by_the_old_name
-@pytest.mark.parametrize(
-    "config",
-    [
-        LoraConfig(task_type="CAUSAL_LM"),
-        AdaLoraConfig(task_type="CAUSAL_LM", total_step=10),
-        IA3Config(task_type="CAUSAL_LM"),
-        OFTConfig(task_type="CAUSAL_LM", oft_block_size=4),
-        VeraConfig(task_type="CAUSAL_LM"),
-    ],
-    ids=lambda config: config.peft_type.value,
-)
-def test_adapters_without_target_modules_adapt_what_they_adapt_in_llama(config, make_model):
-    model = get_peft_model(make_model(), config)
+@pytest.mark.parametrize("kind", [LoraConfig, AdaLoraConfig, IA3Config, OFTConfig, VeraConfig])
+def test_adapters_without_target_modules_adapt_what_they_adapt_in_llama(kind, make_model):
+    options = {AdaLoraConfig: {"total_step": 10}, OFTConfig: {"oft_block_size": 4}}
+    model = get_peft_model(make_model(), kind(task_type="CAUSAL_LM", **options.get(kind, {})))
     ids = torch.arange(12).view(2, 6)
     model(ids, labels=ids).loss.backward()
     adapted = {name.rpartition(".")[2] for name in model.targeted_module_names}
-    assert adapted == ({"k_proj", "v_proj", "down_proj"} if isinstance(config, IA3Config) else {"q_proj", "v_proj"})
+    assert adapted == ({"k_proj", "v_proj", "down_proj"} if kind is IA3Config else {"q_proj", "v_proj"})
     trained = [parameter for parameter in model.parameters() if parameter.grad is not None and parameter.grad.any()]
     assert len(trained) >= len(model.targeted_module_names)
 
@@ -265,8 +220,17 @@ def test_adapters_without_target_modules_adapt_what_they_adapt_in_llama(config, 
     indirect=["tiny_config"],
 )
 @pytest.mark.slow
-def test_lora_saves_loads_and_merges(target_modules, adapted, tmp_path, tokenizer):
-    model, before = adapted(**({} if target_modules is None else {"target_modules": target_modules}))
+def test_lora_saves_loads_and_merges(target_modules, make_model, tmp_path, tokenizer):
+    make_model().save_pretrained(tmp_path / "base")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    lora = LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=16, target_modules=target_modules)
+    model = get_peft_model(base, lora)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    options = {"max_steps": 6, "per_device_train_batch_size": 4, "learning_rate": 3e-2, "save_strategy": "no"}
+    args = TrainingArguments(str(tmp_path / "lora"), report_to=[], use_cpu=True, disable_tqdm=True, **options)
+    rows = [{"input_ids": tokenizer(sentence)["input_ids"]} for sentence in SENTENCES]
+    Trainer(model, args, DataCollatorWithFlattening(), rows).train()
+    model.eval()
     touched = changed(model, before)
     assert touched == {name for name in before if "lora_" in name}, "not the adapters alone, or not all of them"
     if target_modules is not None:

@@ -21,20 +21,13 @@ DOCS = Path(__file__).parents[2] / "docs/scale.md"
 LENGTH = 37
 
 
-def twins(config: DiffTransformerConfig) -> list[PreTrainedConfig]:
-    return [config, transformer_twin(config), diff_v2_twin(config)]
-
-
-@pytest.fixture(params=["diff", "transformer", "diff_v2"])
+@pytest.fixture(params=[lambda config: config, transformer_twin, diff_v2_twin], ids=["diff", "transformer", "diff_v2"])
 def config(request, tiny_config) -> PreTrainedConfig:
-    return dict(zip(("diff", "transformer", "diff_v2"), twins(tiny_config()), strict=True))[request.param]
+    return request.param(tiny_config())
 
 
 def build(config: PreTrainedConfig, attn_implementation: str = "eager", **kwargs) -> torch.nn.Module:
     return AutoModelForCausalLM.from_config(config, attn_implementation=attn_implementation, **kwargs)
-
-
-# ------------------------------------------------------------------------------------------------ parameters and FLOPs
 
 
 def test_count_parameters_has_both_embeddings_and_changes_no_config(tiny_config):
@@ -85,9 +78,6 @@ def test_peak_flops_by_device_name():
         "NVIDIA RTX A1000": None,
     }.items():
         assert peak_flops(device) == expected, device
-
-
-# -------------------------------------------------------------------------------------------------------------- memory
 
 
 def saved_bytes(config: PreTrainedConfig, attn_implementation: str, dtype: torch.dtype) -> float:
@@ -215,9 +205,6 @@ def test_memory_of_lora():
     assert memory["loss"] == 10 * config.vocab_size * 1024, "a frozen head has no gradient"
     sharded = replace(budget, data_parallel=8, shard=8, gradient_accumulation_steps=2).memory
     assert sharded["copies"] == 2 * (2 * layer + embeddings) + 2 * adapters
-
-
-# ---------------------------------------------------------------------------------------------------------- the budget
 
 
 HARDWARE = {"gpu": "H100", "peak_flops_per_device": 989e12, "gpu_memory": 80e9}

@@ -76,9 +76,6 @@ def arguments(dataset, **kwargs) -> CorpusArguments:
     return CorpusArguments(dataset=str(dataset), **{"sequence_length": LENGTH, **kwargs})
 
 
-# --------------------------------------------------------------------------------------------------------- documents
-
-
 KINDS = ["jsonl", "jsonl.gz", "json", "parquet", "csv", "txt", "saved", "saved splits", "hub"]
 
 
@@ -158,9 +155,6 @@ def test_replaced_file_is_read_again(tmp_path, tokenizer):
     write_lines(file, [{"text": "other"}])
     os.utime(file, ns=(0, 0))  # also within the clock's resolution
     assert arguments(file).load_documents()[:]["text"] == ["other"]
-
-
-# -------------------------------------------------------------------------------------------------------------- rows
 
 
 @pytest.mark.parametrize("num_proc, at_once", [(None, 256), (2, 7), (None, 1)])
@@ -262,9 +256,6 @@ def test_load_rows_takes_packed_rows_and_their_labels_as_they_are(tmp_path, toke
         assert batch["labels"].tolist() == [[-100] * (LENGTH - 1) + [i] for i in ids]
 
 
-# ---------------------------------------------------------------------------------------------------------- bad rows
-
-
 @pytest.mark.parametrize("shards", [0, 1, 3], ids=["map", "stream", "three shards"])
 def test_unusable_documents_are_skipped_and_counted(tokenizer, warnings, shards):
     bad = [text for texts in BAD.values() for text in texts]
@@ -339,9 +330,6 @@ def test_load_rows_rejects_a_corpus_without_a_usable_document(tmp_path, tokenize
         assert listed(pack(stream_of([TEXTS[1], *[""] * 5000]), tokenizer, LENGTH)) == [line_of(TEXTS[1:2], tokenizer)]
 
 
-# --------------------------------------------------------------------------------------------------------- the batch
-
-
 def test_collator_pads_short_rows_on_the_right():
     collator = CausalCollator(pad_token_id=7)
     batch = collator([{"input_ids": [1, 2, 3], "row": 4}, {"input_ids": np.array([5], np.int32), "row": 9}])
@@ -382,9 +370,6 @@ def test_padding_needs_no_attention_mask(tiny_config):
 
     for padded, alone in zip(run(CausalCollator(3, pad_to_multiple_of=16)), run(CausalCollator(3)), strict=True):
         torch.testing.assert_close(padded, alone, rtol=1e-9, atol=1e-12)
-
-
-# ---------------------------------------------------------------------------------------------------------- resuming
 
 
 class Recorder(Trainer):

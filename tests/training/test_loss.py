@@ -16,11 +16,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, LlamaConfig, Trainer
+from transformers import AutoModelForCausalLM, Trainer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from diff_transformer.training import loss as loss_module
-from diff_transformer.training.architectures import diff_v2_twin
+from diff_transformer.training.architectures import diff_v2_twin, transformer_twin
 from diff_transformer.training.loss import linear_cross_entropy, use_linear_cross_entropy
 
 VOCAB, HIDDEN, TOKENS = 199, 16, 13
@@ -88,13 +88,8 @@ def make_model(tiny_config):
     def make(kind: str = "diff", **kwargs):
         torch.manual_seed(1)
         config = tiny_config(**{"hidden_size": 32, "intermediate_size": 48, "vocab_size": VOCAB, **kwargs})
-        if kind == "llama":
-            names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-            names += ("num_key_value_heads", "tie_word_embeddings", "initializer_range", "eos_token_id")
-            config = LlamaConfig(bos_token_id=None, **{name: getattr(config, name) for name in names})
-        elif kind == "diff_v2":
-            config = diff_v2_twin(config)
-        return AutoModelForCausalLM.from_config(config)
+        twins = {"diff": lambda config: config, "diff_v2": diff_v2_twin, "llama": transformer_twin}
+        return AutoModelForCausalLM.from_config(twins[kind](config))
 
     return make
 
@@ -127,9 +122,6 @@ def loss_and_gradients(model, **inputs) -> tuple[CausalLMOutputWithPast, dict[st
     output.loss.backward()
     result = {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
     return output, {**result, "loss": output.loss.detach()}
-
-
-# ----------------------------------------------------------------------------------------------- linear_cross_entropy
 
 
 @pytest.mark.parametrize("ignored", [0, 3], ids=["all kept", "some ignored"])
@@ -238,9 +230,6 @@ def test_linear_cross_entropy_rejects():
     ]:
         with pytest.raises(ValueError, match=message):
             linear_cross_entropy(**{**inputs, **changes})
-
-
-# ------------------------------------------------------------------------------------------- use_linear_cross_entropy
 
 
 @pytest.mark.oldest
@@ -366,9 +355,6 @@ def test_use_linear_cross_entropy_rejects(make_model):
     patched = lora(replaced, target_modules=["lm_head"]).train()  # its weight alone is the head without the adapter
     with pytest.raises(ValueError, match="Leave lm_head out of the modules that PEFT trains"):
         patched(**batch())
-
-
-# ----------------------------------------------------------------------------------------------------------- training
 
 
 def lora(model, **kwargs):

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
-from diff_transformer import DiffTransformerForCausalLM, DiffTransformerV2ForCausalLM, folders
+from diff_transformer import DiffTransformerForCausalLM, DiffTransformerV2ForCausalLM
 from diff_transformer.training import callbacks as callbacks_module
 from diff_transformer.training import trainer as trainer_module
 from diff_transformer.training.architectures import diff_v2_twin
@@ -60,9 +60,6 @@ def make_model(request, tiny_config):
 
 def lambdas_of(model) -> dict[str, torch.nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if ".lambda_" in name}
-
-
-# ----------------------------------------------------------------------- weight decay, and the learning rate of lambda
 
 
 def test_weight_decay_excludes_lambda_vectors_norms_and_biases(make_trainer, make_model):
@@ -119,9 +116,6 @@ def test_arguments_are_run_arguments_with_a_multiplier_of_at_least_0(tiny_config
     for multiplier in (-0.1, math.nan, math.inf):
         with pytest.raises(ValueError, match=f"^lambda_lr_multiplier={multiplier} was given"):
             training_arguments(lambda_lr_multiplier=multiplier)
-
-
-# ------------------------------------------------------------------------------------------------------------ the log
 
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen"])
@@ -201,9 +195,6 @@ def test_spike_of_the_gradient_norm_is_warned_of_and_drift_is_not(monkeypatch):
     assert messages == ["Step 7: the gradient norm spiked to 10.6."]
 
 
-# ----------------------------------------------------------------------------------------- losses that are not finite
-
-
 @pytest.mark.parametrize("number", [math.nan, -math.inf])
 def test_non_finite_loss_stops_before_the_weights_with_rows_and_lambdas(make_trainer, make_model, tmp_path, number):
     trainer, weights = make_trainer(make_model(), logging_steps=1), {}
@@ -229,9 +220,6 @@ def test_non_finite_loss_stops_before_the_weights_with_rows_and_lambdas(make_tra
     assert torch.equal(batch, torch.stack([trainer.train_dataset[i]["input_ids"] for i in rows]))
     assert all(torch.equal(p, weights[name]) for name, p in trainer.model.named_parameters())
     assert fault(tmp_path / "run" / "checkpoint-2") is None
-
-
-# -------------------------------------------------------------------------------------------------------- checkpoints
 
 
 def test_checkpoints_are_sealed_and_rotated(make_trainer, tmp_path):
@@ -281,10 +269,6 @@ def test_model_is_saved_whole_or_not_at_all(make_trainer, tmp_path, monkeypatch)
         trainer.save_whole_model(tmp_path / "model")
     assert torch.equal(saved(), first)
 
-    with monkeypatch.context() as patch:  # what two killed runs left
-        patch.setattr(folders.os, "getpid", lambda: 2**22 + 1)
-        (tmp_path / "model").rename(folders._sibling(tmp_path / "model", "old"))
-        folders._sibling(tmp_path / "model", "part").mkdir()
     trainer.save_whole_model(tmp_path / "model")
     assert not torch.equal(saved(), first)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "run"]

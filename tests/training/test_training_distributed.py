@@ -53,9 +53,6 @@ MODELS = {
 STAGE = ["--smoke", "--max_steps", "6", "--save_steps", "6", "--eval_strategy", "steps", "--eval_steps", "3"]
 
 
-# ------------------------------------------------------------------------------------------ in one process or in two
-
-
 def train(folder: Path, model_name: str, output: str, check=None, count_tokens: bool = True, **kwargs) -> dict:
     """`RunTrainer` on a model and the rows of the folder: what it logs. The weights are in the folder OUTPUT/final."""
     resume = kwargs.pop("resume_from_checkpoint", None)
@@ -94,9 +91,6 @@ def train_and_resume(folder: Path, **kwargs) -> None:
 def write(folder: Path, output: str, logged: dict) -> None:
     if dist.get_rank() == 0:
         (folder / f"{output}.json").write_text(json.dumps(logged))
-
-
-# -------------------------------------------------------------------------------------------------- the two processes
 
 
 def ddp(folder: Path) -> None:
@@ -210,9 +204,6 @@ if __name__ == "__main__":
     globals()[scenario](folder)
     dist.barrier()
     dist.destroy_process_group()
-
-
-# ----------------------------------------------------------------------------------------------------- the one process
 
 
 needs_deepspeed = pytest.mark.skipif(

@@ -25,7 +25,7 @@ def corpus(documents) -> Dataset:
     return Dataset.from_list(rows, features=features)
 
 
-def random_corpus(seed: int, sources: dict[str, int], num_documents: int = 3000) -> list[tuple[str, int]]:
+def random_corpus(seed: int, sources: dict[str, int], num_documents: int) -> list[tuple[str, int]]:
     """(source, length) with lengths around the value given for a source, log-normal."""
     draw = np.random.default_rng(seed)
     names = draw.choice(list(sources), num_documents)
@@ -46,8 +46,6 @@ def upsample(tmp_path):
 
     return run
 
-
-# --------------------------------------------------------------------------------------------- hand-counted documents
 
 # Document:         1          2          3          4          5          6          7
 HAND = [("a", 10), ("b", 3), ("a", 4), ("b", 12), ("a", 12), ("b", 9), ("a", 6)]
@@ -78,8 +76,6 @@ def test_documents_end_with_one_end_of_text(upsample):
     assert line == [5] * 7 + [EOS] + [6] * 7 + [EOS] + [7] * 8
 
 
-# ----------------------------------------------------------------------------------------------------------- the mix
-
 SOURCES = {"web": 12, "books": 150, "code": 40, "qa": 6}
 
 
@@ -95,7 +91,7 @@ def test_short_documents_are_kept_with_their_probability(upsample):
 
 @pytest.mark.parametrize("shares", [None, {"web": 1, "books": 1, "code": 2, "qa": 0.5}], ids=["measured", "given"])
 def test_mix_is_exact_to_within_a_row(upsample, shares):
-    documents = random_corpus(2, SOURCES)
+    documents = random_corpus(2, SOURCES, 3000)
     tokens = {name: sum(length for source, length in documents if source == name) for name in SOURCES}
     wanted = tokens if shares is None else shares
     rows, report = upsample(
@@ -157,9 +153,6 @@ def test_rows_of_the_sources_are_spread_evenly(upsample):
         share = (sources == name).mean()
         drift = np.cumsum(sources == name) - share * np.arange(1, len(rows) + 1)
         assert np.abs(drift).max() <= 1.5, f"{name} is not spread evenly"
-
-
-# ------------------------------------------------------------------------------------------- stream, files, the report
 
 
 @pytest.mark.parametrize("kind", ["map", "stream"])
