@@ -212,9 +212,9 @@ def load_rows(
                 f"{args.dataset} has packed rows of {len(ids)} tokens with ids up to {max(ids, default=0)}, but "
                 f"sequence_length is {args.sequence_length} and the tokenizer has {len(tokenizer)} tokens."
             )
-        numbers = np.arange(len(documents))
-        rows = documents if "row" in documents.column_names else documents.add_column("row", numbers)
-        return hold_out(rows, args.validation_rows)
+        if "row" not in documents.column_names:
+            documents = documents.add_column("row", np.arange(len(documents)))
+        return hold_out(documents, args.validation_rows)
     options = {"max_document_characters": args.max_document_characters, "num_proc": args.num_proc}
     if not is_stream:
         return hold_out(pack(documents, tokenizer, args.sequence_length, **options), args.validation_rows)

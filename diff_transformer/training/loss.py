@@ -163,13 +163,7 @@ def use_linear_cross_entropy(model: nn.Module) -> None:
 
 @can_return_tuple
 def _forward_without_logits(
-    self,
-    labels=None,
-    shift_labels=None,
-    num_items_in_batch=None,
-    ignore_index=-100,
-    logits_to_keep=0,
-    **kwargs,
+    self, labels=None, shift_labels=None, num_items_in_batch=None, ignore_index=-100, logits_to_keep=0, **kwargs
 ) -> CausalLMOutputWithPast:
     outputs = self.base_model(**kwargs)
     if shift_labels is None:

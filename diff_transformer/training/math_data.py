@@ -105,9 +105,8 @@ def tokenize_messages(
 
     options = {"remove_columns": rows.column_names, "features": _ENCODED, "num_proc": num_proc}
     encoded = rows.map(encode, desc="Tokenizing", **options)
-    faults = Counter(encoded["fault"])
+    faults = Counter(fault for fault in encoded["fault"] if fault)
     kept = [i for i, fault in enumerate(encoded["fault"]) if not fault]
-    faults.pop("", None)
     if not kept:
         raise ValueError(f"All {len(rows):,} rows were left out: {dict(faults)}. Check the dataset and its columns.")
     return encoded.select(kept).remove_columns("fault"), dict(faults)

@@ -1,7 +1,6 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Fine-tuning on mathematics, shared by both stages: rows -> tokens -> budget -> TRL's SFTTrainer -> model/.
-
-The loss is computed on the answers alone, and with `--use_peft` a LoRA adapter is trained and merged into the model.
+"""Fine-tuning on mathematics, shared by both stages. The loss is computed on the answers alone, and with `--use_peft`
+a LoRA adapter is trained and merged into the model.
 """
 
 from collections.abc import Callable
@@ -54,13 +53,9 @@ def run_stage(
 
     # 2. Data
     with training.main_process_first(desc="tokenizing the rows"):
-        rows, left_out = tokenize_messages(
-            load_table(data.dataset, data.dataset_config, data.dataset_split, columns),
-            to_messages,
-            tokenizer,
-            training.max_length,
-            training.dataset_num_proc,
-        )
+        table = load_table(data.dataset, data.dataset_config, data.dataset_split, columns)
+        options = (training.max_length, training.dataset_num_proc)
+        rows, left_out = tokenize_messages(table, to_messages, tokenizer, *options)
     if training.process_index == 0:
         reasons = [f"{count:,} left out: {reason}" for reason, count in left_out.items()]
         print(f"Rows     {len(rows):,} to train on", *reasons, sep=", ")

@@ -1,8 +1,6 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Which checkpoints of a run are whole.
-
-A list of its files and their sizes is written to a checkpoint after everything else. A folder without the list was
-interrupted while it was written; one that differs from its list was damaged later.
+"""Which checkpoints of a run are whole: a list of files and sizes is written to a checkpoint after everything else. A
+folder without the list was interrupted while it was written; one that differs from it was damaged later.
 """
 
 import json
