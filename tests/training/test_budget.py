@@ -176,7 +176,8 @@ def test_memory_of_the_3b_by_hand():
     assert make_budget(config, length=512).memory["loss"] == 10 * 100_288 * 512 + 10 * embedding
 
 
-def test_memory_of_parallel_sequences():
+def test_memory_of_parallel_sequences_and_accumulated_gradients():
+    """FSDP2 keeps the gradients of the whole model, in bf16, from one backward to the next."""
     config = DiffTransformerConfig.from_paper_size("3B")
     one = make_budget(config, 65536, data_parallel=8, shard=8)
     split = replace(one, data_parallel=2, sequence_parallel=4)
@@ -184,15 +185,8 @@ def test_memory_of_parallel_sequences():
     a, b = one.memory, split.memory
     assert b["activations"] - 16384 * 28 * per_token == pytest.approx(a["activations"] / 4)
     assert all(a[name] == b[name] for name in ("weights", "optimizer", "copies"))
-
-
-def test_memory_of_accumulated_gradients():
-    """FSDP2 keeps those of the whole model, in bf16, from one backward to the next."""
-    config = DiffTransformerConfig.from_paper_size("3B")
-    budget = make_budget(config, data_parallel=8, shard=8, gradient_accumulation_steps=4)
-    late, early = (replace(budget, sync_each_batch=sync).memory for sync in (False, True))
-    assert late["copies"] - early["copies"] == 2 * count_parameters(config)[0]
-    assert replace(budget, gradient_accumulation_steps=1).memory == early
+    late, early = (replace(one, gradient_accumulation_steps=4, sync_each_batch=x).memory for x in (False, True))
+    assert late["copies"] - early["copies"] == 2 * count_parameters(config)[0] and early == a
 
 
 def test_memory_of_lora():

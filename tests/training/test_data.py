@@ -330,31 +330,22 @@ def test_load_rows_rejects_a_corpus_without_a_usable_document(tmp_path, tokenize
         assert listed(pack(stream_of([TEXTS[1], *[""] * 5000]), tokenizer, LENGTH)) == [line_of(TEXTS[1:2], tokenizer)]
 
 
-def test_collator_pads_short_rows_on_the_right():
-    collator = CausalCollator(pad_token_id=7)
-    batch = collator([{"input_ids": [1, 2, 3], "row": 4}, {"input_ids": np.array([5], np.int32), "row": 9}])
-    assert batch["input_ids"].tolist() == [[1, 2, 3], [5, 7, 7]]
-    assert batch["labels"].tolist() == [[1, 2, 3], [5, -100, -100]]
-    assert batch["row"].tolist() == [4, 9]
-    assert {value.dtype for value in batch.values()} == {torch.int64}
-    assert set(collator([{"input_ids": [1]}])) == {"input_ids", "labels"}
-    assert CausalCollator(7, pad_to_multiple_of=4)([{"input_ids": [1] * 5}])["input_ids"].shape == (1, 8)
-
-
-def test_collator_takes_labels_of_the_rows():
-    collator = CausalCollator(pad_token_id=7, sequence_parallel=True)
+def test_collator_pads_on_the_right_and_takes_labels_of_the_rows():
     rows = [
         {"input_ids": [1, 2, 3], "labels": [-100, -100, 3], "row": 4},
         {"input_ids": [5, 6], "labels": np.array([-100, 6], np.int32), "row": 9},
-        {"input_ids": [8], "row": 11},
+        {"input_ids": np.array([8], np.int32), "row": 11},
     ]
-    batch = collator(rows)
+    batch = CausalCollator(pad_token_id=7)(rows)
     assert batch["input_ids"].tolist() == [[1, 2, 3], [5, 6, 7], [8, 7, 7]]
     assert batch["labels"].tolist() == [[-100, -100, 3], [-100, 6, -100], [8, -100, -100]]
-    assert batch["position_ids"].tolist() == [[0, 1, 2]] * 3 and "row" not in batch
+    assert batch["row"].tolist() == [4, 9, 11] and {value.dtype for value in batch.values()} == {torch.int64}
+    assert set(CausalCollator(7)([{"input_ids": [1]}])) == {"input_ids", "labels"}
+    batch = CausalCollator(7, pad_to_multiple_of=4, sequence_parallel=True)([{"input_ids": [1] * 5, "row": 4}])
+    assert batch["position_ids"].tolist() == [list(range(8))] and "row" not in batch
     for labels in ([3], [1, 2, 3, 4]):  # one label would be spread over all tokens
         with pytest.raises(ValueError, match=f"Row 4 has 3 input_ids and {len(labels)} labels"):
-            collator([{"input_ids": [1, 2, 3], "labels": labels, "row": 4}])
+            CausalCollator(7)([{"input_ids": [1, 2, 3], "labels": labels, "row": 4}])
 
 
 def test_padding_needs_no_attention_mask(tiny_config):
