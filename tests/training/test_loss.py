@@ -373,12 +373,11 @@ def rows() -> list[dict]:
 
 @pytest.fixture
 def make_trainer(training_arguments):
-    def make(model, compute_metrics=None, **kwargs) -> Trainer:
+    def make(model, **kwargs) -> Trainer:
         defaults = {"max_steps": 3, "learning_rate": 1e-3, "save_strategy": "no", "remove_unused_columns": True}
         defaults |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
         args = training_arguments(**{**defaults, **kwargs})
-        data = {"train_dataset": rows(), "eval_dataset": rows()[:5]}
-        return Trainer(model=model, args=args, compute_metrics=compute_metrics, **data)
+        return Trainer(model, args, train_dataset=rows(), eval_dataset=rows()[:5])
 
     return make
 
@@ -391,31 +390,28 @@ def curve(trainer: Trainer) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.oldest
-@pytest.mark.parametrize(("kind", "checkpointing"), [("diff", True), ("diff_v2", False), ("llama", False)])
-def test_trainer_has_the_same_losses(make_model, make_trainer, kind, checkpointing):
+@pytest.mark.parametrize(
+    ("kind", "options", "tolerance"),
+    [
+        ("diff", {"activation_checkpointing": True}, 1e-6),
+        ("diff", {"bf16": True}, 1e-3),
+        ("diff_v2", {}, 1e-6),
+        ("llama", {}, 1e-6),
+    ],
+)
+def test_trainer_has_the_same_losses(make_model, make_trainer, kind, options, tolerance):
+    """In bf16 accelerate wraps the forward in autocast and unwraps it again: what it unwraps must still be ours."""
     model = make_model(kind)
     patched = copy.deepcopy(model)
     use_linear_cross_entropy(patched)
-    kwargs = {"activation_checkpointing": checkpointing}
-    expected = curve(make_trainer(model, **kwargs))
+    expected = curve(make_trainer(model, **options))
     calls = []
     patched.register_forward_hook(lambda module, inputs, output: calls.append(output.logits))
-    actual = curve(make_trainer(patched, **kwargs))
+    trainer = make_trainer(patched, **options)
+    actual = curve(trainer)
     assert calls and all(logits is None for logits in calls), "Trainer did not reach the loss without logits"
     assert len(expected) == 4 and len(set(expected)) == 4
-    assert actual == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.oldest
-def test_trainer_in_bf16_and_after_it(make_model, make_trainer):
-    """accelerate wraps the forward in autocast and unwraps it again: what it unwraps must still be ours."""
-    model = make_model()
-    patched = copy.deepcopy(model)
-    use_linear_cross_entropy(patched)
-    expected = curve(make_trainer(model, bf16=True))
-    trainer = make_trainer(patched, bf16=True)
-    assert curve(trainer) == pytest.approx(expected, rel=1e-3)
+    assert actual == pytest.approx(expected, rel=tolerance)
     unwrapped = trainer.accelerator.unwrap_model(trainer.model_wrapped, keep_fp32_wrapper=False)
     assert unwrapped is patched and unwrapped(**batch()).logits is None
 

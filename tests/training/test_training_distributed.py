@@ -44,12 +44,8 @@ ULYSSES_BATCH_SIZE = 2
 LENGTH = 32
 SIZES = {"vocab_size": 200, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "eos_token_id": None}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.2}
-MODELS = {
-    "v1": DiffTransformerConfig(**SIZES),
-    "v2": DiffTransformerV2Config(
-        **{**SIZES, "num_attention_heads": 8, "use_qk_norm": True, "tie_word_embeddings": True}
-    ),
-}
+V2 = {**SIZES, "num_attention_heads": 8, "use_qk_norm": True, "tie_word_embeddings": True}
+MODELS = {"v1": DiffTransformerConfig(**SIZES), "v2": DiffTransformerV2Config(**V2)}
 STAGE = ["--smoke", "--max_steps", "6", "--save_steps", "6", "--eval_strategy", "steps", "--eval_steps", "3"]
 
 
