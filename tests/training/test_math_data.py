@@ -9,9 +9,8 @@ from diff_transformer.training.math_data import question_and_answer, reasoning_t
 
 ANSWER = "<|begin_of_thought|>\n\nOkay, so 1/3 + 1/6.\n\n<|end_of_thought|>\n\n"
 ANSWER += "<|begin_of_solution|>\n\nThe sum is $\\boxed{\\frac12}$.\n\n<|end_of_solution|>"
-# A row of open-r1/OpenThoughts-114k-math: all its columns, in its types
+# A row of open-r1/OpenThoughts-114k-math
 TRACE = {
-    "source": "olympiads",
     "problem": "Compute $\\frac13 + \\frac16$.",
     "solution": "1/2, since 2/6 + 1/6 = 3/6.",
     "messages": [{"role": "user", "content": "1/3 + 1/6?"}, {"role": "assistant", "content": "1/2, since 3/6."}],
@@ -20,7 +19,6 @@ TRACE = {
         {"from": "user", "value": "Return your final response within \\boxed{}. Compute $\\frac13 + \\frac16$."},
         {"from": "assistant", "value": ANSWER},
     ],
-    "generated_token_count": 61,
     "correct": True,
 }
 

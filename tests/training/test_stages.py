@@ -110,9 +110,7 @@ def test_recipes_have_the_papers_values():
     assert settings[0] == settings[1], "Appendix B has the setting of Section 3.1"
 
 
-@pytest.mark.parametrize(
-    ("stage", "tokens"), [("math_stage1", 2e9), ("math_stage2", 0.2e9)], ids=["math_stage1", "math_stage2"]
-)
+@pytest.mark.parametrize(("stage", "tokens"), [("math_stage1", 2e9), ("math_stage2", 0.2e9)])
 def test_math_recipes_keep_the_checkpoints_that_the_paper_evaluates(stage, tokens, tmp_path):
     """Stage 1 every 2B tokens (Figure 9), stage 2 ten to choose from."""
     file = str(ROOT / "recipes" / stage / "config.yaml")

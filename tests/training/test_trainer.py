@@ -27,21 +27,14 @@ pytestmark = pytest.mark.oldest
 
 @pytest.fixture
 def make_trainer(tiny_config, training_arguments):
-    def make(model=None, callbacks=None, rows=None, **kwargs) -> RunTrainer:
-        if model is None:
-            model = DiffTransformerForCausalLM(tiny_config())
-        if rows is None:
-            ids = torch.randint(0, 199, (12, LENGTH))
-            rows = [{"input_ids": row, "labels": row, "row": i} for i, row in enumerate(ids)]
+    def make(model=None, callbacks=None, **kwargs) -> RunTrainer:
+        model = model or DiffTransformerForCausalLM(tiny_config())
+        ids = torch.randint(0, 199, (12, LENGTH))
+        rows = [{"input_ids": row, "labels": row, "row": i} for i, row in enumerate(ids)]
         defaults = {"max_steps": 4, "save_steps": 2, "learning_rate": 1e-3, "logging_nan_inf_filter": False}
         defaults |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "peak_tflops": 1e-3}
-        return RunTrainer(
-            model=model,
-            args=training_arguments(**{**defaults, **kwargs}),
-            train_dataset=rows,
-            eval_dataset=rows,
-            callbacks=callbacks,
-        )
+        args = training_arguments(**{**defaults, **kwargs})
+        return RunTrainer(model, args, train_dataset=rows, eval_dataset=rows, callbacks=callbacks)
 
     return make
 
@@ -262,20 +255,18 @@ def test_model_is_saved_whole_or_not_at_all(make_trainer, tmp_path, monkeypatch)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "run"]
 
 
-class Signal(TrainerCallback):
-    """Sends a signal to this process in a step."""
+def signal_in(step: int, number: int) -> TrainerCallback:
+    class Signal(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == step - 1:
+                os.kill(os.getpid(), number)
 
-    def __init__(self, number: int, step: int):
-        self.number, self.step = number, step
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == self.step - 1:
-            os.kill(os.getpid(), self.number)
+    return Signal()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_saves_a_checkpoint_and_prints_how_to_resume(make_trainer, number, capsys):
-    trainer = make_trainer(callbacks=[Signal(number, 3)], save_strategy="no")
+    trainer = make_trainer(callbacks=[signal_in(3, number)], save_strategy="no")
     with pytest.raises(SystemExit) as exit:
         fit(trainer, None)
     assert exit.value.code == 128 + number
@@ -291,7 +282,7 @@ def test_signal_saves_a_checkpoint_and_prints_how_to_resume(make_trainer, number
 
 def test_signal_in_the_last_step_still_saves_the_model(make_trainer):
     """Nothing is left to resume: a run that resumed from the last step would take one more."""
-    trainer = make_trainer(callbacks=[Signal(signal.SIGTERM, 4)], save_strategy="no")
+    trainer = make_trainer(callbacks=[signal_in(4, signal.SIGTERM)], save_strategy="no")
     fit(trainer, None)
     folder = Path(trainer.args.output_dir)
     assert (folder / "model" / "model.safetensors").is_file() and not list(folder.glob("checkpoint-*"))
