@@ -2,7 +2,6 @@
 """Training with transformers' `Trainer`, and documents packed in a row."""
 
 from dataclasses import fields
-from itertools import pairwise
 
 import pytest
 import torch
@@ -10,15 +9,8 @@ import torch._functorch.config
 from torch._dynamo.utils import counters
 from transformers import DataCollatorWithFlattening, Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
-from diff_transformer import DiffTransformerForCausalLM, cl100k_tokenizer
+from diff_transformer import DiffTransformerForCausalLM
 
-TEXT = """\
-Four score and seven years ago our fathers brought forth on this continent, a new nation, conceived in Liberty, and
-dedicated to the proposition that all men are created equal. Now we are engaged in a great civil war, testing whether
-that nation, or any nation so conceived and so dedicated, can long endure. We are met on a great battle-field of that
-war. We have come to dedicate a portion of that field, as a final resting place for those who here gave their lives
-that that nation might live. It is altogether fitting and proper that we should do this.
-"""
 VOCAB_SIZE = 320
 LENGTH = 32
 IMPLEMENTATIONS = ["flash_diff", "sdpa", "eager"]
@@ -30,9 +22,7 @@ if CHECKPOINTING not in {field.name for field in fields(TrainingArguments)}:
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict]:
-    tokenizer = cl100k_tokenizer(vocab_size=VOCAB_SIZE - 8)
-    ids = tokenizer(TEXT)["input_ids"]
-    assert len(tokenizer) == VOCAB_SIZE
+    ids = [i * i % 97 for i in range(8 * LENGTH)]
     return [{"input_ids": ids[i : i + LENGTH], "labels": ids[i : i + LENGTH]} for i in range(0, 8 * LENGTH, LENGTH)]
 
 
@@ -60,35 +50,17 @@ def gradients(model) -> dict[str, torch.Tensor]:
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
-def losses(trainer: Trainer, key: str = "loss") -> list[float]:
-    return [float(entry[key]) for entry in trainer.state.log_history if key in entry]
+def losses(trainer: Trainer) -> list[float]:
+    return [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
 
 
 @pytest.fixture
 def make_trainer(tmp_path, rows):
-    def make(
-        model, *, train_dataset=rows, eval_dataset=None, data_collator=default_data_collator, callbacks=None, **kwargs
-    ) -> Trainer:
-        defaults = {
-            "output_dir": str(tmp_path / "output"),
-            "max_steps": 6,
-            "per_device_train_batch_size": 4,
-            "learning_rate": 1e-3,
-            "lr_scheduler_type": "constant",
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "report_to": [],
-            "use_cpu": True,
-            "disable_tqdm": True,
-        }
-        return Trainer(
-            model=model,
-            args=TrainingArguments(**{**defaults, **kwargs}),
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            data_collator=data_collator,
-            callbacks=callbacks,
-        )
+    def make(model, callbacks, data_collator=default_data_collator, **kwargs) -> Trainer:
+        defaults = {"output_dir": str(tmp_path / "output"), "max_steps": 2, "per_device_train_batch_size": 4}
+        defaults |= {"learning_rate": 1e-3, "lr_scheduler_type": "constant", "logging_steps": 1, "report_to": []}
+        defaults |= {"save_strategy": "no", "use_cpu": True, "disable_tqdm": True}
+        return Trainer(model, TrainingArguments(**{**defaults, **kwargs}), data_collator, rows, callbacks=callbacks)
 
     return make
 
@@ -104,32 +76,13 @@ def assert_all_close(actual: dict, expected: dict, rtol: float, what: str, atol_
         )
 
 
-# ------------------------------------------------------------------------------------------------------- Trainer
-
-
-@pytest.mark.oldest
-@pytest.mark.slow
-def test_trainer_lowers_the_loss_and_evaluates(make_model, make_trainer, rows):
-    options = {"learning_rate": 1e-2, "per_device_eval_batch_size": 3, "eval_strategy": "steps", "eval_steps": 8}
-    trainer = make_trainer(make_model(initializer_range=0.05), eval_dataset=rows[:7], max_steps=24, **options)
-    trainer.train()
-    train_losses, eval_losses = losses(trainer), losses(trainer, "eval_loss")
-    assert sum(train_losses[-4:]) / 4 < sum(train_losses[:4]) / 4 - 2.0, f"the loss did not fall: {train_losses}"
-    assert len(eval_losses) == 3
-    assert all(after < before - 0.2 for before, after in pairwise(eval_losses)), f"did not fall: {eval_losses}"
-    with torch.no_grad():
-        expected = trainer.model.eval()(**default_data_collator(rows[:7])).loss.item()
-    # 3 + 3 + 1 rows of equal length: the mean over the rows is the mean over the tokens
-    assert eval_losses[-1] == pytest.approx(expected, rel=1e-5), "eval_loss is not the model's own loss"
-
-
 @pytest.mark.parametrize("attn_implementation", IMPLEMENTATIONS)
 def test_bf16_autocast_trains_like_float32(attn_implementation, make_model, make_trainer):
     results = {}
     for bf16 in (False, True):
         recorder = GradientRecorder()
         model = make_model(attn_implementation=attn_implementation)
-        trainer = make_trainer(model, bf16=bf16, callbacks=[recorder], max_steps=2, max_grad_norm=0.0)
+        trainer = make_trainer(model, bf16=bf16, callbacks=[recorder], max_grad_norm=0.0)
         trainer.train()
         assert all(p.dtype == torch.float32 for p in model.parameters()), "autocast changed the weights' type"
         results[bf16] = losses(trainer), recorder.steps[0]
@@ -150,7 +103,7 @@ def test_bf16_autocast_trains_like_float32(attn_implementation, make_model, make
     [("flash_diff", False), ("flash_diff", True), ("sdpa", False), ("eager", True)],
 )
 def test_activation_checkpointing_changes_no_bit(
-    attn_implementation, use_reentrant, make_model, make_trainer, rows, monkeypatch
+    attn_implementation, use_reentrant, make_model, make_trainer, monkeypatch
 ):
     """With packed rows, whose documents must reach the second forward too."""
     calls = []
@@ -167,7 +120,6 @@ def test_activation_checkpointing_changes_no_bit(
             make_model(attn_implementation=attn_implementation),
             callbacks=[recorder],
             data_collator=DataCollatorWithFlattening(return_flash_attn_kwargs=True),
-            max_steps=2,
             **{CHECKPOINTING: checkpointing, f"{CHECKPOINTING}_kwargs": {"use_reentrant": use_reentrant}},
         )
         trainer.train()
@@ -188,7 +140,7 @@ def test_torch_compile_gives_the_eager_losses(packed_by, make_model, make_traine
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "no")
     torch.compiler.reset()
     counters.clear()
-    kwargs = {"max_steps": 2, "max_grad_norm": 0.0}
+    kwargs = {"max_grad_norm": 0.0}
     if packed_by is not None:
         kwargs["data_collator"] = DataCollatorWithFlattening(return_flash_attn_kwargs=packed_by == "cu_seq_lens")
     results = []
@@ -210,8 +162,6 @@ def test_torch_compile_gives_the_eager_losses(packed_by, make_model, make_traine
     actual = {name.removeprefix("_orig_mod."): gradient for name, gradient in actual_steps[0].items()}
     assert_all_close(actual, expected_steps[0], rtol=1e-3, what="gradient under torch.compile", atol_factor=1e-4)
 
-
-# ------------------------------------------------------------------------------------------------------- packing
 
 # Two rows of 48 tokens; the one-token document has no label of its own
 ROWS = ((20, 1, 17, 10), (31, 17))

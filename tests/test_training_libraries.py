@@ -8,26 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
-from peft import (
-    AdaLoraConfig,
-    AutoPeftModelForCausalLM,
-    IA3Config,
-    LoraConfig,
-    OFTConfig,
-    PeftModel,
-    VeraConfig,
-    get_peft_model,
-)
+from peft import AdaLoraConfig, AutoPeftModelForCausalLM, IA3Config, LoraConfig, OFTConfig, VeraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
     DataCollatorWithFlattening,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
     Trainer,
     TrainingArguments,
 )
 from trl import SFTConfig, SFTTrainer
 
-from diff_transformer import DiffTransformerForCausalLM, DiffTransformerV2ForCausalLM, cl100k_tokenizer
+from diff_transformer import DiffTransformerForCausalLM, cl100k_tokenizer
 
 SENTENCES = """\
 Call me Ishmael.
@@ -36,10 +28,6 @@ It is a way I have of driving off the spleen.
 Whenever I find myself growing grim about the mouth; whenever it is a damp, drizzly November in my soul, I go to sea.
 This is my substitute for pistol and ball.
 There is nothing surprising in this.
-If they but knew it, almost all men in their degree cherish very nearly the same feelings towards the ocean with me.
-There now is your insular city of the Manhattoes, belted round by wharves as Indian isles by coral reefs.
-Right and left, the streets take you waterward.
-Look at the crowds of water-gazers there.
 """.splitlines()
 USAGE = Path(__file__).parents[1] / "docs/usage.md"
 QUESTIONS = {"The capital of France?": " Paris.", "Two and two?": " Four, of course.", "A colour?": " Blue, or red."}
@@ -62,9 +50,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 @pytest.fixture
 def make_model(tiny_config, tokenizer):
-    def make(
-        attn_implementation: str | None = None, **kwargs
-    ) -> DiffTransformerForCausalLM | DiffTransformerV2ForCausalLM:
+    def make(attn_implementation: str | None = None, **kwargs) -> PreTrainedModel:
         torch.manual_seed(0)
         sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 48, "initializer_range": 0.1}
         config = tiny_config(**{**sizes, "eos_token_id": tokenizer.eos_token_id, **kwargs})
@@ -75,39 +61,20 @@ def make_model(tiny_config, tokenizer):
 
 @pytest.fixture
 def make_sft_trainer(tmp_path, tokenizer):
-    def make(model, rows: list[dict], processing_class=tokenizer, peft_config=None, eval_rows=None, **kwargs):
-        defaults = {
-            "output_dir": str(tmp_path / "sft"),
-            "max_steps": 20,
-            "learning_rate": 1e-2,
-            "per_device_train_batch_size": 4,
-            "max_length": 64,
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "report_to": [],
-            "use_cpu": True,
-            "bf16": False,
-            "disable_tqdm": True,
-            CHECKPOINTING: True,
-        }
-        return SFTTrainer(
-            model=model,
-            args=SFTConfig(**{**defaults, **kwargs}),
-            train_dataset=Dataset.from_list(rows),
-            eval_dataset=None if eval_rows is None else Dataset.from_list(eval_rows),
-            processing_class=processing_class,
-            peft_config=peft_config,
-        )
+    def make(model, rows: list[dict], processing_class=tokenizer, **kwargs) -> SFTTrainer:
+        defaults = {"output_dir": str(tmp_path / "sft"), "max_steps": 20, "learning_rate": 1e-2, "max_length": 64}
+        defaults |= {"per_device_train_batch_size": 4, "logging_steps": 1, "save_strategy": "no", "report_to": []}
+        defaults |= {"use_cpu": True, "bf16": False, "disable_tqdm": True, CHECKPOINTING: True}
+        args = SFTConfig(**{**defaults, **kwargs})
+        return SFTTrainer(model, args=args, train_dataset=Dataset.from_list(rows), processing_class=processing_class)
 
     return make
 
 
-def losses(trainer: Trainer, key: str = "loss") -> list[float]:
-    return [float(entry[key]) for entry in trainer.state.log_history if key in entry]
-
-
-def assert_falls(values: list[float], by: float) -> None:
-    quarter = max(1, len(values) // 4)
+def assert_loss_falls(trainer: Trainer, by: float) -> None:
+    trainer.train()
+    values = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
+    quarter = len(values) // 4
     first, last = sum(values[:quarter]) / quarter, sum(values[-quarter:]) / quarter
     assert last < first - by, f"the loss fell from {first:.3f} to {last:.3f} only: {values}"
 
@@ -123,9 +90,6 @@ def documents_of(batch: dict) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(ids[0, start:end], labels[0, start:end]) for start, end in zip(starts, ends, strict=True)]
 
 
-# ------------------------------------------------------------------------------------------------------- Trainer
-
-
 @pytest.mark.oldest
 @pytest.mark.parametrize("tiny_config", VERSIONS, indirect=True)
 def test_trainer_smooths_the_labels_of_the_next_tokens(make_model, tmp_path):
@@ -137,8 +101,6 @@ def test_trainer_smooths_the_labels_of_the_next_tokens(make_model, tmp_path):
     expected = torch.nn.functional.cross_entropy(predictions, ids[:, 1:].flatten(), label_smoothing=0.1)
     torch.testing.assert_close(loss, expected)
 
-
-# ----------------------------------------------------------------------------------------------------------- TRL
 
 LAYOUTS = {
     "padded": {},
@@ -177,12 +139,9 @@ def test_sft_loss_is_the_models_own(attn_implementation, layout, make_model, mak
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     gradients = {name: parameter.grad for name, parameter in trainer.model.named_parameters()}
     for name, parameter in model.named_parameters():
+        atol = 1e-5 * parameter.grad.abs().max().item()
         torch.testing.assert_close(
-            gradients[name],
-            parameter.grad,
-            rtol=1e-3,
-            atol=1e-5 * parameter.grad.abs().max().item(),
-            msg=lambda m, name=name: f"gradient of {name}: {m}",
+            gradients[name], parameter.grad, rtol=1e-3, atol=atol, msg=lambda m, name=name: f"gradient of {name}: {m}"
         )
 
 
@@ -200,8 +159,7 @@ def test_sft_of_a_saved_folder_on_prompt_and_completion(make_model, make_sft_tra
         tokenizer.decode([label for label in labels if label != -100]) for labels in trainer.train_dataset["labels"]
     }
     assert learnt == {completion + tokenizer.eos_token for completion in QUESTIONS.values()}
-    trainer.train()
-    assert_falls(losses(trainer), by=3.0)
+    assert_loss_falls(trainer, by=3.0)
     assert trainer.model.config._attn_implementation == "flash_diff", "the training ran on another attention"
 
     model = trainer.model.eval()
@@ -226,51 +184,14 @@ def test_sft_assistant_only_loss_through_the_chat_template(make_model, make_sft_
         }
         for question, answer in QUESTIONS.items()
     ]
-    trainer = make_sft_trainer(
-        make_model(),
-        rows,
-        assistant_only_loss=True,
-        packing=True,
-        max_length=256,
-        per_device_train_batch_size=1,
-    )
+    options = {"packing": True, "max_length": 256, "per_device_train_batch_size": 1}
+    trainer = make_sft_trainer(make_model(), rows, assistant_only_loss=True, **options)
     assert trainer.chat_template is None, "TRL replaced the tokenizer's own template"
     (labels,) = trainer.train_dataset["labels"]  # everything in one packed row
     learnt = tokenizer.decode([label for label in labels if label != -100])
     answers = sorted(f"{answer.strip()}<|im_end|>Yes.<|im_end|>" for answer in QUESTIONS.values())
     assert sorted(learnt.replace("Yes.<|im_end|>", "Yes.<|im_end|>\n").splitlines()) == answers
-    trainer.train()
-    assert_falls(losses(trainer), by=2.0)
-
-
-# ---------------------------------------------------------------------------------------------------------- PEFT
-
-
-@pytest.fixture
-def adapted(make_model, tmp_path, tokenizer):
-    """A function: a base model saved to `base`, an adapter trained for some steps on packed rows, and the weights
-    from before the training."""
-
-    def train(**lora) -> tuple[PeftModel, dict[str, torch.Tensor]]:
-        make_model().save_pretrained(tmp_path / "base")
-        base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-        model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=16, **lora))
-        before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-        args = TrainingArguments(
-            output_dir=str(tmp_path / "lora"),
-            max_steps=6,
-            per_device_train_batch_size=4,
-            learning_rate=3e-2,
-            save_strategy="no",
-            report_to=[],
-            use_cpu=True,
-            disable_tqdm=True,
-        )
-        rows = [{"input_ids": tokenizer(sentence)["input_ids"]} for sentence in SENTENCES]
-        Trainer(model=model, args=args, train_dataset=rows, data_collator=DataCollatorWithFlattening()).train()
-        return model.eval(), before
-
-    return train
+    assert_loss_falls(trainer, by=2.0)
 
 
 def changed(model, before: dict[str, torch.Tensor]) -> set[str]:
@@ -279,23 +200,14 @@ def changed(model, before: dict[str, torch.Tensor]) -> set[str]:
 
 @pytest.mark.parametrize("tiny_config", VERSIONS, indirect=True)
 @peft_asks_by_the_old_name
-@pytest.mark.parametrize(
-    "config",
-    [
-        LoraConfig(task_type="CAUSAL_LM"),
-        AdaLoraConfig(task_type="CAUSAL_LM", total_step=10),
-        IA3Config(task_type="CAUSAL_LM"),
-        OFTConfig(task_type="CAUSAL_LM", oft_block_size=4),
-        VeraConfig(task_type="CAUSAL_LM"),
-    ],
-    ids=lambda config: config.peft_type.value,
-)
-def test_adapters_without_target_modules_adapt_what_they_adapt_in_llama(config, make_model):
-    model = get_peft_model(make_model(), config)
+@pytest.mark.parametrize("kind", [LoraConfig, AdaLoraConfig, IA3Config, OFTConfig, VeraConfig])
+def test_adapters_without_target_modules_adapt_what_they_adapt_in_llama(kind, make_model):
+    options = {AdaLoraConfig: {"total_step": 10}, OFTConfig: {"oft_block_size": 4}}
+    model = get_peft_model(make_model(), kind(task_type="CAUSAL_LM", **options.get(kind, {})))
     ids = torch.arange(12).view(2, 6)
     model(ids, labels=ids).loss.backward()
     adapted = {name.rpartition(".")[2] for name in model.targeted_module_names}
-    assert adapted == ({"k_proj", "v_proj", "down_proj"} if isinstance(config, IA3Config) else {"q_proj", "v_proj"})
+    assert adapted == ({"k_proj", "v_proj", "down_proj"} if kind is IA3Config else {"q_proj", "v_proj"})
     trained = [parameter for parameter in model.parameters() if parameter.grad is not None and parameter.grad.any()]
     assert len(trained) >= len(model.targeted_module_names)
 
@@ -308,12 +220,19 @@ def test_adapters_without_target_modules_adapt_what_they_adapt_in_llama(config, 
     indirect=["tiny_config"],
 )
 @pytest.mark.slow
-def test_lora_saves_loads_and_merges(target_modules, adapted, tmp_path, tokenizer):
-    model, before = adapted(**({} if target_modules is None else {"target_modules": target_modules}))
+def test_lora_saves_loads_and_merges(target_modules, make_model, tmp_path, tokenizer):
+    make_model().save_pretrained(tmp_path / "base")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    lora = LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=16, target_modules=target_modules)
+    model = get_peft_model(base, lora)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    options = {"max_steps": 6, "per_device_train_batch_size": 4, "learning_rate": 3e-2, "save_strategy": "no"}
+    args = TrainingArguments(str(tmp_path / "lora"), report_to=[], use_cpu=True, disable_tqdm=True, **options)
+    rows = [{"input_ids": tokenizer(sentence)["input_ids"]} for sentence in SENTENCES]
+    Trainer(model, args, DataCollatorWithFlattening(), rows).train()
+    model.eval()
     touched = changed(model, before)
-    assert touched == {name for name in before if "lora_" in name}, (
-        "training must change the adapters alone, all of them"
-    )
+    assert touched == {name for name in before if "lora_" in name}, "not the adapters alone, or not all of them"
     if target_modules is not None:
         linear = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
         linear |= {"lambda_proj"} if model.config.model_type == "diff_transformer_v2" else set()
@@ -326,16 +245,10 @@ def test_lora_saves_loads_and_merges(target_modules, adapted, tmp_path, tokenize
     assert (expected - of_the_base).abs().max() > 0.1, "the adapter does nothing: the test shows nothing"
     model.save_pretrained(tmp_path / "adapter")
 
-    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    loaded = {
-        "PeftModel": PeftModel.from_pretrained(base, tmp_path / "adapter"),
-        "AutoPeftModelForCausalLM": AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter"),
-    }
-    for name, other in loaded.items():
-        with torch.no_grad():
-            assert torch.equal(other.eval()(**inputs).logits, expected), f"{name} loaded another model"
-
-    merged = loaded["AutoPeftModelForCausalLM"].merge_and_unload()
+    loaded = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").eval()
+    with torch.no_grad():
+        assert torch.equal(loaded(**inputs).logits, expected), "another model was loaded"
+    merged = loaded.merge_and_unload()
     original = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     assert type(merged) is type(original)
     merged.save_pretrained(tmp_path / "merged")

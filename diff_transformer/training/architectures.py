@@ -34,20 +34,16 @@ class NewModelArguments:
 
     architecture: str = option(
         "diff",
-        "diff: the Differential Transformer; transformer: its twin, Llama with twice as many heads of half the "
-        "width, equal in parameters and FLOPs; diff_v2: DIFF V2 with the Transformer's keys and values, twice its "
-        "query heads, and a feed-forward network that is narrower by as many parameters.",
+        "diff: the Differential Transformer; transformer: Llama of equal parameters and FLOPs; diff_v2: DIFF V2 of "
+        "equal parameters.",
         choices=ARCHITECTURES,
     )
     size: str = option("3B", "A size of the paper: 830M, 1.4B, 2.8B, 3B, 6.8B, 13.1B.")
     config_overrides: dict | str | None = option(
         None,
-        'Fields of DiffTransformerConfig to change, as JSON: {"num_hidden_layers": 4}. The twins are made from the '
-        "changed sizes; with diff_v2 also fields that only DiffTransformerV2Config has.",
+        'Fields of DiffTransformerConfig to change, as JSON: {"num_hidden_layers": 4}; with diff_v2 also its own.',
     )
-    tokenizer_ranks: int | None = option(
-        None, "Merge ranks of cl100k_base to keep (for small models); all 100,256 by default."
-    )
+    tokenizer_ranks: int | None = option(None, "Merge ranks of cl100k_base to keep, for small models; all by default.")
 
     def __post_init__(self):
         if isinstance(self.config_overrides, str):  # from the command line
@@ -77,20 +73,13 @@ def diff_v2_twin(config: DiffTransformerConfig, **kwargs: Any) -> DiffTransforme
     The heads are those of the authors' comparison: keys, values, the cache and `o_proj` are the Transformer's, and
     `q_proj` is twice as wide. The feed-forward network is narrower by what `q_proj` and `lambda_proj` add. `kwargs`
     override fields.
-
-    Raises ValueError if the feed-forward network is smaller than what the attention adds.
     """
     heads, hidden_size, d = 2 * config.num_attention_heads, config.hidden_size, config.diff_head_dim
     # Per layer, hidden_size x heads x (d + 1) parameters more; a unit of the feed-forward network has 3 x hidden_size
     width = config.intermediate_size - heads * (d + 1) / 3  # type: ignore[operator]  # None before __post_init__
     multiple = 8 if hidden_size >= 1024 else 1  # what tensor cores need
-    intermediate_size = multiple * round(width / multiple)
-    if intermediate_size < 1:
-        raise ValueError(
-            f"intermediate_size={config.intermediate_size} was given, but the queries and lambda that DIFF V2 has in "
-            f"addition cost {heads * (d + 1) / 3:.0f} of it. Give a larger one, or fewer heads."
-        )
-    changed = {"intermediate_size": intermediate_size, "rope_parameters": _full_rotation(config), "head_dim": d}
+    changed = {"rope_parameters": _full_rotation(config), "head_dim": d}
+    changed |= {"intermediate_size": multiple * round(width / multiple)}
     changed |= {"num_attention_heads": 2 * heads, "num_key_value_heads": 2 * config.num_key_value_heads}
     shared = {name: getattr(config, name) for name in DiffTransformerBaseConfig.__annotations__}
     return DiffTransformerV2Config(**{**shared, **changed, **kwargs})
@@ -100,76 +89,48 @@ def _full_rotation(config: DiffTransformerConfig) -> dict[str, Any]:
     return {key: value for key, value in config.rope_parameters.items() if key != "partial_rotary_factor"}
 
 
-def new_tokenizer(arguments: NewModelArguments, sequence_length: int) -> PreTrainedTokenizerBase:
-    return cl100k_tokenizer(vocab_size=arguments.tokenizer_ranks, model_max_length=sequence_length)
-
-
-def new_config(
-    arguments: NewModelArguments, tokenizer: PreTrainedTokenizerBase, sequence_length: int
-) -> PreTrainedConfig:
-    """The configuration of a size of the paper; the tokenizer's vocabulary is rounded up to a multiple of 64.
+def new_config(arguments: NewModelArguments, sequence_length: int) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
+    """The configuration of a size of the paper, and its tokenizer, whose vocabulary is rounded up to a multiple of 64.
 
     The fields of `config_overrides` are those of V1, from which the twins are made. Fields that only
-    DiffTransformerV2Config has are set in that twin.
-
-    Raises ValueError for an unknown size or field.
+    DiffTransformerV2Config has are set in that twin. Raises ValueError for an unknown size or field.
     """
+    tokenizer = cl100k_tokenizer(vocab_size=arguments.tokenizer_ranks, model_max_length=sequence_length)
     overrides: Any = dict(arguments.config_overrides or {})  # a str only before __post_init__
     known, own = {f.name for f in fields(DiffTransformerConfig)}, {}
     if arguments.architecture == "diff_v2":
         names = {f.name for f in fields(DiffTransformerV2Config)} - known
         own = {name: overrides.pop(name) for name in names & set(overrides)}
     if not set(overrides) <= known:
-        raise ValueError(
-            f"config_overrides has {', '.join(sorted(set(overrides) - known))}, which DiffTransformerConfig does not "
-            "have. help(diff_transformer.DiffTransformerConfig) describes its fields."
-        )
+        raise ValueError(f"DiffTransformerConfig does not have {', '.join(sorted(set(overrides) - known))}.")
     values = {"vocab_size": -(-len(tokenizer) // 64) * 64, "max_position_embeddings": sequence_length}
     values |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = DiffTransformerConfig.from_paper_size(arguments.size, **{**values, **overrides})
     if arguments.architecture == "diff_v2":
-        return diff_v2_twin(config, **own)
-    return config if arguments.architecture == "diff" else transformer_twin(config)
+        return diff_v2_twin(config, **own), tokenizer
+    return config if arguments.architecture == "diff" else transformer_twin(config), tokenizer
 
 
-def check_all_is_trained(chosen_model: Any) -> None:
-    """Raises ValueError for arguments of TRL's ModelConfig that a stage cannot support if it trains all weights."""
-    names = [name for name in ("use_peft", "load_in_4bit", "load_in_8bit") if getattr(chosen_model, name)]
-    if names:
-        raise ValueError(f"{', '.join(names)} was given, but this stage trains all weights. Leave it out.")
-
-
-def load_config(path: str | None, revision: str = "main", **lengths: int) -> PreTrainedConfig:
-    """The configuration of a checkpoint of one of the architectures.
+def load_config(chosen_model: Any, **lengths: int) -> PreTrainedConfig:
+    """The configuration of the checkpoint that TRL's `ModelConfig` names, of one of the architectures.
 
     Raises ValueError for any other, and if one of `lengths`, given by the name of its argument, is longer than the
     checkpoint's context.
     """
+    path = chosen_model.model_name_or_path
     if path is None:
         raise ValueError("This stage starts from a checkpoint: name one with --model_name_or_path.")
-    config = AutoConfig.from_pretrained(path, revision=revision)
+    config = AutoConfig.from_pretrained(path, revision=chosen_model.model_revision)
     if config.model_type not in MODEL_TYPES:
         raise ValueError(
-            f"{path} has the model type {config.model_type!r}; these stages train {', '.join(MODEL_TYPES)}. Convert "
-            "checkpoints of other code bases with `diff-transformer convert`."
+            f"{path} has the model type {config.model_type!r}; the stages train {', '.join(MODEL_TYPES)}. Convert it "
+            "with `diff-transformer convert`."
         )
     for name, length in lengths.items():
         if length > config.max_position_embeddings:
-            raise ValueError(
-                f"{name}={length:,} was given, but {path} was trained for {config.max_position_embeddings:,} tokens. "
-                f"Extend its context first (extend_64k), or lower {name}."
-            )
+            old_length = config.max_position_embeddings
+            raise ValueError(f"{name}={length} was given, but {path} was trained for {old_length} tokens: extend it.")
     return config
-
-
-def loading_options(chosen_model: Any) -> dict[str, Any]:
-    """How `load` loads a model for training: in float32 by default, even if the checkpoint has 16 bits, since
-    rounding to these would lose the updates."""
-    return {
-        "revision": chosen_model.model_revision,
-        "dtype": chosen_model.dtype,
-        "attn_implementation": chosen_model.attn_implementation,
-    }
 
 
 @contextmanager
@@ -184,7 +145,14 @@ def whole_models() -> Iterator[None]:
         deepspeed._hf_deepspeed_config_weak_ref = split
 
 
-def load(path: str, config: PreTrainedConfig, **kwargs: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model and tokenizer of a checkpoint; the model has `config` instead of its own."""
-    tokenizer = AutoTokenizer.from_pretrained(path, revision=kwargs.get("revision", "main"))
-    return AutoModelForCausalLM.from_pretrained(path, config=config, **kwargs), tokenizer
+def load(
+    chosen_model: Any, config: PreTrainedConfig, **kwargs: Any
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model and tokenizer of a checkpoint; the model has `config` instead of its own.
+
+    The model is in float32 by default, even if the checkpoint has 16 bits, since rounding to these would lose updates.
+    """
+    path, revision = chosen_model.model_name_or_path, chosen_model.model_revision
+    kwargs = {"dtype": chosen_model.dtype, "attn_implementation": chosen_model.attn_implementation, **kwargs}
+    model = AutoModelForCausalLM.from_pretrained(path, config=config, revision=revision, **kwargs)
+    return model, AutoTokenizer.from_pretrained(path, revision=revision)

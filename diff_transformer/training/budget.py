@@ -9,14 +9,15 @@ term.
 
 import math
 import re
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from transformers import LlamaConfig, PreTrainedConfig
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 from ..configuration_diff import DiffTransformerConfig
 from ..configuration_diff_v2 import DiffTransformerV2Config
-from .architectures import MODEL_TYPES
+from .architectures import MODEL_TYPES, whole_models
 
 ASSUMED_MFU = 0.4
 LOSS_CHUNK = 1024  # tokens whose logits exist at the same time
@@ -37,10 +38,7 @@ def peak_flops(device_name: str) -> float | None:
 def _shape(config: PreTrainedConfig) -> tuple[int, int, int, int, int, int, int]:
     """The letters of the formulas: E, F, Q, K, H, L, V."""
     if not isinstance(config, DiffTransformerConfig | DiffTransformerV2Config | LlamaConfig):
-        raise ValueError(
-            f"Got a configuration of the model type {config.model_type!r}; the budget supports "
-            f"{', '.join(MODEL_TYPES)}."
-        )
+        raise ValueError(f"The model type is {config.model_type!r}; the budget supports {', '.join(MODEL_TYPES)}.")
     outputs = config.num_differential_heads if _is_v2(config) else config.num_attention_heads
     counts = (config.num_attention_heads, config.num_key_value_heads, outputs)
     queries, keys, heads = (count * config.head_dim for count in counts)
@@ -60,27 +58,13 @@ def _layer_matrices(config: PreTrainedConfig) -> int:
     return E * (Q + H) + 2 * E * K + 3 * E * F + lambdas
 
 
-class Parameters(NamedTuple):
-    """`layer` counts one layer; `embeddings` is V x E, twice that if the output has its own."""
-
-    total: int
-    layer: int
-    embeddings: int
-
-
-def count_parameters(config: PreTrainedConfig) -> Parameters:
-    """The exact number of the model's parameters."""
-    E, F, Q, K, _, L, V = _shape(config)
-    layer = _layer_matrices(config) + 2 * E
-    if config.model_type == DiffTransformerConfig.model_type:
-        layer += 4 * config.diff_head_dim + config.head_dim * config.use_subln
-    elif _is_v2(config):
-        layer += 2 * config.head_dim * config.use_qk_norm
-    layer += 4 * (config.hidden_act == "poly_norm")
-    output_bias = config.attention_output_bias if _is_v2(config) else config.attention_bias
-    layer += config.attention_bias * (Q + 2 * K) + output_bias * E + config.mlp_bias * (2 * F + E)
-    embeddings = V * E * (1 if config.tie_word_embeddings else 2)
-    return Parameters(L * layer + E + embeddings, layer, embeddings)
+def count_parameters(config: PreTrainedConfig) -> tuple[int, int, int]:
+    """The number of the model's parameters, of those of a layer, and of the embeddings, input and output."""
+    with whole_models(), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(deepcopy(config), attn_implementation="eager")
+    layer = sum(parameter.numel() for parameter in model.model.layers[0].parameters())
+    embeddings = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
+    return model.num_parameters(), layer, embeddings
 
 
 def model_flops_per_token(
@@ -100,17 +84,6 @@ def model_flops_per_token(
     if trainable_parameters is None:
         return 3 * (weights + attention)
     return 2 * weights + 3 * attention + 6 * trainable_parameters
-
-
-class Memory(NamedTuple):
-    """Bytes per GPU."""
-
-    weights: float
-    gradients: float
-    optimizer: float
-    copies: float
-    activations: float
-    loss: float
 
 
 @dataclass
@@ -136,12 +109,8 @@ class Budget:
     num_rows: int | None = None  # sequences of the corpus, of which more than all may be needed
 
     def __post_init__(self):
-        for name in ("tokens", "peak_flops_per_device"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name}={value} was given; it must be more than 0.")
         if self.mfu is not None and not 0 < self.mfu <= 1:
-            raise ValueError(f"mfu={self.mfu} was given; it is a share of the peak, more than 0 and at most 1.")
+            raise ValueError(f"expected_mfu={self.mfu} was given; it is a share, more than 0 and at most 1.")
         self.num_gpus = self.data_parallel * self.sequence_parallel
         rows_per_step = self.data_parallel * self.per_device_batch_size * self.gradient_accumulation_steps
         self.tokens_per_step = rows_per_step * self.sequence_length
@@ -168,69 +137,72 @@ class Budget:
         return stream + queries + 4 * K + 4 * maps + 8 * F
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> dict[str, float]:
         """Bytes per GPU in bf16 mixed precision with AdamW. A sum of peaks that do not all coincide."""
         E, F, _, _, _, L, V = _shape(self.config)
-        parameters, frozen = count_parameters(self.config), self.trainable_parameters is not None
-        trained = self.trainable_parameters if frozen else parameters.total
-        held = parameters.total + (trained if frozen else 0)
+        total, layer, embeddings = count_parameters(self.config)
+        frozen = self.trainable_parameters is not None
+        trained = self.trainable_parameters if frozen else total
+        held = total + (trained if frozen else 0)
         if self.shard == 1:
             copies = 2 * held + (4 * trained if self.data_parallel > 1 else 0)
         else:
-            copies = (2 if frozen else 4) * (2 * parameters.layer + parameters.embeddings)
+            copies = (2 if frozen else 4) * (2 * layer + embeddings)
             if self.gradient_accumulation_steps > 1 and not self.sync_each_batch:
                 copies += 2 * trained
         tokens = self.per_device_batch_size * self.sequence_length / self.sequence_parallel
-        layer, stream = self.activation_bytes_per_token, 2 if self.shard > 1 else 4
-        kept = L * stream * E + layer if self.activation_checkpointing else L * layer
-        return Memory(
-            weights=4 * held / self.shard,
-            gradients=4 * trained / self.shard,
-            optimizer=8 * trained / self.shard,
-            copies=copies,
-            activations=tokens * (kept + 6 * F + 18 * E),
-            loss=10 * V * min(tokens, LOSS_CHUNK) + (0 if frozen else 10 * V * E),
-        )
+        kept, stream = self.activation_bytes_per_token, 2 if self.shard > 1 else 4
+        activations = L * stream * E + kept if self.activation_checkpointing else L * kept
+        return {
+            "weights": 4 * held / self.shard,
+            "gradients": 4 * trained / self.shard,
+            "optimizer": 8 * trained / self.shard,
+            "copies": copies,
+            "activations": tokens * (activations + 6 * F + 18 * E),
+            "loss": 10 * V * min(tokens, LOSS_CHUNK) + (0 if frozen else 10 * V * E),
+        }
 
     def __str__(self) -> str:
         """Six lines: model, data, layout, compute, memory, time."""
-        parameters, needed = count_parameters(self.config), sum(self.memory)
-        layout = ["1 GPU"] if self.num_gpus == 1 else [f"{self.num_gpus} GPUs"]
-        layout += [f"sharded over {self.shard}"] if self.shard > 1 else []
-        layout += [f"sequence parallel {self.sequence_parallel}"] if self.sequence_parallel > 1 else []
+        total, _, embeddings = count_parameters(self.config)
+        model = f"{_short(total)} parameters ({_short(total - embeddings)} without embeddings)"
+        if self.trainable_parameters is not None:
+            model += f", frozen; {_short(self.trainable_parameters)} are trained"
+        tokens = self.steps * self.tokens_per_step
+        data = f"{_short(self.tokens)} tokens = {self.steps:,} steps of {_short(self.tokens_per_step)} tokens"
+        if self.num_rows is not None:
+            passes = tokens / self.sequence_length / self.num_rows
+            data += f", {passes:.2f} passes over {self.num_rows:,} sequences"
+        layout = [f"{self.num_gpus} GPU{'s' * (self.num_gpus > 1)}"]
+        layout += [f"sharded over {self.shard}"] * (self.shard > 1)
+        layout += [f"sequence parallel {self.sequence_parallel}"] * (self.sequence_parallel > 1)
         layout += [f"batch {self.per_device_batch_size} x {self.gradient_accumulation_steps}"]
         layout += ["checkpointing" if self.activation_checkpointing else "no checkpointing"]
-        parts = ", ".join(f"{name} {value / 1e9:.1f}" for name, value in self.memory._asdict().items())
-        lines = {
-            "Model": f"{_short(parameters.total)} parameters "
-            f"({_short(parameters.total - parameters.embeddings)} without embeddings)",
-            "Data": f"{_short(self.tokens)} tokens = {self.steps:,} steps of {_short(self.tokens_per_step)} tokens",
-            "Layout": f"{', '.join(layout)}, {self.sequence_length:,} tokens per sequence",
-            "Compute": f"{self.flops_per_token / 1e9:,.1f} GFLOPs per token, "
-            f"{self.flops_per_token * self.steps * self.tokens_per_step:.2e} FLOPs in total",
-            "Memory": f"{needed / 1e9:.1f} GB per GPU: {parts}",
-            "Time": f"unknown without the peak FLOP/s of {self.gpu}: --peak_tflops",
-        }
-        if self.num_rows is not None:
-            passes = self.steps * self.tokens_per_step / self.sequence_length / self.num_rows
-            lines["Data"] += f", {passes:.2f} passes over {self.num_rows:,} sequences"
-        if self.trainable_parameters is not None:
-            lines["Model"] += f", frozen; {_short(self.trainable_parameters)} are trained"
+        needed = sum(self.memory.values())
+        memory = ", ".join(f"{name} {value / 1e9:.1f}" for name, value in self.memory.items())
         if self.gpu_memory is not None:
             verdict = "fits" if needed <= USABLE_MEMORY * self.gpu_memory else "DOES NOT FIT"
-            lines["Memory"] += f"; {verdict} into {USABLE_MEMORY:.0%} of {self.gpu_memory / 1e9:.0f} GB"
+            memory += f"; {verdict} into {USABLE_MEMORY:.0%} of {self.gpu_memory / 1e9:.0f} GB"
+        time = f"unknown without the peak FLOP/s of {self.gpu}: --peak_tflops"
         if self.tokens_per_second is not None:
-            lines["Time"] = (
+            time = (
                 f"{self.hours:,.1f} hours on {self.num_gpus} x {self.gpu}: {_short(self.tokens_per_second)} tokens/s, "
                 f"{self.hours * self.num_gpus:,.0f} GPU-hours, at {self.mfu or ASSUMED_MFU:.0%} MFU, "
                 f"{'assumed, not measured' if self.mfu is None else 'as given'}"
             )
-        return "\n".join(f"{name:<9}{line}" for name, line in lines.items())
+        return (
+            f"Model    {model}\n"
+            f"Data     {data}\n"
+            f"Layout   {', '.join(layout)}, {self.sequence_length:,} tokens per sequence\n"
+            f"Compute  {self.flops_per_token / 1e9:,.1f} GFLOPs per token, "
+            f"{self.flops_per_token * tokens:.2e} FLOPs in total\n"
+            f"Memory   {needed / 1e9:.1f} GB per GPU: {memory}\n"
+            f"Time     {time}"
+        )
 
 
 def _short(value: float) -> str:
     """3.48 B for 3,480,000,000: three digits."""
-    for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if value >= unit:
-            return f"{value / unit:.{2 if value < 10 * unit else 1 if value < 100 * unit else 0}f} {name}"
-    return f"{value:.0f}"
+    value = float(f"{value:.3g}")
+    power = min(4, int(math.log10(max(1, value))) // 3)
+    return f"{value / 1000**power:#.3g}".rstrip(".") + ("", " K", " M", " B", " T")[power]

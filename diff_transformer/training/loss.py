@@ -34,203 +34,157 @@ def linear_cross_entropy(
 ) -> torch.Tensor:
     """`cross_entropy(linear(hidden_states, weight).float(), labels)` without the logits of all tokens at once.
 
-    The logits of ignored tokens are not computed. Under autocast the products are in its type; the softmax is always
-    in float32 or better.
-
-    Memory in addition to the inputs: the logits of a chunk in float32, and half as much again in 16 bits; the
-    gradients, that of `weight` in float32, and in the backward pass their size once more. Without gradients, only the
-    logits of a chunk are needed.
+    Under autocast the products are in its type; the softmax is always in float32 or better. Memory in addition to the
+    inputs: the logits of a chunk in float32, and half as much again in 16 bits; the gradients, that of `weight` in
+    float32, and in the backward pass their size once more.
 
     Args:
         hidden_states: (..., hidden).
-        weight: (vocab, hidden), a whole tensor of the type of `hidden_states` unless autocast is on. FSDP2 gathers it
-            when the model is called.
+        weight: (vocab, hidden), a whole tensor of the type of `hidden_states` unless autocast is on.
         labels: (...) integers, the token that each position predicts: already shifted.
         ignore_index: The label of positions without loss.
         reduction: "sum", or "mean" over the labels that are not ignored: 0 if all of them are, not NaN.
         chunk_tokens: Tokens whose logits exist at once; 128 MiB in float32 by default.
 
-    Returns:
-        A scalar in float32, or in float64 for inputs of float64.
-
-    Raises:
-        ValueError: The labels are no integers or not one for each position, or `reduction` is unknown. torch raises
-            the other errors: shapes or types that do not match, labels that are not in the vocabulary.
+    Returns a scalar in float32, or in float64 for inputs of float64.
     """
     if reduction not in ("sum", "mean"):
         raise ValueError(f'reduction is {reduction!r}; it must be "sum" or "mean".')
-    inputs = _Inputs(hidden_states, weight, labels, ignore_index, chunk_tokens)
-    if not (torch.is_grad_enabled() and (hidden_states.requires_grad or weight.requires_grad)):
-        loss = inputs.nll().sum()
-    else:
-        loss = _LinearCrossEntropy.apply(inputs.hidden_states, weight, inputs)
-    return loss if reduction == "sum" else loss / max(inputs.num_labels, 1)
-
-
-class _Inputs:
-    """The arguments, checked and flattened: hidden_states (tokens, hidden), labels (kept tokens,)."""
-
-    def __init__(self, hidden_states, weight, labels, ignore_index, chunk_tokens):
-        if hidden_states.shape[:-1] != labels.shape or labels.is_floating_point() or labels.dtype == torch.bool:
-            raise ValueError(
-                f"Got labels {tuple(labels.shape)} of {labels.dtype} for hidden_states {tuple(hidden_states.shape)}; "
-                "there must be one integer for each position."
-            )
-        if chunk_tokens is None:
-            chunk_tokens = max(1, CHUNK_BYTES // (4 * weight.shape[0]))
-        self.hidden_states, self.weight = hidden_states.flatten(0, -2), weight
-        self.chunk_tokens = chunk_tokens
-        # The only step that waits for an accelerator: the number of labels decides what is computed
-        self.kept = (labels.flatten() != ignore_index).nonzero().squeeze(-1)
-        self.labels = labels.flatten()[self.kept].long()
-        self.num_labels = len(self.labels)
-        # The types in which `F.linear` would compute here, and of sums
-        self.dtype, device = hidden_states.dtype, hidden_states.device.type
-        self.autocast = torch.is_autocast_enabled(device) and self.dtype != torch.float64
-        if self.autocast:
-            self.dtype = torch.get_autocast_dtype(device)
-        self.sum_dtype = torch.promote_types(self.dtype, torch.float32)
-
-    def nll(self, *gradients: torch.Tensor | None) -> torch.Tensor:
-        """(kept tokens,). Adds the gradients of their sum to the buffers of hidden_states and weight, if any."""
-        weight = self.weight.to(self.dtype) if self.autocast else self.weight  # once, not in every chunk
-        chunks = zip(self.kept.split(self.chunk_tokens), self.labels.split(self.chunk_tokens), strict=True)
-        nll = [self._nll_of_chunk(rows, labels, weight, *gradients) for rows, labels in chunks]
-        return torch.cat(nll) if nll else self.hidden_states.new_zeros(0, dtype=self.sum_dtype)
-
-    def _nll_of_chunk(self, rows, labels, weight, grad_hidden=None, grad_weight=None):
-        # A separate function: its logits are freed before those of the next chunk
-        hidden, labels = self.hidden_states[rows].to(self.dtype), labels.unsqueeze(-1)
-        logits = F.linear(hidden, weight).to(self.sum_dtype)  # (chunk, vocab)
-        # In place: logsumexp and softmax would each allocate as much again
-        logits -= logits.amax(-1, keepdim=True)
-        label_logits = logits.gather(-1, labels)
-        sums = logits.exp_().sum(-1, keepdim=True)
-        nll = (sums.log() - label_logits).squeeze(-1)
-        if grad_hidden is None and grad_weight is None:
-            return nll
-
-        logits /= sums  # softmax; minus one at the label it is the gradient
-        logits.scatter_(-1, labels, logits.gather(-1, labels) - 1)
-        grad_logits = logits.to(self.dtype)
-        del logits
-        if grad_hidden is not None:
-            grad_hidden[rows] = (grad_logits @ weight).to(grad_hidden.dtype)
-        if grad_weight is not None and grad_weight.dtype == self.dtype:
-            grad_weight.addmm_(grad_logits.t(), hidden)
-        elif grad_weight is not None:
-            grad_weight += grad_logits.t() @ hidden
-        return nll
+    if hidden_states.shape[:-1] != labels.shape or labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ValueError(
+            f"Got labels {tuple(labels.shape)} of {labels.dtype} for hidden_states {tuple(hidden_states.shape)}; "
+            "there must be one integer for each position."
+        )
+    if chunk_tokens is None:
+        chunk_tokens = max(1, CHUNK_BYTES // (4 * weight.shape[0]))
+    if not torch.is_grad_enabled():
+        hidden_states, weight = hidden_states.detach(), weight.detach()
+    labels = labels.flatten()
+    # The only step that waits for an accelerator: the number of labels decides what is computed
+    kept = (labels != ignore_index).nonzero().squeeze(-1)
+    loss = _LinearCrossEntropy.apply(hidden_states.flatten(0, -2), weight, kept, labels[kept].long(), chunk_tokens)
+    return loss if reduction == "sum" else loss / max(len(kept), 1)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """The sum of the losses. Its gradients are computed in the forward pass, while the logits exist."""
+    """The sum of the losses of the rows `kept`. Gradients are computed in the forward pass, while the logits exist."""
 
     @staticmethod
-    def forward(ctx, hidden_states, weight, inputs: _Inputs) -> torch.Tensor:
-        needs_hidden, needs_weight, _ = ctx.needs_input_grad
+    def forward(ctx, hidden_states, weight, kept, labels, chunk_tokens) -> torch.Tensor:
+        # The types in which `F.linear` would compute here, and of sums
+        dtype, device, matrix = hidden_states.dtype, hidden_states.device.type, weight
+        if torch.is_autocast_enabled(device) and dtype != torch.float64:
+            dtype = torch.get_autocast_dtype(device)
+            matrix = weight.to(dtype)  # once, not in every chunk
+        sum_dtype = torch.promote_types(dtype, torch.float32)
+        needs_hidden, needs_weight, *_ = ctx.needs_input_grad
         grad_hidden = torch.zeros_like(hidden_states) if needs_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=inputs.sum_dtype) if needs_weight else None
-        loss = inputs.nll(grad_hidden, grad_weight).sum()
+        grad_weight = torch.zeros_like(weight, dtype=sum_dtype) if needs_weight else None
+
+        def nll_of(rows: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            # A function: its logits are freed before those of the next chunk
+            hidden, labels = hidden_states[rows].to(dtype), labels.unsqueeze(-1)
+            logits = F.linear(hidden, matrix).to(sum_dtype)  # (chunk, vocab)
+            # In place: logsumexp and softmax would each allocate as much again
+            logits -= logits.amax(-1, keepdim=True)
+            label_logits = logits.gather(-1, labels)
+            sums = logits.exp_().sum(-1, keepdim=True)
+            nll = (sums.log() - label_logits).squeeze(-1)
+            if grad_hidden is None and grad_weight is None:
+                return nll
+            logits /= sums  # softmax; minus one at the label it is the gradient
+            logits.scatter_(-1, labels, logits.gather(-1, labels) - 1)
+            grad_logits = logits.to(dtype)
+            del logits
+            if grad_hidden is not None:
+                grad_hidden[rows] = (grad_logits @ matrix).to(grad_hidden.dtype)
+            if grad_weight is not None and grad_weight.dtype == dtype:
+                grad_weight.addmm_(grad_logits.t(), hidden)
+            elif grad_weight is not None:
+                grad_weight.add_(grad_logits.t() @ hidden)
+            return nll
+
+        nll = [nll_of(*chunk) for chunk in zip(kept.split(chunk_tokens), labels.split(chunk_tokens), strict=True)]
         ctx.save_for_backward(grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype))
-        return loss
+        return torch.cat(nll).sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_loss):
-        return *(None if gradient is None else gradient * grad_loss for gradient in ctx.saved_tensors), None
+        return (
+            *(None if gradient is None else gradient * grad_loss for gradient in ctx.saved_tensors),
+            None,
+            None,
+            None,
+        )
 
 
 def use_linear_cross_entropy(model: nn.Module) -> None:
     """Lets `model(..., labels=...)` compute its loss without logits, in place.
 
-    The output then has `logits=None`. The loss is transformers' `ForCausalLMLoss`, also for `num_items_in_batch` and
-    for `shift_labels` without `labels`, but 0 and not NaN if all labels are ignored. Every other call (no labels,
-    `logits_to_keep`, generation) runs the model's own forward.
-
-    The patch belongs to the object: a deep copy has it too, but neither `save_pretrained` nor pickle keeps it.
+    The output then has `logits=None`. The loss is transformers' `ForCausalLMLoss`, but 0 and not NaN if all labels are
+    ignored. Every other call (no labels, `logits_to_keep`, generation) runs the model's own forward. A deep copy has
+    the patch too, but neither `save_pretrained` nor pickle keeps it.
 
     Args:
         model: A DiffTransformerForCausalLM, DiffTransformerV2ForCausalLM or LlamaForCausalLM, before it is passed to
             PEFT, `Trainer`, accelerate or torch.compile.
 
-    Raises:
-        ValueError: The architecture is not supported, the forward was already replaced, the model has another loss, or
-            its LM head is more than a linear layer (LoRA on `lm_head`, a quantised head).
+    Raises ValueError if the architecture is not supported, the forward was already replaced, the model has another
+    loss, or its LM head is more than a linear layer (LoRA on `lm_head`, a quantised head).
     """
     # Their logits are the plain output of the LM head: other models cap or scale them, or add to the loss
     if not isinstance(model, PreTrainedModel) or model.config.model_type not in MODEL_TYPES:
         raise ValueError(
-            f"The model is {type(model).__name__}; {', '.join(MODEL_TYPES)} models are supported, as "
-            "from_pretrained returns them. Patch the model before it is wrapped, compiled or prepared for devices."
+            f"The model is {type(model).__name__}; {', '.join(MODEL_TYPES)} models are supported, not wrapped."
         )
-    replaced = vars(model).get("forward")
-    if (
-        replaced is not None and getattr(replaced, "__func__", None) is not type(model).forward
-    ):  # pickle leaves its own
-        raise ValueError(
-            f"The forward of this {type(model).__name__} was already replaced, by {model.forward}. Patch the model "
-            "once, before hooks of device_map, accelerate or other patches of its loss."
-        )
+    replaced, original = vars(model).get("forward"), type(model).forward
+    if replaced is not None and getattr(replaced, "__func__", None) is not original:  # pickle leaves its own
+        raise ValueError(f"The forward of this {type(model).__name__} was already replaced, by {model.forward}.")
     if model.loss_function is not ForCausalLMLoss:
-        raise ValueError(
-            f"The loss_function of this {type(model).__name__} is {model.loss_function}; only transformers' own, "
-            "ForCausalLMLoss, can be computed without logits. Train with the logits, or remove your loss."
-        )
+        raise ValueError(f"loss_function is {model.loss_function}; only ForCausalLMLoss can do without logits.")
     _linear_head(model)
+    signature = inspect.signature(original)
+    names = list(signature.parameters)[1:]
 
-    # The arguments are those of Llama's forward; labels may come by position
-    def forward(
-        self,
-        input_ids=None,
-        attention_mask=None,
-        position_ids=None,
-        past_key_values=None,
-        inputs_embeds=None,
-        labels=None,
-        use_cache=None,
-        logits_to_keep=0,
-        **kwargs,
-    ):
-        kwargs |= {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
-        kwargs |= {"past_key_values": past_key_values, "inputs_embeds": inputs_embeds, "use_cache": use_cache}
-        has_labels = labels is not None or kwargs.get("shift_labels") is not None
-        all_positions = isinstance(logits_to_keep, int) and logits_to_keep == 0
-        if has_labels and all_positions:
-            return _forward_without_logits(self, labels=labels, **kwargs)
+    def forward(self, *args, **kwargs):
+        kwargs |= dict(zip(names, args, strict=False))  # labels may come by position
+        has_labels = kwargs.get("labels") is not None or kwargs.get("shift_labels") is not None
+        logits_to_keep = kwargs.get("logits_to_keep", 0)
+        if has_labels and isinstance(logits_to_keep, int) and logits_to_keep == 0:
+            return _forward_without_logits(self, **kwargs)
         # Looked up now: a copy of the model, or one that FSDP2 gave another class, has its own
-        return type(self).forward(self, labels=labels, logits_to_keep=logits_to_keep, **kwargs)
+        return type(self).forward(self, **kwargs)
 
     # `Trainer` chooses the columns of the data by it. functools.wraps would let accelerate unwrap to the original
-    forward.__signature__ = inspect.signature(type(model).forward)  # type: ignore[attr-defined]
+    forward.__signature__ = signature  # type: ignore[attr-defined]
     model.forward = MethodType(forward, model)  # type: ignore[method-assign]
 
 
 @can_return_tuple
 def _forward_without_logits(
-    self, labels=None, shift_labels=None, num_items_in_batch=None, ignore_index=-100, **kwargs
+    self, labels=None, shift_labels=None, num_items_in_batch=None, ignore_index=-100, logits_to_keep=0, **kwargs
 ) -> CausalLMOutputWithPast:
     outputs = self.base_model(**kwargs)
     if shift_labels is None:
         shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
-    options = {"ignore_index": ignore_index, "reduction": "mean" if num_items_in_batch is None else "sum"}
-    loss = _loss_in_head(self, outputs.last_hidden_state, shift_labels, **options)
+    reduction = "mean" if num_items_in_batch is None else "sum"
+    loss = _loss_in_head(self, outputs.last_hidden_state, shift_labels, ignore_index, reduction)
     if num_items_in_batch is not None:
         # No label in the whole batch: 0 of 0 is 0 here too
-        num_items = torch.as_tensor(num_items_in_batch, device=loss.device)
-        loss = loss / num_items.clamp(min=1)
+        loss = loss / torch.as_tensor(num_items_in_batch, device=loss.device).clamp(min=1)
     kept = {name: outputs[name] for name in ("past_key_values", "hidden_states", "attentions") if name in outputs}
     return CausalLMOutputWithPast(loss=loss, **kept)
 
 
 @torch.compiler.disable
-def _loss_in_head(model: PreTrainedModel, hidden_states: torch.Tensor, labels: torch.Tensor, **kwargs) -> torch.Tensor:
+def _loss_in_head(model: PreTrainedModel, hidden_states: torch.Tensor, labels: torch.Tensor, *options) -> torch.Tensor:
     """A call of the LM head with the loss instead of its forward: the hooks with which FSDP2 and DeepSpeed gather and
     release its weight still run."""
     head = _linear_head(model)
 
     def forward(hidden_states: torch.Tensor) -> torch.Tensor:
-        return linear_cross_entropy(hidden_states, head.weight, labels.to(hidden_states.device), **kwargs)
+        return linear_cross_entropy(hidden_states, head.weight, labels.to(hidden_states.device), *options)
 
     vars(head)["forward"] = forward
     try:
@@ -244,8 +198,7 @@ def _linear_head(model: PreTrainedModel) -> nn.Linear:
     is_linear = getattr(type(head), "forward", None) is nn.Linear.forward and "forward" not in vars(head)
     if not is_linear or head.bias is not None:
         raise ValueError(
-            f"The LM head of this {type(model).__name__} is {type(head).__name__}; without logits it must be an "
-            "nn.Linear without bias and nothing more. Leave lm_head out of the modules that PEFT trains and out of "
-            "quantisation, or train with the logits."
+            f"The LM head of this {type(model).__name__} is {type(head).__name__}; it must be an nn.Linear without "
+            "bias. Leave lm_head out of the modules that PEFT trains and out of quantisation."
         )
     return head

@@ -87,32 +87,26 @@ def tokenize_messages(
     special_tokens = tokenizer.all_special_tokens
     template: Any = partial(tokenizer.apply_chat_template, tokenize=True, return_dict=True)
 
-    def left_out(fault: str) -> dict[str, Any]:
-        return {"input_ids": [], "completion_mask": [], "fault": fault}
-
     def encode(row: dict[str, Any]) -> dict[str, Any]:
         messages = to_messages(row)
+        left_out: dict[str, Any] = {"input_ids": [], "completion_mask": []}
         if isinstance(messages, str):
-            return left_out(messages)
+            return left_out | {"fault": messages}
         if any(token in message["content"] for token in special_tokens for message in messages):
-            return left_out("a text with a special token in it")
+            return left_out | {"fault": "a text with a special token in it"}
         prompt: list[int] = template(messages[:-1], add_generation_prompt=True)["input_ids"]
         whole: list[int] = template(messages)["input_ids"]
         if whole[: len(prompt)] != prompt:
-            raise ValueError(
-                "With the chat template of this tokenizer a conversation does not begin with the tokens of its "
-                "prompt, so the completion cannot be separated. Give the tokenizer a template that only appends."
-            )
+            raise ValueError("The chat template changes the prompt when an answer follows; it must only append.")
         if len(whole) > max_length:
-            return left_out(f"more than {max_length:,} tokens")
+            return left_out | {"fault": f"more than {max_length:,} tokens"}
         mask = [0] * len(prompt) + [1] * (len(whole) - len(prompt))
         return {"input_ids": whole, "completion_mask": mask, "fault": ""}
 
     options = {"remove_columns": rows.column_names, "features": _ENCODED, "num_proc": num_proc}
     encoded = rows.map(encode, desc="Tokenizing", **options)
-    faults = Counter(encoded["fault"])
+    faults = Counter(fault for fault in encoded["fault"] if fault)
     kept = [i for i, fault in enumerate(encoded["fault"]) if not fault]
-    faults.pop("", None)
     if not kept:
         raise ValueError(f"All {len(rows):,} rows were left out: {dict(faults)}. Check the dataset and its columns.")
     return encoded.select(kept).remove_columns("fault"), dict(faults)

@@ -17,39 +17,22 @@ class RunOptions:
 
     total_tokens: float | None = option(None, "Train on this many tokens (1e12): sets max_steps, unless given.")
     tokens_per_step: float | None = option(
-        None,
-        "Tokens per optimizer step (4194304 is 4M): sets gradient_accumulation_steps from the number of processes, "
-        "so that a recipe is the same on any number of GPUs.",
+        None, "Tokens per optimizer step: sets the accumulation for any number of GPUs."
     )
     activation_checkpointing: bool | None = option(False, "Recompute activations in the backward pass.")
     gradient_checkpointing: bool | None = option(None, "The old name of activation_checkpointing: not to be set.")
     peak_tflops: float | None = option(None, "Peak TFLOP/s per device; NVIDIA's data-centre GPUs are known.")
-    expected_mfu: float | None = option(
-        None,
-        "The MFU with which the budget estimates hours; 0.4 by default, an assumption that long sequences and "
-        "recomputed activations do not reach.",
-    )
-    lambda_lr_multiplier: float = option(
-        1.0,
-        "The learning rate of lambda (the vectors of V1, lambda_proj of V2) over that of the rest, at every step of "
-        "the schedule.",
-    )
+    expected_mfu: float | None = option(None, "The MFU with which the budget estimates hours; 0.4 by default.")
+    lambda_lr_multiplier: float = option(1.0, "The learning rate of lambda over that of the rest.")
     record_batches: bool = option(False, "Write batches.txt, a digest of every step's tokens, to compare two runs.")
     smoke: bool = option(False, "The same code in under two minutes on a CPU: a tiny model and data of this machine.")
 
     def __post_init__(self):
         if self.gradient_checkpointing not in (None, self.activation_checkpointing):
-            raise ValueError(
-                f"gradient_checkpointing={self.gradient_checkpointing} was given; use its new name, "
-                "activation_checkpointing."
-            )
+            raise ValueError("gradient_checkpointing was given; use its new name, activation_checkpointing.")
         self.gradient_checkpointing = self.activation_checkpointing  # the only name before transformers 5.23
         if not 0.0 <= self.lambda_lr_multiplier < math.inf:
-            raise ValueError(
-                f"lambda_lr_multiplier={self.lambda_lr_multiplier} was given; it multiplies the learning rate of "
-                "lambda, and must be a number of at least 0: 1 for the rate of all parameters, 0 to leave lambda as "
-                "it is."
-            )
+            raise ValueError(f"lambda_lr_multiplier={self.lambda_lr_multiplier} was given; it must be at least 0.")
         super().__post_init__()  # type: ignore[misc]
 
     @property

@@ -1,6 +1,7 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """What a stage does around its trainer: arguments, batch and steps from tokens, budget, resuming, training, saving."""
 
+import json
 import math
 import os
 import sys
@@ -9,30 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, ProgressCallback
+from datasets import Dataset
+from transformers import ProgressCallback, set_seed
 from transformers.integrations import is_deepspeed_zero3_enabled, is_tensorboard_available
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
-from trl import TrlParser
+from trl import ModelConfig, TrlParser
 
 from ..extras import skip_unused_deepspeed
+from . import smoke
 from .budget import Budget
 from .callbacks import Bar, SpikeWarning, StopOnSignal
 from .run_arguments import RunArguments
-from .smoke import smoke_recipe
 from .trainer import RunTrainer
-from .whole_checkpoints import FILES, fault, last_whole_checkpoint, set_aside
+from .whole_checkpoints import last_whole_checkpoint, set_aside
 
 logger = logging.get_logger(__name__)
-
-
-class _Parser(TrlParser):
-    """TRL's parser with values that override those of `--config FILE.yaml`."""
-
-    overrides: dict[str, Any] = {}
-
-    def set_defaults_with_config(self, **kwargs) -> list[str]:
-        return super().set_defaults_with_config(**(kwargs | self.overrides))
 
 
 def parse(dataclass_types: Iterable[type], stage: str, argv: list[str] | None = None) -> tuple:
@@ -42,9 +35,10 @@ def parse(dataclass_types: Iterable[type], stage: str, argv: list[str] | None = 
     """
     skip_unused_deepspeed()
     argv = list(sys.argv[1:] if argv is None else argv)
-    parser = _Parser(dataclass_types)
     if "--smoke" in argv:
-        parser.overrides = smoke_recipe(stage)
+        for name, value in smoke.recipe(stage).items():
+            argv = [f"--{name}", value if isinstance(value, str) else json.dumps(value), *argv]
+    parser = TrlParser(dataclass_types)
     parser.set_defaults_with_config(
         report_to="tensorboard" if is_tensorboard_available() else "none",
         logging_nan_inf_filter=False,  # RunTrainer stops at such a loss
@@ -53,6 +47,20 @@ def parse(dataclass_types: Iterable[type], stage: str, argv: list[str] | None = 
         remove_unused_columns=False,
     )
     return parser.parse_args_and_config(argv)
+
+
+def begin(training: RunArguments, data: Any, chosen_model: ModelConfig, trains_all: bool = True) -> str | None:
+    """Prepares a run: the seed, and the inputs of `--smoke`. Returns the checkpoint to resume, None for a new run.
+
+    Raises ValueError for adapters and quantized weights, if the stage trains all weights.
+    """
+    names = [name for name in ("use_peft", "load_in_4bit", "load_in_8bit") if getattr(chosen_model, name)]
+    if trains_all and names:
+        raise ValueError(f"{', '.join(names)} was given, but this stage trains all weights. Leave it out.")
+    resume = checkpoint_to_resume(training)
+    set_seed(training.seed)
+    smoke.write_inputs(training, data, chosen_model)
+    return resume
 
 
 def set_batch(training: RunArguments, sequence_length: int) -> None:
@@ -65,8 +73,7 @@ def set_batch(training: RunArguments, sequence_length: int) -> None:
     if training.tokens_per_step is not None:
         if training.tokens_per_step % at_a_time:
             raise ValueError(
-                f"tokens_per_step={training.tokens_per_step:,.0f} was given, but {replicas} replicas with "
-                f"{training.per_device_train_batch_size} rows of {sequence_length:,} tokens each take {at_a_time:,} "
+                f"tokens_per_step={training.tokens_per_step:,.0f} was given, but the processes take {at_a_time:,} "
                 "tokens at a time. Choose a multiple of that, or another per_device_train_batch_size."
             )
         training.gradient_accumulation_steps = int(training.tokens_per_step) // at_a_time
@@ -74,47 +81,39 @@ def set_batch(training: RunArguments, sequence_length: int) -> None:
         training.max_steps = -(-int(training.total_tokens) // (at_a_time * training.gradient_accumulation_steps))
 
 
-def print_budget(
-    config: PreTrainedConfig,
-    training: RunArguments,
-    sequence_length: int,
-    num_rows: int | None = None,
-    trainable_parameters: int | None = None,
-) -> None:
-    """Prints the budget, on the first process. num_rows: rows per epoch; a stream has None and needs `max_steps`."""
+def print_budget(trainer: RunTrainer, sequence_length: int) -> None:
+    """Prints the budget, on the first process."""
+    training, rows = trainer.args, trainer.train_dataset
     if training.process_index != 0:
         return
-    sharded = is_deepspeed_zero3_enabled() or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("true", "1")
+    num_rows = len(rows) if isinstance(rows, Dataset) else None
+    is_zero3 = is_deepspeed_zero3_enabled()
+    is_sharded = is_zero3 or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("true", "1")
     replicas = training.world_size // sequence_parallel_size()
-    rows_per_step = replicas * training.per_device_train_batch_size * training.gradient_accumulation_steps
-    if training.max_steps > 0:
-        rows = training.max_steps * rows_per_step
-    elif num_rows is not None:
-        rows = math.ceil(training.num_train_epochs * num_rows)
-    else:
-        raise ValueError("The length of a streamed corpus is unknown: give --total_tokens or --max_steps.")
+    num_sequences = training.max_steps * replicas
+    num_sequences *= training.per_device_train_batch_size * training.gradient_accumulation_steps
+    if training.max_steps <= 0:
+        num_sequences = math.ceil(training.num_train_epochs * num_rows)
     gpu = torch.cuda.get_device_properties(training.device) if training.device.type == "cuda" else None
     budget = Budget(
-        config,
+        trainer.model.config,
         sequence_length,
-        rows * sequence_length,
+        num_sequences * sequence_length,
         data_parallel=replicas,
         sequence_parallel=sequence_parallel_size(),
-        shard=training.world_size if sharded else 1,
+        shard=training.world_size if is_sharded else 1,
         per_device_batch_size=training.per_device_train_batch_size,
         gradient_accumulation_steps=training.gradient_accumulation_steps,
         activation_checkpointing=training.activation_checkpointing,
-        sync_each_batch=is_deepspeed_zero3_enabled(),
+        sync_each_batch=is_zero3,
         gpu="CPU" if gpu is None else gpu.name,
         peak_flops_per_device=training.peak_flops_per_device,
         gpu_memory=gpu and gpu.total_memory,
         mfu=training.expected_mfu,
-        trainable_parameters=trainable_parameters,
+        trainable_parameters=trainer.trainable_parameters,
         num_rows=num_rows,
     )
     print(budget, flush=True)
-    if num_rows is None:
-        print("Stream   of unknown length: a warning is logged if it ends and is read again", flush=True)
 
 
 def sequence_parallel_size() -> int:
@@ -123,34 +122,23 @@ def sequence_parallel_size() -> int:
 
 
 def checkpoint_to_resume(training: RunArguments) -> str | None:
-    """The checkpoint that `--resume_from_checkpoint` names, None for a new run.
+    """The checkpoint that `--resume_from_checkpoint` names, None for a new run, whose folder must not have any.
 
-    `last` is the last whole checkpoint; a faulty one after it is renamed, not deleted. Without the argument a folder
-    that has checkpoints is rejected, so that no run overwrites another.
+    `last` is the last whole checkpoint; a faulty one after it is renamed, not deleted.
     """
     wanted, output_dir = training.resume_from_checkpoint, Path(training.output_dir)
     if wanted is None:
         if output_dir.is_dir() and (found := get_last_checkpoint(output_dir)) is not None:
-            raise FileExistsError(
-                f"{output_dir} has the checkpoints of a run up to {Path(found).name}. Resume it with "
-                "--resume_from_checkpoint last, or name another --output_dir."
-            )
+            raise FileExistsError(f"{found} exists: give --resume_from_checkpoint last, or another --output_dir.")
         return None
     if wanted != "last":
-        reason = fault(Path(wanted)) if (Path(wanted) / FILES).exists() else None
-        if not Path(wanted).is_dir():
-            reason = "there is no such folder"
-        if reason is not None:
-            raise ValueError(f"{wanted} cannot be resumed: {reason}. Name another checkpoint, or last.")
         return wanted
     with training.main_process_first(local=False, desc="looking for the last checkpoint"):
         whole, faulty = last_whole_checkpoint(output_dir) if output_dir.is_dir() else (None, {})
         for checkpoint, reason in faulty.items():
             logger.warning(f"{checkpoint} is skipped: {reason}. It is kept as {set_aside(checkpoint).name}.")
     if whole is None:
-        raise FileNotFoundError(
-            f"--resume_from_checkpoint last was given, but {output_dir} has no whole checkpoint. Start without it."
-        )
+        raise FileNotFoundError(f"{output_dir} has no whole checkpoint: start without --resume_from_checkpoint.")
     logger.warning(f"Resuming from {whole}.")
     return str(whole)
 

@@ -1,9 +1,7 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""What every stage adds to transformers' `Trainer`.
-
-Weight decay excludes V1's lambda vectors and the norms; lambda can have a learning rate of its own; the log has
-lambda, tokens per second and MFU; checkpoints that are not whole are ignored; a loss that is not finite stops the run
-before it reaches the weights.
+"""What every stage adds to transformers' `Trainer`: no weight decay of V1's lambda vectors and the norms, a learning
+rate for lambda, lambda, tokens per second and MFU in the log, whole checkpoints, and a stop before a loss that is not
+finite reaches the weights.
 """
 
 import math
@@ -25,8 +23,8 @@ from transformers.utils import logging
 from ..folders import whole_folder
 from ..modeling_diff import DiffTransformerAttention
 from ..modeling_diff_v2 import DiffTransformerV2Attention
-from .batch_record import BatchRecord
 from .budget import model_flops_per_token
+from .callbacks import BatchRecord
 from .run_arguments import RunArguments, RunOptions
 from .whole_checkpoints import seal
 
@@ -68,7 +66,7 @@ class TokenLambdas:
         layers = [module for module in model.modules() if isinstance(module, DiffTransformerV2Attention)]
         self.counting = False
         # Number, sum and sum of squares of lambda - 1/2: small numbers, whose squares cancel less
-        self._sums: list[torch.Tensor | None] = [None] * len(layers)
+        self._sums: dict[int, torch.Tensor] = {}
         for i, layer in enumerate(layers):
             layer.lambda_proj.register_forward_hook(partial(self._count, i))
 
@@ -77,14 +75,14 @@ class TokenLambdas:
             return
         values = logits.detach().float().sigmoid() - 0.5
         sums = torch.stack((values.new_full((), values.numel()), values.sum(), values.square().sum()))
-        self._sums[i] = sums if self._sums[i] is None else self._sums[i] + sums
+        self._sums[i] = self._sums.get(i, 0) + sums
 
     def pop(self, accelerator) -> list[tuple[float, float]]:
         """Mean and standard deviation by layer since the last call. Every process must call it."""
-        if not self._sums or self._sums[0] is None:
+        if not self._sums:
             return []
-        sums = torch.stack([layer_sums.to(accelerator.device) for layer_sums in self._sums])
-        self._sums = [None] * len(self._sums)
+        sums = torch.stack([layer_sums.to(accelerator.device) for layer_sums in self._sums.values()])
+        self._sums = {}
         count, mean, square = accelerator.reduce(sums, "sum").double().cpu().unbind(1)
         mean, square = mean / count, square / count
         return list(zip((mean + 0.5).tolist(), (square - mean**2).clamp(min=0).sqrt().tolist(), strict=True))
@@ -101,17 +99,14 @@ class RunTrainer(Trainer):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         if not isinstance(self.args, RunOptions):
-            raise TypeError(
-                f"args is {type(self.args).__name__}; RunTrainer needs RunArguments, or another class with RunOptions."
-            )
+            raise TypeError(f"args is {type(self.args).__name__}; RunTrainer needs RunArguments, or RunOptions in it.")
         self._token_lambdas = TokenLambdas(self.model)
         self._record = None
         if self.args.record_batches:
             self._record = BatchRecord(self.args.output_dir, self.args.process_index)
             self.add_callback(self._record)
-        self.peak_flops_per_device = self.args.peak_flops_per_device
         frozen = any(not parameter.requires_grad for parameter in self.model.parameters())
-        self._trainable_parameters = self.get_num_trainable_parameters() if frozen else None
+        self.trainable_parameters = self.get_num_trainable_parameters() if frozen else None
         self._rows: list[int] | None = None
         self._num_tokens, self._num_flops = 0, 0.0
         self._since: float | None = None
@@ -158,7 +153,7 @@ class RunTrainer(Trainer):
         tokens = batch_size * length * self.accelerator.num_processes // self.get_tp_size()
         self._num_tokens += tokens
         config = self.accelerator.unwrap_model(self.model).config
-        flops = model_flops_per_token(config, length * self.get_sp_size(), self._trainable_parameters)
+        flops = model_flops_per_token(config, length * self.get_sp_size(), self.trainable_parameters)
         self._num_flops += tokens * flops
         return loss
 
@@ -179,22 +174,19 @@ class RunTrainer(Trainer):
         logged = next((entry for entry in reversed(self.state.log_history) if "lambda/layer_00" in entry), {})
         last = [f"{value:.4f}" for name, value in logged.items() if name.startswith("lambda/")]
         raise NonFiniteLossError(
-            f"The loss of a batch in step {step + 1} is {loss}. Rows of the dataset: "
-            f"{'not numbered' if self._rows is None else self._rows}; the batch is saved in {file}. "
-            f"Last lambdas in the log, by layer: {', '.join(last) or 'none'}. This step did not change the weights. "
-            "Check the batch and the gradient norms before it; resume from the last checkpoint with "
+            f"The loss of a batch in step {step + 1} is {loss}. Rows of the dataset: {self._rows}; the batch is saved "
+            f"in {file}. Last lambdas in the log, by layer: {', '.join(last)}. The weights are unchanged: resume with "
             "--resume_from_checkpoint last and a lower max_grad_norm, or without these rows."
         )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             now = time.monotonic()
-            seconds = now - (now if self._since is None else self._since)
-            if self._num_tokens and seconds > 0:
+            if self._num_tokens:
+                seconds, peak = now - self._since, self.args.peak_flops_per_device
                 logs["tokens_per_second"] = self._num_tokens / seconds
-                if self.peak_flops_per_device is not None:
-                    peak = self.peak_flops_per_device * self.accelerator.num_processes
-                    logs["mfu"] = self._num_flops / seconds / peak
+                if peak is not None:
+                    logs["mfu"] = self._num_flops / seconds / (peak * self.accelerator.num_processes)
             self._num_tokens, self._num_flops, self._since = 0, 0.0, now
             logs |= {f"lambda/layer_{i:02d}": value for i, value in enumerate(layer_lambdas(self.model))}
             for i, (mean, spread) in enumerate(self._token_lambdas.pop(self.accelerator)):
@@ -215,10 +207,7 @@ class RunTrainer(Trainer):
             # Half a checkpoint would keep a full disk full. Other processes may still be writing theirs.
             if self.accelerator.num_processes == 1:
                 shutil.rmtree(checkpoint, ignore_errors=True)
-            logger.error(
-                f"{checkpoint} could not be saved and will be ignored; the checkpoints before it are untouched. Make "
-                "room if the disk is full, then resume from the last one with --resume_from_checkpoint last."
-            )
+            logger.error(f"{checkpoint} could not be saved. --resume_from_checkpoint last takes the one before.")
             raise
         finally:
             self.args.save_total_limit = limit

@@ -2,8 +2,7 @@
 """Sequences longer than one GPU can train on: Ulysses sequence parallelism (arXiv:2309.14509).
 
 accelerate (recipes/accelerate/ulysses.yaml) and DeepSpeed give each of s processes 1/s of every sequence. For its
-attention, each receives the whole sequence for 1/s of the *differential* heads, runs the fused attention on it, and
-sends the outputs back. The result is exact.
+attention, each receives the whole sequence for 1/s of the *differential* heads, and sends the outputs back.
 
 The attention of DIFF V2 is an ordinary one, so DeepSpeed itself exchanges its *query* heads, as those of Llama. It
 discards masks; `sdpa_by_document` keeps packed documents apart all the same.
@@ -39,11 +38,8 @@ def enable_ulysses(model: PreTrainedModel) -> None:
     unchanged: DeepSpeed itself replaces transformers' attention functions.
 
     The batches need `position_ids`, which restart at every document of a packed row, and a length that s divides. Rows
-    are padded on the right, since DeepSpeed does not communicate masks.
-
-    A V1 model from remote code has attention functions of its own, and rejects split sequences itself. Raises
-    ValueError for rope types that Ulysses cannot compute, and for a V2 model with another attention implementation or
-    a sliding window.
+    are padded on the right, since DeepSpeed does not communicate masks. A V1 model from remote code has attention
+    functions of its own, and rejects split sequences itself.
     """
     config = model.config
     is_v2 = config.model_type == DiffTransformerV2Config.model_type
@@ -52,18 +48,14 @@ def enable_ulysses(model: PreTrainedModel) -> None:
     rope_type = config.rope_parameters["rope_type"]
     if rope_type in ("dynamic", "longrope"):
         raise ValueError(
-            f"rope_type={rope_type!r} takes its frequencies from the length of the sequence, but each process sees "
-            "only a part of it, and the frequencies would differ. Train with a type of fixed frequencies, for "
-            "example 'default' with a higher rope_theta, or without sequence parallelism."
+            f"rope_type={rope_type!r} depends on the length, of which each process sees a part: use 'default'."
         )
     transformers.trainer.skip_first_batches = _skip_first_batches
     if is_v2:
         if config._attn_implementation != "sdpa" or config.sliding_window is not None:
             raise ValueError(
                 f"attn_implementation={config._attn_implementation!r} and sliding_window={config.sliding_window} were "
-                "given, but DIFF V2 splits sequences with attn_implementation='sdpa' and without a window: DeepSpeed "
-                "discards the model's description of what a token sees. Change them, or train without sequence "
-                "parallelism."
+                "given; DIFF V2 splits sequences with 'sdpa' and without a window, since DeepSpeed discards masks."
             )
         modeling_utils.ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa_by_document  # which DeepSpeed then wraps
         return
@@ -80,16 +72,7 @@ def enable_ulysses(model: PreTrainedModel) -> None:
     hook = model.register_forward_pre_hook(run_on_flash_diff)
 
 
-def ulysses_attention_forward(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    position_ids: torch.Tensor,
-    **kwargs,
-) -> tuple[torch.Tensor, None]:
+def ulysses_attention_forward(module, query, key, value, attention_mask, *, position_ids, **kwargs):
     """`flash_diff_attention_forward` for one part of s of the sequences: query (B, H, T/s, D), key and value
     (B, K, T/s, D), position_ids (B or 1, T/s); the output is (B, T/s, H, D).
 
@@ -115,16 +98,7 @@ def ulysses_attention_forward(
     return _exchange(attn_output, 1, 2, group), None
 
 
-def sdpa_by_document(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    position_ids: torch.Tensor | None = None,
-    **kwargs,
-) -> tuple[torch.Tensor, None]:
+def sdpa_by_document(module, query, key, value, attention_mask, *, position_ids=None, **kwargs):
     """transformers' "sdpa" for sequences that DeepSpeed has gathered for a part of the heads: query (B, N/s, T, d),
     key and value (B, K/s, T, d), position_ids (B or 1, T); the output is (B, T, N/s, d).
 
@@ -132,7 +106,7 @@ def sdpa_by_document(
     """
     if sequence_parallel_group() is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    offsets, _ = cu_seq_lens_from_position_ids(position_ids.expand(len(query), -1))  # type: ignore[union-attr]
+    offsets, _ = cu_seq_lens_from_position_ids(position_ids.expand(len(query), -1))
     if offsets is None:
         return sdpa_attention_forward(module, query, key, value, None, **kwargs)
     lengths = offsets.diff().tolist()

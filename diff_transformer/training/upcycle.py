@@ -5,15 +5,14 @@
     accelerate launch -m diff_transformer.training.upcycle --config recipes/upcycle/config.yaml
 """
 
-from .pretrain import ARGUMENTS as PRETRAIN_ARGUMENTS
-from .pretrain import train_on_corpus
+from . import pretrain
 from .runs import parse
 
-ARGUMENTS = PRETRAIN_ARGUMENTS[1:]  # no new model
+ARGUMENTS = pretrain.ARGUMENTS[1:]  # no new model
 
 
 def main(argv: list[str] | None = None) -> None:
-    train_on_corpus(None, *parse(ARGUMENTS, "upcycle", argv))
+    pretrain.train_on_corpus(None, *parse(ARGUMENTS, "upcycle", argv))
 
 
 if __name__ == "__main__":

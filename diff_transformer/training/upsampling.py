@@ -9,13 +9,15 @@ are interleaved row by row.
 import hashlib
 import json
 import shutil
-from collections import Counter
-from collections.abc import Mapping
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, IterableDataset, load_from_disk
@@ -39,86 +41,44 @@ SLIMPAJAMA_SHARES = {
 }
 
 BUCKETS = ("<1K", "1-2K", "2-4K", "4-8K", "8-16K", "16-32K", "32-64K", ">=64K")
-_EDGES = 1024 * 2 ** np.arange(len(BUCKETS) - 1)
 
 
-class Lengths(dict[str, np.ndarray]):
-    """Source -> its documents, and their tokens, by length: (2, len(BUCKETS)). 1K is 1,024 tokens."""
+Counts = dict[str, dict[str, list[int]]]  # source -> "documents" and "tokens", each by length, as in `BUCKETS`
 
-    def add(self, source: str, lengths: np.ndarray, tokens: np.ndarray | None = None) -> None:
-        """lengths: tokens of whole documents, which choose the bucket. tokens: those that count, all by default."""
-        buckets = np.searchsorted(_EDGES, lengths, side="right")
-        weights = (None, lengths if tokens is None else tokens)
-        counts = np.array([np.bincount(buckets, weight, len(BUCKETS)) for weight in weights]).astype(np.int64)
-        self[source] = self.get(source, 0) + counts
 
-    @classmethod
-    def of(cls, documents: Dataset) -> "Lengths":
-        """The lengths of tokenized documents with the columns `input_ids` and `source`."""
-        columns, measured = documents.with_format("arrow")[:], cls()
-        lengths = pc.list_value_length(columns["input_ids"]).to_numpy()
-        sources = np.array([str(name) for name in columns["source"].to_pylist()])
-        for source in np.unique(sources):
-            measured.add(str(source), lengths[(sources == source) & (lengths > 0)])
-        return measured
+def count_by_length(lengths: np.ndarray, tokens: np.ndarray | None = None) -> dict[str, list[int]]:
+    """Documents and tokens in each bucket; 1K is 1,024 tokens.
 
-    def total(self) -> np.ndarray:
-        """Documents and tokens of all sources, (2, len(BUCKETS))."""
-        return sum(self.values(), np.zeros((2, len(BUCKETS)), np.int64))
+    lengths: tokens of whole documents, which choose the bucket. tokens: those that count, all by default.
+    """
+    buckets = np.searchsorted(1024 * 2 ** np.arange(len(BUCKETS) - 1), lengths, side="right")
+    weights = {"documents": None, "tokens": lengths if tokens is None else tokens}
+    return {name: np.bincount(buckets, x, len(BUCKETS)).astype(int).tolist() for name, x in weights.items()}
 
-    def shares(self) -> dict[str, float]:
-        """The share of all tokens that each source has; a source of empty documents has none and is left out."""
-        return {source: tokens.sum() / self.total()[1].sum() for source, (_, tokens) in self.items() if tokens.any()}
+
+def _shares_of(counts: Counts) -> dict[str, float]:
+    tokens = {source: sum(count["tokens"]) for source, count in counts.items()}
+    return {source: number / sum(tokens.values()) for source, number in tokens.items()}
 
 
 @dataclass
 class UpsamplingReport:
-    """Length distribution and mix of sources before and after; `str` gives their shares of the tokens.
+    """Length distribution and mix of sources before and after; `str` gives their shares of the tokens."""
 
-    Attributes:
-        before: All documents of the corpus; for a stream, those that were read.
-        after: The documents in the rows; a truncated one counts with its tokens in the row.
-        shares: The requested mix; sums to 1.
-        tokens_wanted: The token budget.
-        exhausted: The source that ran out and reduced the budgets of all sources, or None.
-        skipped: Documents without tokens that were read, by reason.
-    """
-
-    before: Lengths
-    after: Lengths
-    shares: dict[str, float]
+    before: Counts  # all documents of the corpus; for a stream, those that were read
+    after: Counts  # the documents in the rows; a truncated one counts with its tokens in the row
+    shares: dict[str, float]  # the requested mix; sums to 1
     tokens_wanted: int
-    exhausted: str | None
-    skipped: dict[str, int]
-
-    def to_json(self) -> dict[str, Any]:
-        lengths = {
-            name: {
-                source: {"documents": documents.tolist(), "tokens": tokens.tolist()}
-                for source, (documents, tokens) in sorted(counts.items())
-            }
-            for name, counts in (("before", self.before), ("after", self.after))
-        }
-        return {"buckets": list(BUCKETS), **vars(self), **lengths}
+    exhausted: str | None  # the source that ran out and reduced the budgets of all sources
+    skipped: dict[str, int]  # documents without tokens that were read, by reason
 
     def __str__(self) -> str:
-        total = int(self.after.total()[1].sum())
-        tokens = (counts.total()[1] for counts in (self.before, self.after))
-        lengths = zip(BUCKETS, *(counts / max(1, counts.sum()) for counts in tokens), strict=True)
-        mixes = (self.before.shares(), self.after.shares(), self.shares)
-        sources = sorted({*self.before, *self.shares})
-        rows: list[tuple] = [("tokens by length", "before", "after"), *lengths]
-        rows += [("tokens by source", "before", "after", "wanted")]
-        rows += [(source, *(mix.get(source, 0.0) for mix in mixes)) for source in sources]
-        lines = [
-            f"{name:<24}" + "".join(f"{x:>10}" if isinstance(x, str) else f"{x:>10.2%}" for x in row)
-            for name, *row in rows
-        ]
-        if self.exhausted is not None:
-            lines.append(f"{self.exhausted} ran out: {total:,} of {self.tokens_wanted:,} tokens, in the requested mix")
-        if self.skipped:
-            lines.append("skipped: " + ", ".join(f"{count:,} {reason}" for reason, count in self.skipped.items()))
-        return "\n".join(lines)
+        counts = {"before": self.before, "after": self.after}
+        lengths = {name: np.sum([x["tokens"] for x in part.values()], axis=0) for name, part in counts.items()}
+        by_length = pd.DataFrame({name: tokens / tokens.sum() for name, tokens in lengths.items()}, BUCKETS)
+        mixes = {name: _shares_of(part) for name, part in counts.items()} | {"wanted": self.shares}
+        by_source = pd.DataFrame(mixes).fillna(0.0)
+        return "\n".join(table.to_string(float_format="{:.2%}".format) for table in (by_length, by_source))
 
 
 class _Source:
@@ -128,15 +88,13 @@ class _Source:
         # From seed and name alone: neither other sources nor their order change what is drawn
         digest = hashlib.sha256(name.encode()).digest()
         self.random = np.random.default_rng([seed, int.from_bytes(digest[:8], "big")])
-        self.file, self.missing = file, tokens_wanted
-        self.tokens, self.lengths = 0, []  # type: int, list[int]
+        self.file, self.missing, self.tokens = file, tokens_wanted, 0
+        self.lengths: list[int] = []
 
     def offer(self, ids: np.ndarray, long_from: int, keep_short: float) -> int:
         """Keeps or drops the document; returns how many tokens of the budget it fills."""
-        if not self.missing:
-            return 0
-        drawn = self.random.random()  # for long documents too, so that `long_from` does not change later draws
-        if len(ids) < long_from and drawn >= keep_short:
+        # Drawn for long documents too, so that `long_from` does not change later draws
+        if not self.missing or (self.random.random() >= keep_short and len(ids) < long_from):
             return 0
         self.lengths.append(len(ids))
         ids = ids[: self.missing]
@@ -158,88 +116,91 @@ def upsample_lengths(
     keep_short: float = 0.1,
     seed: int = 0,
 ) -> tuple[Dataset, UpsamplingReport]:
-    """Writes packed rows with more long documents and the same mix of sources, and a report.
+    """Writes packed rows with more long documents and the same mix of sources, and returns them with a report.
 
     The corpus is read once, in order, until every source has its tokens. A source that runs out earlier reduces all
-    budgets by the same factor: the mix stays, no document is used twice, and the report names it.
+    budgets by the same factor, so that the mix stays and no document is used twice; a warning names it. The rows are
+    of one source each: `input_ids`, int32, of exactly `sequence_length`, `source`, and `row`, the position.
 
     Args:
-        documents: Rows of `input_ids` and `source`, as `data.tokenize` returns them; rows without tokens are skipped
-            and counted by `fault`, if there is such a column.
-        output_dir: Folder for the rows (`datasets.load_from_disk`) and report.json; appears whole or not at all. While
-            it is written, twice its size is needed: 8 bytes per token.
+        documents: Rows of `input_ids`, `source` and `fault`, as `data.tokenize` returns them.
+        output_dir: Folder for the rows (`datasets.load_from_disk`) and report.json; appears whole or not at all.
+            While it is written, 8 bytes per token are needed.
         token_budget: Tokens in total, rounded down to whole rows.
         eos_token_id: Appended to a document that does not end with it. It counts as a token of the document.
         shares: Source -> its share of the tokens, or numbers in that ratio; documents of other sources are left out.
             None: as in `documents`, which must not be a stream.
         long_from, keep_short: All documents of at least this many tokens are kept, shorter ones with this probability.
         seed: Each source draws from (seed, its name).
-
-    Returns:
-        The rows, each from one source: `input_ids`, int32, of exactly `sequence_length`, `source`, and `row`, the
-        position. The mix matches `shares` to within a row per source. And the report.
-
-    Raises:
-        ValueError: Sources without documents, numbers out of range, a stream without shares.
-        FileExistsError: `output_dir` exists.
     """
     if sequence_length < 1 or token_budget < sequence_length or not 0 <= keep_short <= 1:
         raise ValueError(
             f"Got token_budget={token_budget}, sequence_length={sequence_length} and keep_short={keep_short}; the "
             "budget must be at least one row of at least one token, and the probability between 0 and 1."
         )
-    before = Lengths() if isinstance(documents, IterableDataset) else Lengths.of(documents)
-    if shares is None and isinstance(documents, IterableDataset):
-        raise ValueError(
-            "The mix of a stream is unknown before its end: give shares, such as SLIMPAJAMA_SHARES, or a Dataset."
-        )
-    shares = before.shares() if shares is None else shares
+    is_stream = isinstance(documents, IterableDataset)
+    if shares is None and is_stream:
+        raise ValueError("The mix of a stream is unknown before its end: give shares, such as SLIMPAJAMA_SHARES.")
+    lengths: dict[str, Any] = defaultdict(lambda: array("q")) if is_stream else _lengths_of(documents)
+    if shares is None:
+        shares = {name: int(values.sum()) for name, values in lengths.items()}
     if not shares or min(shares.values()) <= 0:
-        raise ValueError(
-            f"Got shares {dict(shares)}; there must be a source, and every share must be above 0. If they were "
-            "measured, the corpus has no document with tokens."
-        )
+        raise ValueError(f"Got shares {dict(shares)} or no document with tokens; every share must be above 0.")
     shares = {name: share / sum(shares.values()) for name, share in sorted(shares.items())}
-    rows_wanted = _apportion(token_budget // sequence_length, shares)
+    total = token_budget // sequence_length
 
     with whole_folder(output_dir, 8 * token_budget, overwrite=False) as folder:
         scratch = folder / "tokens"
         scratch.mkdir()
         sources = {
-            name: _Source(name, scratch / str(i), rows_wanted[name] * sequence_length, seed)
-            for i, name in enumerate(shares)
+            name: _Source(name, scratch / str(i), count * sequence_length, seed)
+            for i, (name, count) in enumerate(_apportion(total, shares).items())
         }
-        skipped = _read(documents, sources, before, eos_token_id, long_from, keep_short)
+        skipped: Counter[str] = Counter()
+        unfilled = sum(source.missing for source in sources.values())
+        with tqdm(total=unfilled, unit=" tokens", unit_scale=True, desc="Up-sampling") as bar:
+            for name, ids, fault in _read(documents, eos_token_id):
+                if fault is not None:
+                    skipped[fault] += 1
+                    continue
+                if is_stream:
+                    lengths[name].append(len(ids))
+                if name in sources:
+                    bar.update(sources[name].offer(ids, long_from, keep_short))
+                if bar.n == unfilled:
+                    break
+        if empty := [name for name, source in sources.items() if source.missing and not source.tokens]:
+            raise ValueError(f"No document was kept of {empty}; the corpus has {sorted(lengths)}. Correct the shares.")
         there = {name: source.tokens // sequence_length for name, source in sources.items()}
-        num_rows, exhausted = _whole_mix(rows_wanted, there, shares)
-
-        report = UpsamplingReport(before, Lengths(), shares, token_budget, exhausted, skipped)
+        num_rows, exhausted = _whole_mix(total, there, shares)
+        before = {name: count_by_length(np.array(values)) for name, values in sorted(lengths.items())}
+        after = {}
         for name, source in sources.items():
-            lengths = np.array(source.lengths, np.int64)
-            inside = np.clip(num_rows[name] * sequence_length - (np.cumsum(lengths) - lengths), 0, lengths)
-            report.after.add(name, lengths[inside > 0], inside[inside > 0])
+            whole = np.array(source.lengths, np.int64)
+            inside = np.clip(num_rows[name] * sequence_length - (np.cumsum(whole) - whole), 0, whole)
+            after[name] = count_by_length(whole[inside > 0], inside[inside > 0])
+        report = UpsamplingReport(before, after, shares, token_budget, exhausted, dict(skipped))
         if exhausted is not None:
             logger.warning(
-                f"{exhausted!r} ran out: {sum(num_rows.values()):,} of {sum(rows_wanted.values()):,} rows are "
-                "written, in the requested mix. For more, give a larger corpus, a smaller share to this source, a "
-                "lower long_from or a higher keep_short."
+                f"{exhausted!r} ran out: {sum(num_rows.values()):,} of {total:,} rows are written. For more, give a "
+                "larger corpus, a smaller share to this source, or a higher keep_short."
             )
-        # Every source is spread evenly over the whole
-        order = sorted(((2 * i + 1) / (2 * count), name, i) for name, count in num_rows.items() for i in range(count))
-        # One chunk per row, each a view of its source's file: nothing is in memory before it is written
-        kept = {
-            name: np.memmap(sources[name].file, np.int32, "r", shape=(count, sequence_length))
-            for name, count in num_rows.items()
-            if count
-        }
-        offsets = pa.array([0, sequence_length], pa.int32())
-        chunks = [pa.ListArray.from_arrays(offsets, pa.array(kept[name][i])) for _, name, i in order]
-        columns = {"input_ids": pa.chunked_array(chunks), "source": [name for _, name, _ in order]}
-        table = pa.table(columns | {"row": np.arange(len(order))})
-        Dataset(InMemoryTable(table)).save_to_disk(str(folder))
-        (folder / "report.json").write_text(json.dumps(report.to_json(), indent=2) + "\n")
+        _save_rows(folder, {name: source.file for name, source in sources.items()}, num_rows, sequence_length)
+        (folder / "report.json").write_text(json.dumps({"buckets": BUCKETS, **vars(report)}, indent=2) + "\n")
         shutil.rmtree(scratch)
     return load_from_disk(str(output_dir)), report
+
+
+def _save_rows(folder: Path, files: dict[str, Path], num_rows: dict[str, int], length: int) -> None:
+    """Writes the first rows of each file; every source is spread evenly over the whole."""
+    order = sorted(((2 * i + 1) / (2 * count), name, i) for name, count in num_rows.items() for i in range(count))
+    # One chunk per row, each a view of its source's file: nothing is in memory before it is written
+    kept = {name: np.memmap(files[name], np.int32, "r") for name, count in num_rows.items() if count}
+    rows = [pa.array(kept[name][i * length : (i + 1) * length]) for _, name, i in order]
+    offsets = pa.array([0, length], pa.int32())
+    columns = {"input_ids": pa.chunked_array([pa.ListArray.from_arrays(offsets, row) for row in rows])}
+    columns |= {"source": [name for _, name, _ in order], "row": np.arange(len(order))}
+    Dataset(InMemoryTable(pa.table(columns))).save_to_disk(str(folder))
 
 
 def _apportion(total: int, shares: Mapping[str, float]) -> dict[str, int]:
@@ -248,54 +209,33 @@ def _apportion(total: int, shares: Mapping[str, float]) -> dict[str, int]:
     return dict(zip(shares, np.diff(edges).tolist(), strict=True))
 
 
-def _read(
-    documents: Dataset | IterableDataset,
-    sources: dict[str, _Source],
-    before: Lengths,
-    eos_token_id: int,
-    long_from: int,
-    keep_short: float,
-) -> dict[str, int]:
-    """Offers every document to its source until all have enough; returns how many had no tokens, by reason."""
-    skipped: Counter[str] = Counter()
-    is_stream = isinstance(documents, IterableDataset)
-    if not is_stream:  # Python numbers would take several times as long
+def _lengths_of(documents: Dataset) -> dict[str, np.ndarray]:
+    """Source -> the lengths of its documents that have tokens."""
+    columns = documents.with_format("arrow")[:]
+    lengths = pc.list_value_length(columns["input_ids"]).to_pandas()
+    groups = lengths[lengths > 0].groupby(columns["source"].to_pandas().astype(str))
+    return {name: group.to_numpy() for name, group in groups}
+
+
+def _read(documents: Dataset | IterableDataset, eos_token_id: int) -> Iterator[tuple[str, np.ndarray, str | None]]:
+    """Source and tokens of every document, and why it has none, or None."""
+    if isinstance(documents, Dataset):  # Python numbers would take several times as long
         documents = documents.with_format("numpy", ["input_ids"], output_all_columns=True)
-    total = sum(source.missing for source in sources.values())
-    with tqdm(total=total, unit=" tokens", unit_scale=True, desc="Up-sampling") as bar:
-        for document in documents:
-            ids, name = np.asarray(document["input_ids"], np.int32), str(document["source"])
-            if len(ids) == 0:
-                skipped[document.get("fault") or "empty"] += 1
-                continue
-            if ids[-1] != eos_token_id:
-                ids = np.append(ids, np.int32(eos_token_id))
-            if is_stream:
-                before.add(name, np.array([len(ids)]))
-            if name in sources:
-                bar.update(sources[name].offer(ids, long_from, keep_short))
-            if bar.n == total:
-                break
-    if empty := [name for name, source in sources.items() if source.missing and not source.tokens]:
-        raise ValueError(
-            f"No document was kept of {', '.join(map(repr, empty))}; the corpus has the sources "
-            f"{', '.join(map(repr, sorted(before))) or 'none'}. Remove it from shares, or correct its name."
-        )
-    return dict(skipped)
+    for document in documents:
+        ids = np.asarray(document["input_ids"], np.int32)
+        fault = None if len(ids) else document.get("fault") or "empty"
+        if fault is None and ids[-1] != eos_token_id:
+            ids = np.append(ids, np.int32(eos_token_id))
+        yield str(document["source"]), ids, fault
 
 
-def _whole_mix(
-    wanted: dict[str, int], there: dict[str, int], shares: Mapping[str, float]
-) -> tuple[dict[str, int], str | None]:
-    """The most rows in the mix of `shares` that the sources can give, and the source that limits them, if any."""
-    total, rows, exhausted = sum(wanted.values()), wanted, None
+def _whole_mix(total: int, there: dict[str, int], shares: Mapping[str, float]) -> tuple[dict[str, int], str | None]:
+    """At most `total` rows in the mix of `shares`, as many as there are, and the source that limits them, if any."""
+    rows, exhausted = _apportion(total, shares), None
     while lacking := [name for name in rows if rows[name] > there[name]]:
         exhausted = min(lacking, key=lambda name: there[name] / shares[name])
         total = min(total - 1, int((there[exhausted] + 1) / shares[exhausted]))
         rows = _apportion(total, shares)
-    if exhausted is not None and not any(rows.values()):
-        raise ValueError(
-            f"{exhausted!r} has {there[exhausted]} rows to give, so that none can be made in the requested mix: give "
-            "a larger corpus, shorter rows, or remove this source from shares."
-        )
+    if not any(rows.values()):
+        raise ValueError(f"{exhausted!r} has too few tokens for any row: give a larger corpus or shorter rows.")
     return rows, exhausted

@@ -1,8 +1,6 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Which checkpoints of a run are whole.
-
-A list of its files and their sizes is written to a checkpoint after everything else. A folder without the list was
-interrupted while it was written; one that differs from its list was damaged later.
+"""Which checkpoints of a run are whole: a list of files and sizes is written to a checkpoint after everything else. A
+folder without the list was interrupted while it was written; one that differs from it was damaged later.
 """
 
 import json
@@ -34,13 +32,9 @@ def fault(checkpoint: Path) -> str | None:
         return f"it has no {FILES}: it was interrupted while it was saved"
     except (json.JSONDecodeError, UnicodeDecodeError):
         return f"its {FILES} is damaged"
-    for name, size in sizes.items():
-        path = checkpoint / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != size:
-            return f"{name} has {path.stat().st_size:,} bytes instead of {size:,}"
-    return None
+    there = {name: (checkpoint / name).stat().st_size for name in sizes if (checkpoint / name).is_file()}
+    changed = [name for name, size in sizes.items() if there.get(name) != size]
+    return f"it has lost or changed {', '.join(changed)}" if changed else None
 
 
 def last_whole_checkpoint(output_dir: Path) -> tuple[Path | None, dict[Path, str]]:

@@ -18,7 +18,7 @@ from transformers import Trainer
 from diff_transformer import DiffTransformerForCausalLM, cl100k_tokenizer, text_data
 from diff_transformer.training import data
 from diff_transformer.training.corpus import CorpusArguments
-from diff_transformer.training.data import CausalCollator, ReportPasses, load_rows, pack, tokenize
+from diff_transformer.training.data import CausalCollator, ReportPasses, load_rows, pack
 
 LENGTH = 16
 TEXTS = [" ".join(str(i * j) for j in range(1, 2 + i % 7)) for i in range(60)]
@@ -64,58 +64,59 @@ def write_lines(file: Path, rows) -> Path:
     return file
 
 
+@pytest.fixture
+def corpus(tmp_path) -> Path:
+    """TEXTS in three files of 20."""
+    for i in range(3):
+        write_lines(tmp_path / f"corpus/{i}.jsonl", [{"text": text} for text in TEXTS[20 * i : 20 * (i + 1)]])
+    return tmp_path / "corpus"
+
+
 def arguments(dataset, **kwargs) -> CorpusArguments:
     return CorpusArguments(dataset=str(dataset), **{"sequence_length": LENGTH, **kwargs})
 
 
-# --------------------------------------------------------------------------------------------------------- documents
+KINDS = ["jsonl", "jsonl.gz", "json", "parquet", "csv", "txt", "saved", "saved splits", "hub"]
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize(
-    "kind", ["jsonl", "jsonl.gz", "json", "parquet", "csv", "txt", "saved", "saved splits", "hub"]
-)
-def test_load_documents_reads_every_kind_of_file(tmp_path, kind, streaming):
-    rows = [{"body": text, "meta": {"name": f"s{i % 2}"}, "more": i} for i, text in enumerate(TEXTS[:6])]
-    folder, options = tmp_path / "corpus", {"text_column": "body", "source_column": "meta.name"}
-    folder.mkdir()
-    halves = {"a": rows[:3], "b": rows[3:]}
-    for name, half in halves.items() if kind in ("jsonl", "json", "jsonl.gz", "parquet") else ():
-        file = folder / f"{name}.{kind}"
-        if kind == "parquet":
-            Dataset.from_list(half).to_parquet(file)
-            continue
-        write_lines(file, half)
-        if kind == "jsonl.gz":
-            file.write_bytes(gzip.compress(file.read_bytes()))
-    if kind == "csv":
-        options["source_column"] = "more"
-        Dataset.from_list(rows).remove_columns("meta").to_csv(folder / "a.csv")
-    elif kind == "txt":
+@pytest.mark.parametrize("kind", KINDS)
+def test_load_documents_reads_nested_columns_of_every_kind_of_file(tmp_path, kind, streaming):
+    sources = [f"s{i % 2}" for i in range(6)]
+    texts = [{"body": {"text": text}} for text in TEXTS[:6]]
+    rows = [{"doc": x, "text": "not this", "meta": {"name": y}} for x, y in zip(texts, sources, strict=True)]
+    folder, options = tmp_path / "corpus", {"text_column": "doc.body.text", "source_column": "meta.name"}
+    (folder / ".hidden").mkdir(parents=True)
+    (folder / ".hidden" / "state.csv").write_text("not the corpus")
+    table = Dataset.from_list(rows)
+    if kind == "txt":
         options = {}
-        for i, row in enumerate(rows):
-            (folder / f"{i}.txt").write_text(row["body"])
+        for i, text in enumerate(TEXTS[:6]):
+            (folder / f"{i}.txt").write_text(text)
+    elif kind == "csv":
+        table.flatten().flatten().to_csv(folder / "a.csv")
+    elif kind == "parquet":
+        for i in range(2):
+            table.shard(2, i, contiguous=True).to_parquet(folder / f"{i}.parquet")
     elif kind == "saved":
-        Dataset.from_list(rows).save_to_disk(folder)
+        table.save_to_disk(folder)
     elif kind == "saved splits":
         options["dataset_split"] = "big"
-        DatasetDict({"small": Dataset.from_list(rows[:1]), "big": Dataset.from_list(rows)}).save_to_disk(folder)
+        DatasetDict({"small": table.select([0]), "big": table}).save_to_disk(folder)
     elif kind == "hub":  # a copy of a repository, opened as one
         options |= {"dataset_config": "default", "dataset_split": "test"}
         write_lines(folder / "test.jsonl", rows)
-    (folder / ".hidden").mkdir()
-    (folder / ".hidden" / "state.csv").write_text("not the corpus")
+    else:
+        for name, half in (("a", rows[:3]), ("b", rows[3:])):
+            file = write_lines(folder / f"{name}.{kind}", half)
+            if kind == "jsonl.gz":
+                file.write_bytes(gzip.compress(file.read_bytes()))
 
     documents = arguments(folder, streaming=streaming, **options).load_documents()
     assert isinstance(documents, IterableDataset) == streaming
-    found = list(documents)
-    assert [row["text"] for row in found] == TEXTS[:6]
-    if kind == "txt":
-        assert "source" not in found[0]
-    else:
-        sources = [str(i) if kind == "csv" else f"s{i % 2}" for i in range(6)]
-        assert [str(row["source"]) for row in found] == sources
-        assert set(found[0]) - {"fault"} == {"text", "source"}, "other columns were read as well"
+    found = [{name: value for name, value in row.items() if name != "fault"} for row in documents]
+    expected = [{"text": text, "source": source} for text, source in zip(TEXTS, sources, strict=False)]
+    assert found == ([{"text": text} for text in TEXTS[:6]] if kind == "txt" else expected)
 
 
 def test_load_documents_rejects(tmp_path, monkeypatch):
@@ -148,23 +149,12 @@ def test_load_documents_rejects(tmp_path, monkeypatch):
                 arguments(file, streaming=streaming, **options).load_documents()
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_load_documents_reads_nested_columns(tmp_path, streaming):
-    rows = [{"doc": {"body": {"text": "a"}, "source": "s"}, "text": "not this one"}]
-    Dataset.from_list(rows).to_parquet(tmp_path / "a.parquet")
-    options = {"text_column": "doc.body.text", "source_column": "doc.source", "streaming": streaming}
-    assert list(arguments(tmp_path, **options).load_documents()) == [{"text": "a", "source": "s"}]
-
-
 def test_replaced_file_is_read_again(tmp_path, tokenizer):
     file = write_lines(tmp_path / "a.jsonl", [{"text": "first"}])
     assert arguments(file).load_documents()[:]["text"] == ["first"]
     write_lines(file, [{"text": "other"}])
     os.utime(file, ns=(0, 0))  # also within the clock's resolution
     assert arguments(file).load_documents()[:]["text"] == ["other"]
-
-
-# -------------------------------------------------------------------------------------------------------------- rows
 
 
 @pytest.mark.parametrize("num_proc, at_once", [(None, 256), (2, 7), (None, 1)])
@@ -193,45 +183,36 @@ def test_pack_reads_its_own_cache_the_second_time(tokenizer, monkeypatch):
     assert files() == before
     monkeypatch.undo()
     first = listed(rows)
-    for other in (
-        pack(documents, tokenizer, LENGTH + 1),
-        pack(documents, cl100k_tokenizer(vocab_size=300), LENGTH),
-        pack(documents, tokenizer, LENGTH, max_document_characters=10),
-        pack(Dataset.from_dict({"text": TEXTS[1:]}), tokenizer, LENGTH),
-    ):
-        assert listed(other) != first, "another cache was taken"
+    for more in ((tokenizer, LENGTH + 1), (cl100k_tokenizer(vocab_size=300), LENGTH)):
+        assert listed(pack(documents, *more)) != first, "another cache was taken"
+    assert listed(pack(documents, tokenizer, LENGTH, max_document_characters=10)) != first
+    assert listed(pack(Dataset.from_dict({"text": TEXTS[1:]}), tokenizer, LENGTH)) != first
 
 
-def test_tokenize_reads_special_tokens_as_characters(tokenizer):
+def test_tokenize_reads_special_tokens_as_characters_and_ends_with_one(tokenizer):
     rows = pack(Dataset.from_dict({"text": ["a<|endoftext|>b"]}), tokenizer, 64)
     ids = rows[0]["input_ids"]
     assert ids.count(tokenizer.eos_token_id) == 1 and ids[-1] == tokenizer.eos_token_id
     assert tokenizer.decode(ids[:-1]) == "a<|endoftext|>b"
+    endless = cl100k_tokenizer(vocab_size=512)
+    endless.eos_token = None
+    with pytest.raises(ValueError, match="no end-of-text token"):
+        pack(Dataset.from_dict({"text": TEXTS}), endless, LENGTH)
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-def test_pack_of_a_stream_is_one_line_a_shard(tokenizer, shards):
-    documents = Dataset.from_dict({"text": TEXTS}).to_iterable_dataset(shards)
-    rows = pack(documents, tokenizer, LENGTH)
-    size = len(TEXTS) // shards
-    expected = [row for i in range(shards) for row in cut(line_of(TEXTS[i * size : (i + 1) * size], tokenizer))]
+def test_pack_of_a_stream_is_one_line_a_shard_whatever_the_workers(tokenizer):
+    rows = pack(Dataset.from_dict({"text": TEXTS}).to_iterable_dataset(3), tokenizer, LENGTH)
+    expected = [row for i in range(3) for row in cut(line_of(TEXTS[i * 20 : (i + 1) * 20], tokenizer))]
     assert listed(rows) == expected
     assert listed(rows) == expected, "the second pass differs"
-
-
-@pytest.mark.parametrize("num_workers", [1, 2, 5])
-def test_dataloader_workers_divide_the_shards(tokenizer, num_workers):
-    rows = pack(Dataset.from_dict({"text": TEXTS}).to_iterable_dataset(3), tokenizer, LENGTH)
-    expected = sorted(listed(rows))
-    loader = DataLoader(rows, batch_size=None, num_workers=num_workers)
-    assert sorted(listed(loader)) == expected, "rows were lost or repeated between workers"
+    for num_workers in (1, 2, 5):
+        loader = DataLoader(rows, batch_size=None, num_workers=num_workers)
+        assert sorted(listed(loader)) == sorted(expected), "rows were lost or repeated between workers"
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_validation_rows_are_held_out_and_the_same_every_time(tmp_path, tokenizer, streaming):
-    for i in range(3):
-        write_lines(tmp_path / f"corpus/{i}.jsonl", [{"text": text} for text in TEXTS[20 * i : 20 * (i + 1)]])
-    args = arguments(tmp_path / "corpus", streaming=streaming, validation_rows=4, shuffle_buffer=8)
+def test_validation_rows_are_held_out_and_the_same_every_time(corpus, tokenizer, streaming):
+    args = arguments(corpus, streaming=streaming, validation_rows=4, shuffle_buffer=8)
     train, validation = load_rows(args, tokenizer)
     whole = listed(pack(args.load_documents(), tokenizer, LENGTH))
     assert len(validation) == 4 and isinstance(validation, Dataset)
@@ -243,25 +224,26 @@ def test_validation_rows_are_held_out_and_the_same_every_time(tmp_path, tokenize
         assert listed(train) != listed(load_rows(args, tokenizer, seed=1)[0]), "the seed does not shuffle"
     else:
         assert np.ptp(np.diff(validation["row"][:])) <= 1, "not spread evenly"
-    with pytest.raises(ValueError, match="Got validation_rows=1000"):
-        load_rows(arguments(tmp_path / "corpus", streaming=streaming, validation_rows=1000), tokenizer)
+    with pytest.raises(ValueError, match="validation_rows=1000"):
+        load_rows(arguments(corpus, streaming=streaming, validation_rows=1000), tokenizer)
 
 
-def test_packed_rows_are_taken_as_they_are(tmp_path, tokenizer):
+def test_load_rows_takes_packed_rows_and_their_labels_as_they_are(tmp_path, tokenizer):
     rows = pack(Dataset.from_dict({"text": TEXTS}), tokenizer, LENGTH)
     rows.select(range(20)).remove_columns("row").save_to_disk(tmp_path / "rows")
     train, validation = load_rows(arguments(tmp_path / "rows", validation_rows=2), tokenizer)
     assert validation["row"][:] == [5, 15] and listed(validation) == [listed(rows)[5], listed(rows)[15]]
     assert len(train) == 18
-    with pytest.raises(ValueError, match="20 packed rows of 16 tokens .* sequence_length is 32"):
-        load_rows(arguments(tmp_path / "rows", sequence_length=32), tokenizer)
-    with pytest.raises(ValueError, match="tokenizer has 308 tokens"):
-        load_rows(arguments(tmp_path / "rows"), cl100k_tokenizer(vocab_size=300))
-    with pytest.raises(ValueError, match="--streaming false"):
-        load_rows(arguments(tmp_path / "rows", streaming=True), tokenizer)
+    for changes, vocab_size, message in (
+        ({"sequence_length": 32}, 512, "packed rows of 16 tokens .* sequence_length is 32"),
+        ({}, 300, "tokenizer has 308 tokens"),
+        ({"streaming": True}, 512, "--streaming false"),
+        ({"validation_rows": 20}, 512, "validation_rows=20 of 20 rows"),
+        ({"validation_rows": -1}, 512, "validation_rows=-1 of"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_rows(arguments(tmp_path / "rows", **changes), cl100k_tokenizer(vocab_size=vocab_size))
 
-
-def test_packed_rows_keep_labels_of_their_own(tmp_path, tokenizer):
     rows = [{"input_ids": [i] * LENGTH, "labels": [-100] * (LENGTH - 1) + [i]} for i in range(1, 7)]
     Dataset.from_list(rows).to_parquet(tmp_path / "rows.parquet")
     train, validation = load_rows(arguments(tmp_path / "rows.parquet", validation_rows=2), tokenizer)
@@ -269,27 +251,6 @@ def test_packed_rows_keep_labels_of_their_own(tmp_path, tokenizer):
         batch = CausalCollator(0)(list(part))
         assert batch["input_ids"].tolist() == [[i] * LENGTH for i in ids]
         assert batch["labels"].tolist() == [[-100] * (LENGTH - 1) + [i] for i in ids]
-
-
-def test_tokenize_keeps_the_source_also_in_a_stream(tokenizer):
-    documents = Dataset.from_dict({"text": ["a b", "", "c"], "source": ["x", "y", "z"]})
-    expected = [(line_of(["a b"], tokenizer), "x", None), ([], "y", "empty"), (line_of(["c"], tokenizer), "z", None)]
-    for rows in (tokenize(documents, tokenizer), tokenize(documents.to_iterable_dataset(), tokenizer)):
-        assert [(row["input_ids"], row["source"], row["fault"]) for row in rows] == expected
-
-
-def test_pack_rejects(tokenizer):
-    documents = Dataset.from_dict({"text": TEXTS})
-    with pytest.raises(ValueError, match="Got sequence_length=0"):
-        pack(documents, tokenizer, 0)
-    endless = cl100k_tokenizer(vocab_size=512)
-    endless.eos_token = None
-    for kind in (documents, documents.to_iterable_dataset()):
-        with pytest.raises(ValueError, match="no end-of-text token"):
-            pack(kind, endless, LENGTH)
-
-
-# ---------------------------------------------------------------------------------------------------------- bad rows
 
 
 @pytest.mark.parametrize("shards", [0, 1, 3], ids=["map", "stream", "three shards"])
@@ -306,7 +267,7 @@ def test_unusable_documents_are_skipped_and_counted(tokenizer, warnings, shards)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_broken_lines_affect_no_others(tmp_path, tokenizer, warnings, streaming):
+def test_broken_lines_and_text_files_affect_no_others(tmp_path, tokenizer, warnings, streaming):
     """Half a surrogate pair, half a line, a number, a list, bytes that are not UTF-8."""
     broken = ['{"text": "\\ud83d"}', '{"text": "cut of', '{"text": 5}', "[1]", ""]
     file = write_lines(tmp_path / "a.jsonl", [{"text": TEXTS[1]}, *broken, {"text": TEXTS[2]}])
@@ -316,21 +277,20 @@ def test_broken_lines_affect_no_others(tmp_path, tokenizer, warnings, streaming)
     (warning,) = warnings
     assert warning.endswith("2 documents used, 5 skipped (1 invalid Unicode, 1 no text, 3 unreadable).")
 
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/a.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "texts/b.txt").write_bytes("\ufeffcafé".encode())
+    train, _ = load_rows(arguments(tmp_path / "texts", streaming=streaming), tokenizer)
+    assert [row for row in listed(train) if row] == [line_of(["café"], tokenizer)]
+    assert warnings[-1].endswith("1 skipped (1 invalid Unicode).")
 
-def test_text_file_that_is_not_utf8_is_skipped(tmp_path, tokenizer, warnings):
-    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
-    (tmp_path / "b.txt").write_bytes("\ufeffcafé".encode())
-    train, _ = load_rows(arguments(tmp_path), tokenizer)
-    assert listed(train) == [line_of(["café"], tokenizer)]
-    assert warnings == ["In the corpus: 1 documents used, 1 skipped (1 invalid Unicode)."]
 
-
-def surrogates():
-    yield from ({"text": text} for text in [TEXTS[1], "x\udc00", TEXTS[2], 7, TEXTS[3]])
+def stream_of(texts) -> IterableDataset:
+    return IterableDataset.from_generator(lambda: ({"text": text} for text in texts))
 
 
 def test_stream_may_hold_what_arrow_cannot(tokenizer, warnings):
-    rows = pack(IterableDataset.from_generator(surrogates), tokenizer, LENGTH)
+    rows = pack(stream_of([TEXTS[1], "x\udc00", TEXTS[2], 7, TEXTS[3]]), tokenizer, LENGTH)
     assert listed(rows) == cut(line_of(TEXTS[1:4], tokenizer))
     assert "3 documents used, 2 skipped (1 invalid Unicode, 1 no text)" in warnings[0]
 
@@ -349,75 +309,40 @@ def test_broken_file_of_a_stream_is_an_error_with_its_shard(tmp_path, tokenizer,
     assert errors == ["The error is in shard 1 of 2 of the corpus."]
 
 
-@pytest.mark.parametrize(
-    "streaming, message",
-    [(False, r"None of the first 9 documents .*\(9 no text\).* text_column"), (True, "has no row to train on")],
-)
-def test_corpus_without_a_usable_document_is_an_error(tmp_path, tokenizer, streaming, message):
+@pytest.mark.parametrize("streaming", [False, True])
+def test_load_rows_rejects_a_corpus_without_a_usable_document(tmp_path, tokenizer, monkeypatch, streaming):
     for i in range(3):
         write_lines(tmp_path / f"corpus/{i}.jsonl", [{"text": 5}] * 3)
+    message = (
+        "first of its 3 shards, and a row"
+        if streaming
+        else r"0 documents used, 9 skipped \(9 no text\).* another text_column"
+    )
     with pytest.raises(ValueError, match=message):
         load_rows(arguments(tmp_path / "corpus", streaming=streaming), tokenizer)
+    if streaming:  # and at once for one that may not end
+        monkeypatch.setattr(data, "_HOPELESS", 512)
+        with pytest.raises(ValueError, match="In shard 0 of 1 of the corpus: 0 documents used, 512 skipped"):
+            list(pack(stream_of([""] * 5000), tokenizer, LENGTH))
+        assert listed(pack(stream_of([TEXTS[1], *[""] * 5000]), tokenizer, LENGTH)) == [line_of(TEXTS[1:2], tokenizer)]
 
 
-def test_endless_stream_without_a_usable_document_is_an_error(tokenizer, monkeypatch):
-    monkeypatch.setattr(data, "_HOPELESS", 500)
-    with pytest.raises(ValueError, match="None of the first 512 documents"):
-        list(pack(IterableDataset.from_generator(endless), tokenizer, LENGTH))
-
-
-def endless():
-    yield from ({"text": ""} for _ in range(5000))
-
-
-# --------------------------------------------------------------------------------------------------------- the batch
-
-
-def test_collator_pads_short_rows_on_the_right():
-    collator = CausalCollator(pad_token_id=7)
-    batch = collator([{"input_ids": [1, 2, 3], "row": 4}, {"input_ids": np.array([5], np.int32), "row": 9}])
-    assert batch["input_ids"].tolist() == [[1, 2, 3], [5, 7, 7]]
-    assert batch["labels"].tolist() == [[1, 2, 3], [5, -100, -100]]
-    assert batch["row"].tolist() == [4, 9]
-    assert {value.dtype for value in batch.values()} == {torch.int64}
-    assert set(collator([{"input_ids": [1]}])) == {"input_ids", "labels"}
-    assert CausalCollator(7, pad_to_multiple_of=4)([{"input_ids": [1] * 5}])["input_ids"].shape == (1, 8)
-
-
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_collator_takes_labels_of_the_rows(sequence_parallel):
-    collator = CausalCollator(pad_token_id=7, sequence_parallel=sequence_parallel)
+def test_collator_pads_on_the_right_and_takes_labels_of_the_rows():
     rows = [
         {"input_ids": [1, 2, 3], "labels": [-100, -100, 3], "row": 4},
         {"input_ids": [5, 6], "labels": np.array([-100, 6], np.int32), "row": 9},
-        {"input_ids": [8], "row": 11},
+        {"input_ids": np.array([8], np.int32), "row": 11},
     ]
-    batch = collator(rows)
+    batch = CausalCollator(pad_token_id=7)(rows)
     assert batch["input_ids"].tolist() == [[1, 2, 3], [5, 6, 7], [8, 7, 7]]
     assert batch["labels"].tolist() == [[-100, -100, 3], [-100, 6, -100], [8, -100, -100]]
-    assert {value.dtype for value in batch.values()} == {torch.int64}
-    assert ("position_ids" in batch, "row" in batch) == (sequence_parallel, not sequence_parallel)
-    for labels in ([3], [1, 2], [1, 2, 3, 4], []):  # one label would be spread over all tokens
+    assert batch["row"].tolist() == [4, 9, 11] and {value.dtype for value in batch.values()} == {torch.int64}
+    assert set(CausalCollator(7)([{"input_ids": [1]}])) == {"input_ids", "labels"}
+    batch = CausalCollator(7, pad_to_multiple_of=4, sequence_parallel=True)([{"input_ids": [1] * 5, "row": 4}])
+    assert batch["position_ids"].tolist() == [list(range(8))] and "row" not in batch
+    for labels in ([3], [1, 2, 3, 4]):  # one label would be spread over all tokens
         with pytest.raises(ValueError, match=f"Row 4 has 3 input_ids and {len(labels)} labels"):
-            collator([{"input_ids": [1, 2, 3], "labels": labels, "row": 4}])
-
-
-def test_padding_needs_no_attention_mask(tiny_config):
-    """The loss and gradients of a padded row are those of the row alone; in float64, where rounding hides nothing."""
-    model = DiffTransformerForCausalLM(tiny_config()).double()
-    row = {"input_ids": torch.randint(0, 199, (11,)).tolist()}
-
-    def run(collator):
-        model.zero_grad()
-        loss = model(**collator([row])).loss
-        loss.backward()
-        return [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
-
-    for padded, alone in zip(run(CausalCollator(3, pad_to_multiple_of=16)), run(CausalCollator(3)), strict=True):
-        torch.testing.assert_close(padded, alone, rtol=1e-9, atol=1e-12)
-
-
-# ---------------------------------------------------------------------------------------------------------- resuming
+            CausalCollator(7)([{"input_ids": [1, 2, 3], "labels": labels, "row": 4}])
 
 
 class Recorder(Trainer):
@@ -439,23 +364,14 @@ def make_trainer(tiny_config, training_arguments):
         sizes = {"vocab_size": 520, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
         defaults = {"max_steps": 6, "per_device_train_batch_size": 4, "data_seed": 3, "remove_unused_columns": True}
         defaults |= {"save_strategy": "steps", "save_steps": 4, "logging_steps": 500}
-        return Recorder(
-            model=DiffTransformerForCausalLM(tiny_config(**sizes)),
-            args=training_arguments(**{**defaults, **kwargs}),
-            train_dataset=rows,
-            data_collator=CausalCollator(0, pad_to_multiple_of=LENGTH),
-        )
+        model, args = DiffTransformerForCausalLM(tiny_config(**sizes)), training_arguments(**{**defaults, **kwargs})
+        return Recorder(model, args, CausalCollator(0, pad_to_multiple_of=LENGTH), rows)
 
     return make
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [{"dataloader_num_workers": 2}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}],
-    ids=["workers", "batch"],
-)
 @pytest.mark.slow
-def test_resumed_trainer_takes_the_same_rows(tmp_path, tokenizer, make_trainer, changed):
+def test_resumed_trainer_takes_the_same_rows(tmp_path, tokenizer, make_trainer):
     """In the middle of the second epoch, of two and a half steps each."""
     rows = pack(Dataset.from_dict({"text": TEXTS}), tokenizer, LENGTH).select(range(10))
     whole = make_trainer(rows)
@@ -463,18 +379,17 @@ def test_resumed_trainer_takes_the_same_rows(tmp_path, tokenizer, make_trainer, 
     seen = [row for step in whole.steps.values() for row in step]
     assert sorted(seen[:10]) == sorted(seen[10:]) == sorted(listed(rows)), "an epoch is not every row once"
     assert seen[:10] != seen[10:], "the epochs have the same order"
-    resumed = make_trainer(rows, **changed)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-4"))
-    assert resumed.steps == {step: whole.steps[step] for step in (4, 5)}
+    smaller = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    for changed in ({"dataloader_num_workers": 2}, smaller):
+        resumed = make_trainer(rows, output_dir=str(tmp_path / f"resumed {len(changed)}"), **changed)
+        resumed.train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-4"))
+        assert resumed.steps == {step: whole.steps[step] for step in (4, 5)}, changed
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.slow
-def test_resumed_trainer_takes_the_same_stream(tmp_path, tokenizer, make_trainer, workers):
-    for i in range(3):
-        write_lines(tmp_path / f"corpus/{i}.jsonl", [{"text": text} for text in TEXTS[20 * i : 20 * i + 20]])
-    args = arguments(tmp_path / "corpus", streaming=True, shuffle_buffer=5, validation_rows=3)
-
+def test_resumed_trainer_takes_the_same_stream(tmp_path, corpus, tokenizer, make_trainer, workers):
+    args = arguments(corpus, streaming=True, shuffle_buffer=5, validation_rows=3)
     whole, resumed = (
         make_trainer(load_rows(args, tokenizer, seed=1)[0], dataloader_num_workers=workers) for _ in range(2)
     )
@@ -485,17 +400,14 @@ def test_resumed_trainer_takes_the_same_stream(tmp_path, tokenizer, make_trainer
 
 
 @pytest.mark.slow
-def test_stream_reports_further_passes(tmp_path, tokenizer, make_trainer, warnings):
-    for i in range(3):
-        write_lines(tmp_path / f"corpus/{i}.jsonl", [{"text": text} for text in TEXTS[20 * i : 20 * i + 20]])
-    args = arguments(tmp_path / "corpus", streaming=True, shuffle_buffer=5)
+def test_stream_reports_further_passes(tmp_path, corpus, tokenizer, make_trainer, warnings):
+    args = arguments(corpus, streaming=True, shuffle_buffer=5)
     num_rows = len(list(load_rows(args, tokenizer)[0]))
 
     def train(steps: int, resume: str | None = None) -> dict[int, list[list[int]]]:
         warnings.clear()
         rows = load_rows(args, tokenizer, seed=1)[0]
-        options = {"per_device_train_batch_size": 8, "save_steps": 10}
-        trainer = make_trainer(rows, max_steps=steps, **options)
+        trainer = make_trainer(rows, max_steps=steps, per_device_train_batch_size=8, save_steps=10)
         trainer.add_callback(ReportPasses("the corpus"))
         trainer.train(resume_from_checkpoint=resume)
         return trainer.steps

@@ -1,35 +1,24 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Rows of the mathematical datasets: which text is trained on, which rows are left out."""
 
-import copy
-
 import pytest
 from datasets import Dataset
 
 from diff_transformer import cl100k_tokenizer
 from diff_transformer.training.math_data import question_and_answer, reasoning_trace, tokenize_messages
 
-REASONING = "Okay, so I need to compute 1/3 + 1/6. Let me think. The common denominator is 6. Wait, check: yes."
-SOLUTION = "The sum is $\\frac{2}{6} + \\frac{1}{6} = \\boxed{\\frac{1}{2}}$."
-# A row of open-r1/OpenThoughts-114k-math: all its columns, in its types
+ANSWER = "<|begin_of_thought|>\n\nOkay, so 1/3 + 1/6.\n\n<|end_of_thought|>\n\n"
+ANSWER += "<|begin_of_solution|>\n\nThe sum is $\\boxed{\\frac12}$.\n\n<|end_of_solution|>"
+# A row of open-r1/OpenThoughts-114k-math
 TRACE = {
-    "source": "olympiads",
     "problem": "Compute $\\frac13 + \\frac16$.",
     "solution": "1/2, since 2/6 + 1/6 = 3/6.",
-    "messages": [
-        {"role": "user", "content": "Compute $\\frac13 + \\frac16$."},
-        {"role": "assistant", "content": "1/2, since 2/6 + 1/6 = 3/6."},
-    ],
+    "messages": [{"role": "user", "content": "1/3 + 1/6?"}, {"role": "assistant", "content": "1/2, since 3/6."}],
     "system": "Your role as an assistant involves thoroughly exploring questions.",
     "conversations": [
         {"from": "user", "value": "Return your final response within \\boxed{}. Compute $\\frac13 + \\frac16$."},
-        {
-            "from": "assistant",
-            "value": f"<|begin_of_thought|>\n\n{REASONING}\n\n<|end_of_thought|>\n\n"
-            f"<|begin_of_solution|>\n\n{SOLUTION}\n\n<|end_of_solution|>",
-        },
+        {"from": "assistant", "value": ANSWER},
     ],
-    "generated_token_count": 61,
     "correct": True,
 }
 
@@ -40,7 +29,7 @@ def tokenizer():
 
 
 def changed(**columns) -> dict:
-    return {**copy.deepcopy(TRACE), **columns}
+    return {**TRACE, **columns}
 
 
 def learnt(row: dict, tokenizer) -> str:
@@ -50,38 +39,36 @@ def learnt(row: dict, tokenizer) -> str:
 def test_stage_2_learns_conversations_and_not_the_short_solution(tokenizer):
     rows, left_out = tokenize_messages(Dataset.from_list([TRACE]), reasoning_trace, tokenizer, 16384)
     assert left_out == {} and rows.column_names == ["input_ids", "completion_mask"]
-    answer = TRACE["conversations"][1]["value"]
-    assert learnt(rows[0], tokenizer) == f"{answer}<|im_end|>\n"
+    assert learnt(rows[0], tokenizer) == f"{ANSWER}<|im_end|>\n"
     question = TRACE["conversations"][0]["value"]
     assert tokenizer.decode(rows[0]["input_ids"]) == (
         f"<|im_start|>system\n{TRACE['system']}<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n"
-        f"<|im_start|>assistant\n{answer}<|im_end|>\n"
+        f"<|im_start|>assistant\n{ANSWER}<|im_end|>\n"
     )
 
 
 def test_traces_that_cannot_be_learnt_are_left_out_with_a_reason(tokenizer):
     question, answer = TRACE["conversations"]
-    cut_off = {"from": "assistant", "value": answer["value"].partition(SOLUTION)[0]}
+    cut_off = {"from": "assistant", "value": ANSWER.partition("The sum")[0]}
+    swapped = {"from": "assistant", "value": ANSWER.replace("_thought", "_x").replace("solution", "thought")}
+    swapped["value"] = swapped["value"].replace("_x", "_solution")
     for conversations, reason in [
         ([], "empty"),
         ([question], "do not end with an answer"),
         ([{"from": "narrator", "value": "x"}], "unknown speaker"),
         ([question, {"from": "assistant", "value": "1/2"}], "solution marks"),
         ([question, cut_off], "solution marks"),
+        ([question, swapped], "solution marks"),
         ([{"from": "user", "value": " "}, answer], "a turn that is empty"),
     ]:
         assert reason in reasoning_trace(changed(conversations=conversations)), reason
+    for correct in (False, None):
+        assert isinstance(reasoning_trace(changed(correct=correct)), list)
+        assert "not verified" in reasoning_trace(changed(correct=correct), only_correct=True)
+    assert isinstance(reasoning_trace(TRACE, only_correct=True), list)
     row = changed(conversations=[])
     rows, left_out = tokenize_messages(Dataset.from_list([TRACE, row, row]), reasoning_trace, tokenizer, 16384)
     assert len(rows) == 1 and list(left_out.values()) == [2]
-
-
-@pytest.mark.parametrize("correct", [False, None])
-def test_unverified_answers_are_learnt_unless_only_correct(correct):
-    row = changed(correct=correct)
-    assert isinstance(reasoning_trace(row), list)
-    assert "not verified" in reasoning_trace(row, only_correct=True)
-    assert isinstance(reasoning_trace(TRACE, only_correct=True), list)
 
 
 def test_over_long_rows_are_left_out_whole(tokenizer):
@@ -107,5 +94,5 @@ def test_stage_1_takes_its_columns_by_name(tokenizer):
 def test_a_template_that_rewrites_the_prompt_is_rejected():
     tokenizer = cl100k_tokenizer(vocab_size=512)
     tokenizer.chat_template = "{{ messages | length }}" + tokenizer.chat_template
-    with pytest.raises(ValueError, match="template that only appends"):
+    with pytest.raises(ValueError, match="chat template changes the prompt"):
         tokenize_messages(Dataset.from_list([TRACE]), reasoning_trace, tokenizer, 16384)

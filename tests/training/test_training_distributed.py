@@ -44,16 +44,9 @@ ULYSSES_BATCH_SIZE = 2
 LENGTH = 32
 SIZES = {"vocab_size": 200, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "eos_token_id": None}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.2}
-MODELS = {
-    "v1": DiffTransformerConfig(**SIZES),
-    "v2": DiffTransformerV2Config(
-        **{**SIZES, "num_attention_heads": 8, "use_qk_norm": True, "tie_word_embeddings": True}
-    ),
-}
+V2 = {**SIZES, "num_attention_heads": 8, "use_qk_norm": True, "tie_word_embeddings": True}
+MODELS = {"v1": DiffTransformerConfig(**SIZES), "v2": DiffTransformerV2Config(**V2)}
 STAGE = ["--smoke", "--max_steps", "6", "--save_steps", "6", "--eval_strategy", "steps", "--eval_steps", "3"]
-
-
-# ------------------------------------------------------------------------------------------ in one process or in two
 
 
 def train(folder: Path, model_name: str, output: str, check=None, count_tokens: bool = True, **kwargs) -> dict:
@@ -94,9 +87,6 @@ def train_and_resume(folder: Path, **kwargs) -> None:
 def write(folder: Path, output: str, logged: dict) -> None:
     if dist.get_rank() == 0:
         (folder / f"{output}.json").write_text(json.dumps(logged))
-
-
-# -------------------------------------------------------------------------------------------------- the two processes
 
 
 def ddp(folder: Path) -> None:
@@ -210,9 +200,6 @@ if __name__ == "__main__":
     globals()[scenario](folder)
     dist.barrier()
     dist.destroy_process_group()
-
-
-# ----------------------------------------------------------------------------------------------------- the one process
 
 
 needs_deepspeed = pytest.mark.skipif(

@@ -37,26 +37,20 @@ def test_whole_sequences_go_to_flash_diff(tiny_config, attn_implementation):
     assert model.config._attn_implementation == "flash_diff"
 
 
-def test_other_models_are_left_alone_or_rejected(tiny_config):
-    enable_ulysses(SimpleNamespace(config=LlamaConfig()))
-    dynamic = tiny_config(rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0})
-    with pytest.raises(ValueError, match="rope_type='dynamic'"):
-        enable_ulysses(SimpleNamespace(config=dynamic))
-    assert ALL_ATTENTION_FUNCTIONS[FLASH_DIFF] is flash_diff_attention_forward
-
-
-def test_v2_stays_on_sdpa_without_a_window(tiny_config, monkeypatch):
+def test_enable_ulysses_leaves_other_models_alone_and_rejects_what_cannot_be_split(tiny_config, monkeypatch):
     monkeypatch.setitem(modeling_utils.ALL_ATTENTION_FUNCTIONS, "sdpa", sdpa_attention_forward)
-    for name, own, message in (
-        ("eager", {}, "attn_implementation='eager'"),
-        ("flash_attention_2", {}, "attn_implementation='flash_attention_2'"),
-        ("sdpa", {"sliding_window": 8}, "sliding_window=8"),
-        ("sdpa", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic'"),
+    dynamic = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}
+    for config, name, message in (
+        (tiny_config(**dynamic), "sdpa", "rope_type='dynamic'"),
+        (diff_v2_twin(tiny_config(), **dynamic), "sdpa", "rope_type='dynamic'"),
+        (diff_v2_twin(tiny_config()), "eager", "attn_implementation='eager'"),
+        (diff_v2_twin(tiny_config(), sliding_window=8), "sdpa", "sliding_window=8"),
     ):
-        config = diff_v2_twin(tiny_config(), **own)
         config._attn_implementation = name
         with pytest.raises(ValueError, match=message):
             enable_ulysses(SimpleNamespace(config=config))
+    enable_ulysses(SimpleNamespace(config=LlamaConfig()))
+    assert ALL_ATTENTION_FUNCTIONS[FLASH_DIFF] is flash_diff_attention_forward
     assert modeling_utils.ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
     enable_ulysses(DiffTransformerV2ForCausalLM(diff_v2_twin(tiny_config())))
     assert modeling_utils.ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_by_document

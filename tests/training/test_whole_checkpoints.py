@@ -20,25 +20,16 @@ def run(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "name, message",
-    {
-        "model.safetensors": "model.safetensors has",
-        "pytorch_model_fsdp_0/__0_0.distcp": "pytorch_model_fsdp_0/__0_0.distcp has",
-        FILES: "is damaged",
-    }.items(),
-)
-def test_last_undamaged_checkpoint_is_taken(run, name, message):
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model_fsdp_0/__0_0.distcp", FILES])
+def test_last_whole_checkpoint_is_the_last_undamaged_one(run, name):
     assert last_whole_checkpoint(run) == (run / "checkpoint-100", {}) and fault(run / "checkpoint-100") is None
     file = run / "checkpoint-100" / name
     file.write_bytes(file.read_bytes()[:-1])
-    whole, faulty = last_whole_checkpoint(run)
-    assert whole == run / "checkpoint-10" and list(faulty) == [run / "checkpoint-100"]
-    assert message in faulty[run / "checkpoint-100"]
     (run / "checkpoint-10" / name).unlink()
     whole, faulty = last_whole_checkpoint(run)
-    assert whole == run / "checkpoint-5"
-    assert ("interrupted" if name == FILES else f"{name} is missing") in faulty[run / "checkpoint-10"]
+    assert whole == run / "checkpoint-5" and list(faulty) == [run / "checkpoint-100", run / "checkpoint-10"]
+    assert ("damaged" if name == FILES else f"changed {name}") in faulty[run / "checkpoint-100"]
+    assert ("interrupted" if name == FILES else f"lost or changed {name}") in faulty[run / "checkpoint-10"]
     (run / "checkpoint-5" / name).unlink()
     whole, faulty = last_whole_checkpoint(run)
     assert whole is None and len(faulty) == 3
