@@ -78,6 +78,8 @@ def stage(source: str | Path, exclude: Sequence[str] = (), base_model: str | Non
         raise ValueError(f"{source} is not a folder. Pass the folder that save_pretrained or a training run wrote.")
     adapter = read_json(source / "adapter_config.json")
     if not adapter:
+        if (source / "adapter_config.json").exists():
+            raise ValueError(f"{source / 'adapter_config.json'} is not a JSON object. Save the adapter again.")
         config, _ = PreTrainedConfig.get_config_dict(source)  # an error if it is missing or not JSON
         if config.get("model_type") not in MODELS:
             raise ValueError(

@@ -20,6 +20,7 @@ import torch
 from tqdm.auto import tqdm
 
 from ..extras import require, skip_unused_deepspeed
+from ..folders import whole_file
 from ..training.budget import model_flops_per_token
 from ..training.callbacks import StopOnSignal
 from .arms import layer_lambda_init, new_model
@@ -68,10 +69,10 @@ def claim_folder(path: Path, folder: Path) -> None:
     """Copies the study into the folder. Raises ValueError if the folder belongs to another study."""
     kept = folder / STUDY
     if not kept.exists():
-        if folder.exists() and any(folder.iterdir()):
+        if folder.exists() and any(not file.name.startswith(f".{STUDY}.") for file in folder.iterdir()):
             raise ValueError(f"{folder} has files, but no study. Choose another --out, or empty it.")
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, kept)
+        with whole_file(kept) as part:
+            shutil.copyfile(path, part)
     elif load_study(kept) != load_study(path):
         raise ValueError(
             f"{kept} differs from {path}. Choose another --out, or resume that study with --study {kept}."

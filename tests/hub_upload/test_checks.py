@@ -188,10 +188,13 @@ def test_staging_rejects_what_it_cannot_upload(folder, tmp_path):
     (tmp_path / "llama" / "config.json").write_text(json.dumps({"model_type": "llama"}))
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{")
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{")
     for source, message in (
         (folder, "notes.txt is a link out of the folder"),
         (tmp_path / "llama", "'llama'.*hf upload"),
         (tmp_path / "broken", "not a valid JSON file"),
+        (tmp_path / "adapter", "adapter_config.json is not a JSON object"),
         (Path("owner/absent"), "is not a folder"),
     ):
         with pytest.raises((ValueError, OSError), match=message), stage(source):
