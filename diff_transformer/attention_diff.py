@@ -133,7 +133,7 @@ def packed_attention(
     packed = torch.stack((nn.functional.pad(query1, (0, pad)), nn.functional.pad(query2, (pad, 0))), dim=2)
     if is_flash_attention_requested(module.config):
         # Documents come as lengths (`prepare_attention`). From positions, transformers would guess them in every
-        # layer, by a rule of its own and for one row only
+        # layer, by another rule and for one row only
         kwargs["position_ids"] = None
     options = {"scaling": scaling, "dropout": 0.0, **kwargs}
     if _engine_heads(module, kwargs) == num_heads:

@@ -220,8 +220,8 @@ def _decode_plan(device, dtype, width, groups, q_len, causal, mask_ndim, precisi
 
 
 def _num_splits(heads: int, kv_len: int, multiprocessors: int) -> int:
-    """Of the keys of each of `heads` key/value heads. From the shapes only, so that a CUDA graph stays valid while the
-    cache fills.
+    """The number of parts into which the keys of a head are split, from the shapes only, so that a CUDA graph stays
+    valid while the cache fills.
 
     With few heads two programs for each multiprocessor: combine_kernel reads the splits one after another. With more
     heads many small programs, because the last of them leave most of the GPU idle.

@@ -35,7 +35,7 @@ def constexpr_function(function):
 
 @constexpr_function
 def num_parts(width):
-    """Of a tile with `width` columns: one for each bit of the width, rounded up to a multiple of 16."""
+    """The parts of a tile with `width` columns: one for each bit of the width, rounded up to a multiple of 16."""
     return (-(-width // 16)).bit_count()
 
 
@@ -61,7 +61,7 @@ def part_columns(WIDTH: tl.constexpr, part: tl.constexpr):
 @jit
 def sequence(z, T, S, q_starts, q_ends, k_starts, k_ends):
     """Where sequence z lies: its first query row and first key row, the first column of its statistics, its numbers of
-    queries and keys. Starts and ends are rows of its own in a padded batch, of all in a packed one, where T is 0."""
+    queries and keys. Starts and ends count its own rows in a padded batch, and all in a packed one, where T is 0."""
     q_row, k_row, stat_row = z * 0, z * 0, z * T
     if q_starts is not None:
         q_row = tl.load(q_starts + z).to(tl.int64)
@@ -176,8 +176,8 @@ def hide(scores, rows, cols, T, S, mask, mask_row, mask_key, CAUSAL: tl.constexp
 
 @jit
 def key_blocks(start, T, S, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr):
-    """Of the keys that rows start to start + BLOCK_M may see: those before the first number in blocks that every row
-    sees entirely, so that nothing has to be hidden; and the end of all."""
+    """The ends of the keys that rows start to start + BLOCK_M may see: of those in blocks that every row sees whole,
+    where nothing has to be hidden, and of all."""
     stop, seen_by_all = S, S
     if CAUSAL:
         stop = tl.minimum(S, start + BLOCK_M + S - T)

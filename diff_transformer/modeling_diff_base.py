@@ -73,7 +73,7 @@ class DiffTransformerPolyNorm(nn.Module):
 
 class DiffTransformerPolyNormMLP(nn.Module):
     """Llama's with PolyNorm, which needs the whole width of the gate. vLLM merges projections that one forward calls,
-    and splits their output over its tensor-parallel ranks: here the gate is called in a method of its own."""
+    and splits their output over its tensor-parallel ranks: here the gate is called in a separate method."""
 
     def __init__(self, config: DiffTransformerBaseConfig):
         super().__init__()
@@ -141,7 +141,7 @@ class DiffTransformerBasePreTrainedModel(PreTrainedModel):
         if self._auto_class is not None:
             # every class, so that a causal checkpoint also loads as a classifier through remote code
             self.config.auto_map = dict(self._auto_map)
-        # FSDP2 replaces the model's class by one of its own, and transformers copies the file of the class
+        # FSDP2 replaces the model's class by its own, and transformers copies the file of the class
         own = next(cls for cls in type(self).__mro__ if not cls.__module__.startswith("torch."))
         names = type(self).__module__, type(self).__name__
         type(self).__module__, type(self).__name__ = own.__module__, own.__name__
@@ -247,7 +247,7 @@ class DiffTransformerBaseForCausalLM(DiffTransformerBasePreTrainedModel, Generat
 
 class DiffTransformerBaseHead:
     """A generic head of transformers builds its base model with AutoModel, which does not know the configurations of
-    remote code: each file that is loaded from a folder has a class of its own."""
+    remote code: each file that is loaded from a folder has its own class."""
 
     def __init__(self, config: DiffTransformerBaseConfig):
         AutoModel.register(type(config), self.model_class, exist_ok=True)

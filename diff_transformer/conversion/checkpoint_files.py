@@ -52,7 +52,7 @@ class CheckpointFiles:
             return opened.get_tensor(name)
 
     def read_blocks(self, name: str, rows: int = 8192) -> Iterator[torch.Tensor]:
-        """One tensor, some of its rows at a time, each block with a memory mapping of its own."""
+        """One tensor, some of its rows at a time, each block with its own memory mapping."""
         for start in range(0, len(self.meta[name]), rows):
             yield self.read(name)[start : start + rows]
 

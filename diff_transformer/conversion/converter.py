@@ -50,11 +50,11 @@ def convert(
         to: By default ours, of V1 or V2, to which the layout of `source` belongs.
         dtype: Type of the matrices and norms, by default that of the source. V1's lambda vectors keep theirs.
         tokenizer: `cl100k`, `yoco` or a folder; by default that of the source, if there is one.
-        max_shard_size: Of a weight file; memory does not depend on it.
+        max_shard_size: The largest size of a weight file; memory does not depend on it.
         verify: Compare the logits before the folder takes its place, or replaces another (`overwrite`).
-        noise_std: From Llama and its like, standard deviation of normal noise in the second query head of each pair,
-            relative to that of the weights of its q_proj. The logits then differ, by what is returned.
-        seed: Of the noise.
+        noise_std: Standard deviation of normal noise in the second query head of each pair, relative to that of the
+            weights of its q_proj (from Llama and its like). The logits then differ, by what is returned.
+        seed: The seed of the noise.
         repo_id: The id of `source` on the Hub, if it was downloaded; for README.md.
 
     Returns the verdicts, empty without `verify`. Raises VerificationError, and leaves nothing, if the logits differ.

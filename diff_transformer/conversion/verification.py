@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Do two checkpoints compute the same logits? Both are run layer by layer, each with the semantics of its own format.
+"""Do two checkpoints compute the same logits? Both are run layer by layer, each with the semantics of its format.
 
 Our formats run with this package's models, DiffLlama, Llama and its like with transformers' models, and the authors'
 formats and Motif's with their equations written out: no weight map is involved. One layer of each is in memory at a
@@ -172,8 +172,8 @@ def _text_ids() -> list[int]:
 def compare(first: OpenCheckpoint, second: OpenCheckpoint, tolerance: float | None = None) -> list[Verdict]:
     """Compares the logits on random ids and on the ids of a text.
 
-    tolerance: Of the logits, relative to the largest; by default EQUAL between Llama-like models and V2, in float32
-    and bfloat16, with eager attention and sdpa, and ROUNDED elsewhere.
+    tolerance: The largest difference allowed, relative to the largest logit; by default EQUAL between Llama's like and
+    V2, in float32 and bfloat16, with eager attention and sdpa, and ROUNDED elsewhere.
     """
     if tolerance is None:
         layouts = (first.layout, second.layout)

@@ -30,7 +30,7 @@ class Options:
     device: str | None = option(None, "By default cuda if there is a GPU, else cpu.")
     attn_implementation: str | None = option(None, "Attention implementation; by default the model's own.")
     revision: str | None = option(None, "Branch, tag or commit of models on the Hub.")
-    trust_remote_code: bool = option(False, "Allow models to run code of their own.")
+    trust_remote_code: bool = option(False, "Allow models to run their own code.")
     overwrite: bool = option(False, "Replace existing results.")
 
 

@@ -92,7 +92,7 @@ class Report:
         )
 
     def _row(self, finding: Finding) -> list:
-        """Of the table of contrasts. Effects are `-0.0250 [-0.0301, -0.0199]`, or for ratios `× 0.43 [0.31, 0.60]`."""
+        """A row of the table of contrasts. An effect is `-0.025 [-0.03, -0.02]`, or a ratio `× 0.43 [0.31, 0.60]`."""
         found, is_loss = finding.comparison, self._kind(finding.experiment) == "loss"
         row: list = [finding.experiment, " → ".join(finding.contrast.arms), finding.seeds]
         adjusted = _p(finding.p) if finding.contrast.primary else "descriptive"

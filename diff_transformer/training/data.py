@@ -245,7 +245,7 @@ def hold_out(rows: Dataset, validation_rows: int) -> tuple[Dataset, Dataset | No
 class CausalCollator:
     """Collates packed rows: `input_ids` and `labels`, (rows, tokens), and `row`, (rows,), if the rows have it.
 
-    The labels are the tokens themselves, unless the rows have `labels` of their own (-100: nothing is learnt there).
+    The labels are the tokens themselves, unless the rows have their own `labels` (-100: nothing is learnt there).
     Shorter rows are padded on the right with labels of -100. There is no attention mask, so the kernels take their
     faster path: with causal attention no token sees what is to its right.
     """

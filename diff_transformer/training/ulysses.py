@@ -38,8 +38,8 @@ def enable_ulysses(model: PreTrainedModel) -> None:
     unchanged: DeepSpeed itself replaces transformers' attention functions.
 
     The batches need `position_ids`, which restart at every document of a packed row, and a length that s divides. Rows
-    are padded on the right, since DeepSpeed does not communicate masks. A V1 model from remote code has attention
-    functions of its own, and rejects split sequences itself.
+    are padded on the right, since DeepSpeed does not communicate masks. A V1 model from remote code rejects
+    split sequences itself.
     """
     config = model.config
     is_v2 = config.model_type == DiffTransformerV2Config.model_type

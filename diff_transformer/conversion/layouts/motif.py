@@ -2,7 +2,7 @@
 """Motif-2.6B (arXiv:2508.09148) as a Differential Transformer.
 
 Its tensors are ours, names and order included. It counts heads of d, two for each of ours; PolyNorm gates its
-feed-forward; its head norm has an eps of its own; and its lambda_init is Eq. 2 with layers counted from 0, not from 1.
+feed-forward; its head norm has its own eps; and its lambda_init is Eq. 2 with layers counted from 0, not from 1.
 """
 
 import math

@@ -79,7 +79,7 @@ class Judge:
     def connect(self) -> "OpenAI":
         from openai import OpenAI
 
-        # Without a key of its own the client would take OPENAI_API_KEY from the environment
+        # Without a key the client would take OPENAI_API_KEY from the environment
         key = self.api_key or "EMPTY"
         return OpenAI(api_key=key, base_url=self.base_url, timeout=_TIMEOUT, max_retries=_RETRIES)
 

@@ -140,7 +140,7 @@ PROMPTS = {
     "cot": "Please reason step by step.",
     "boxed": "Please reason step by step, and put your final answer within \\boxed{}.",
 }
-STOP_STRINGS = ("\nQuestion:",)  # without a chat, where a model may continue with a question of its own
+STOP_STRINGS = ("\nQuestion:",)  # without a chat, where a model may continue with its own question
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, question: str, prompt: str, chat: bool) -> list[int]:

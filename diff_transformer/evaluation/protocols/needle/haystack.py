@@ -82,7 +82,7 @@ WORDINGS = {
         numbers=range(1_000_000, 10_000_000),
         at_sentence_ends=True,
     ),
-    # Ours, for small models trained on it: `A42` on a line of its own, queried by `A`. Names and numbers are single
+    # Ours, for small models trained on it: `A42` on its own line, queried by `A`. Names and numbers are single
     # tokens of cl100k_base and of its prefixes
     "plain": Wording(
         head="\n",
