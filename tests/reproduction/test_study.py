@@ -90,7 +90,7 @@ MISTAKES = [  # where, the value there, the message
     (f"{SMALL}: task: pairs", [5], "got 5 pairs and 0 decoys, with 4 keys and 5 places for both"),
     (f"{SMALL}: config: hidden_sizes", 32, "config: DiffTransformerConfig has no hidden_sizes"),
     (f"{SMALL}: config: hidden_size", "32", "Field 'hidden_size' expected int, got str"),
-    (f"{SMALL}: config: hidden_size", 33, "hidden_size=33 and num_attention_heads=2 were given, but "),
+    (f"{SMALL}: config: hidden_size", 33, "hidden_size=33 and num_attention_heads=2 were given"),
     (f"{SMALL}: training: steps", 1, "training: TrainingArguments has no steps"),
     (f"{SMALL}: training: seed", 1, "training: the study sets seed"),
     (f"{SMALL}: training: eval_steps", REMOVED, "training: it needs eval_steps"),
