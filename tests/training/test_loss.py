@@ -130,10 +130,12 @@ def test_linear_cross_entropy_is_the_plain_loss(chunk_tokens, ignored):
     for dtype, scale, tolerance in ((torch.float64, 1, 1e-12), (torch.float32, 1, 1e-6), (torch.float32, 1e3, 1e-6)):
         inputs = problem(dtype, ignored=ignored, scale=scale)  # large logits must not overflow
         expected = plain(*inputs)
+        # not 1, so that a gradient that is not passed on shows
+        wanted = gradients_of(0.3 * expected, inputs)
+        inputs[0].data[inputs[2] == -100] = torch.nan  # what is ignored is not read
         actual = linear_cross_entropy(*inputs, chunk_tokens=chunk_tokens)
         assert error(actual.detach(), expected.detach()) < tolerance, f"loss in {dtype}"
-        # not 1, so that a gradient that is not passed on shows
-        results = zip(gradients_of(0.3 * actual, inputs), gradients_of(0.3 * expected, inputs), strict=True)
+        results = zip(gradients_of(0.3 * actual, inputs), wanted, strict=True)
         for name, (mine, theirs) in zip(("hidden_states", "weight"), results, strict=True):
             assert error(mine, theirs) < tolerance, f"gradient of {name} in {dtype}"
         mean = linear_cross_entropy(*inputs, reduction="mean", chunk_tokens=chunk_tokens)
