@@ -370,22 +370,6 @@ def make_trainer(tiny_config, training_arguments):
     return make
 
 
-@pytest.mark.slow
-def test_resumed_trainer_takes_the_same_rows(tmp_path, tokenizer, make_trainer):
-    """In the middle of the second epoch, of two and a half steps each."""
-    rows = pack(Dataset.from_dict({"text": TEXTS}), tokenizer, LENGTH).select(range(10))
-    whole = make_trainer(rows)
-    whole.train()
-    seen = [row for step in whole.steps.values() for row in step]
-    assert sorted(seen[:10]) == sorted(seen[10:]) == sorted(listed(rows)), "an epoch is not every row once"
-    assert seen[:10] != seen[10:], "the epochs have the same order"
-    smaller = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
-    for changed in ({"dataloader_num_workers": 2}, smaller):
-        resumed = make_trainer(rows, output_dir=str(tmp_path / f"resumed {len(changed)}"), **changed)
-        resumed.train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-4"))
-        assert resumed.steps == {step: whole.steps[step] for step in (4, 5)}, changed
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.slow
 def test_resumed_trainer_takes_the_same_stream(tmp_path, corpus, tokenizer, make_trainer, workers):
