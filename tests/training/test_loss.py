@@ -289,7 +289,7 @@ def test_other_calls_are_the_models_own(make_model, kind):
     assert inspect.signature(patched.forward) == inspect.signature(model.forward)
 
 
-def test_copies_and_files(make_model, tmp_path):
+def test_copies_and_files(make_model):
     model = make_model().train()
     use_linear_cross_entropy(model)
     inputs = batch()
@@ -308,10 +308,6 @@ def test_copies_and_files(make_model, tmp_path):
     assert torch.equal(loaded(inputs["input_ids"]).logits, model(inputs["input_ids"]).logits)
     use_linear_cross_entropy(loaded)
     assert loaded(**inputs).logits is None
-
-    model.save_pretrained(tmp_path)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert type(again) is type(model) and again(**inputs).loss.item() == pytest.approx(loss.item(), rel=1e-6)
 
 
 # torch looks for it at every graph break, hides it, and cannot where warnings are errors
@@ -367,9 +363,7 @@ def rows() -> list[dict]:
 @pytest.fixture
 def make_trainer(training_arguments):
     def make(model, **kwargs) -> Trainer:
-        defaults = {"max_steps": 3, "learning_rate": 1e-3, "save_strategy": "no", "remove_unused_columns": True}
-        defaults |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
-        args = training_arguments(**{**defaults, **kwargs})
+        args = training_arguments(max_steps=3, save_strategy="no", remove_unused_columns=True, **kwargs)
         return Trainer(model, args, train_dataset=rows(), eval_dataset=rows()[:5])
 
     return make
