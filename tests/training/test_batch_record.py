@@ -23,12 +23,11 @@ def rows():
 def record(tiny_config, rows, tmp_path, training_arguments):
     """A function that trains, and returns the lines that the run wrote."""
 
-    def train(name: str, rows=rows, twin=False, resume=None, **kwargs) -> list[str]:
+    def train(name: str, twin=False, resume=None, max_steps=STEPS, **kwargs) -> list[str]:
         config = tiny_config(num_hidden_layers=1)
         model = LlamaForCausalLM(transformer_twin(config)) if twin else DiffTransformerForCausalLM(config)
-        defaults = {"max_steps": STEPS, "per_device_train_batch_size": 4, "save_steps": 2, "record_batches": True}
-        args = training_arguments(output_dir=str(tmp_path / name), **{**defaults, **kwargs})
-        RunTrainer(model=model, args=args, train_dataset=rows).train(
+        kwargs |= {"output_dir": str(tmp_path / name), "max_steps": max_steps, "record_batches": True}
+        RunTrainer(model=model, args=training_arguments(**kwargs), train_dataset=rows).train(
             resume_from_checkpoint=None if resume is None else str(tmp_path / name / f"checkpoint-{resume}")
         )
         return (tmp_path / name / "batches.txt").read_text().splitlines()
@@ -48,16 +47,15 @@ def test_record_depends_on_the_data_and_their_order_alone(record):
 @pytest.mark.slow
 def test_resumed_record_equals_the_uninterrupted_one(record, tmp_path):
     """Although the run had gone beyond the checkpoint. A step is a line, not a micro-batch."""
-    kwargs = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
-    lines = record("whole", **kwargs)
+    lines = record("whole")
     assert len(lines) == STEPS
-    assert record("stopped", **kwargs, max_steps=3) == lines[:3]
-    assert record("stopped", **kwargs, resume=2) == lines
+    assert record("stopped", max_steps=3) == lines[:3]
+    assert record("stopped", resume=2) == lines
     file = tmp_path / "stopped" / "batches.txt"
     for kept in (1, None):
         file.write_text(f"{lines[0]}\n") if kept else file.unlink()
         with pytest.raises(ValueError, match=f"has {kept or 0} steps, but the checkpoint is of step 2"):
-            record("stopped", **kwargs, resume=2)
+            record("stopped", resume=2)
 
 
 def test_digest_depends_on_all_that_is_seen_in_a_step(tmp_path):

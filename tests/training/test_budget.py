@@ -37,6 +37,9 @@ def test_count_parameters_has_both_embeddings_and_changes_no_config(tiny_config)
         total, layer, embeddings = count_parameters(config)
         assert total == 2 * layer + embeddings + 64 and embeddings == (2 - tied) * 199 * 64
         assert config._attn_implementation == "sdpa"
+    # V2 by hand: q 64 x 128, k and v 64 x 32, lambda 64 x 8, o 64 x 64, MLP 3 x 64 x 72, norms 2 x 64 + 2 x 8
+    assert count_parameters(diff_v2_twin(tiny_config(), use_qk_norm=True)) == (87_264, 30_864, 25_472)
+    assert count_parameters(transformer_twin(tiny_config())) == (87_232, 30_848, 25_472)
 
 
 def counted_flops(model: torch.nn.Module, backward: bool = True) -> float:

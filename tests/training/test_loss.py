@@ -130,10 +130,12 @@ def test_linear_cross_entropy_is_the_plain_loss(chunk_tokens, ignored):
     for dtype, scale, tolerance in ((torch.float64, 1, 1e-12), (torch.float32, 1, 1e-6), (torch.float32, 1e3, 1e-6)):
         inputs = problem(dtype, ignored=ignored, scale=scale)  # large logits must not overflow
         expected = plain(*inputs)
+        # not 1, so that a gradient that is not passed on shows
+        wanted = gradients_of(0.3 * expected, inputs)
+        inputs[0].data[inputs[2] == -100] = torch.nan  # what is ignored is not read
         actual = linear_cross_entropy(*inputs, chunk_tokens=chunk_tokens)
         assert error(actual.detach(), expected.detach()) < tolerance, f"loss in {dtype}"
-        # not 1, so that a gradient that is not passed on shows
-        results = zip(gradients_of(0.3 * actual, inputs), gradients_of(0.3 * expected, inputs), strict=True)
+        results = zip(gradients_of(0.3 * actual, inputs), wanted, strict=True)
         for name, (mine, theirs) in zip(("hidden_states", "weight"), results, strict=True):
             assert error(mine, theirs) < tolerance, f"gradient of {name} in {dtype}"
         mean = linear_cross_entropy(*inputs, reduction="mean", chunk_tokens=chunk_tokens)
@@ -287,7 +289,7 @@ def test_other_calls_are_the_models_own(make_model, kind):
     assert inspect.signature(patched.forward) == inspect.signature(model.forward)
 
 
-def test_copies_and_files(make_model, tmp_path):
+def test_copies_and_files(make_model):
     model = make_model().train()
     use_linear_cross_entropy(model)
     inputs = batch()
@@ -306,10 +308,6 @@ def test_copies_and_files(make_model, tmp_path):
     assert torch.equal(loaded(inputs["input_ids"]).logits, model(inputs["input_ids"]).logits)
     use_linear_cross_entropy(loaded)
     assert loaded(**inputs).logits is None
-
-    model.save_pretrained(tmp_path)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert type(again) is type(model) and again(**inputs).loss.item() == pytest.approx(loss.item(), rel=1e-6)
 
 
 # torch looks for it at every graph break, hides it, and cannot where warnings are errors
@@ -365,9 +363,7 @@ def rows() -> list[dict]:
 @pytest.fixture
 def make_trainer(training_arguments):
     def make(model, **kwargs) -> Trainer:
-        defaults = {"max_steps": 3, "learning_rate": 1e-3, "save_strategy": "no", "remove_unused_columns": True}
-        defaults |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
-        args = training_arguments(**{**defaults, **kwargs})
+        args = training_arguments(max_steps=3, save_strategy="no", remove_unused_columns=True, **kwargs)
         return Trainer(model, args, train_dataset=rows(), eval_dataset=rows()[:5])
 
     return make

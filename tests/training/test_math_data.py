@@ -23,11 +23,6 @@ TRACE = {
 }
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return cl100k_tokenizer(vocab_size=512)
-
-
 def changed(**columns) -> dict:
     return {**TRACE, **columns}
 

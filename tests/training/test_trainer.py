@@ -31,9 +31,7 @@ def make_trainer(tiny_config, training_arguments):
         model = model or DiffTransformerForCausalLM(tiny_config())
         ids = torch.randint(0, 199, (12, LENGTH))
         rows = [{"input_ids": row, "labels": row, "row": i} for i, row in enumerate(ids)]
-        defaults = {"max_steps": 4, "save_steps": 2, "learning_rate": 1e-3, "logging_nan_inf_filter": False}
-        defaults |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "peak_tflops": 1e-3}
-        args = training_arguments(**{**defaults, **kwargs})
+        args = training_arguments(**{"logging_nan_inf_filter": False, "peak_tflops": 1e-3, **kwargs})
         return RunTrainer(model, args, train_dataset=rows, eval_dataset=rows, callbacks=callbacks)
 
     return make

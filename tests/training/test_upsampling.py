@@ -121,7 +121,7 @@ def test_source_that_runs_out_shrinks_all(upsample, monkeypatch):
 
 
 def test_draws_depend_on_the_seed_and_the_source_alone(upsample):
-    """Neither other sources nor the order of reading between them changes what is kept of one."""
+    """Other sources do not change what is kept of one."""
     alike = [(name, 5) for _ in range(400) for name in "ab"]
     options = {"token_budget": 96, "keep_short": 0.3, "shares": {"a": 1, "b": 1}}
     first, again, other = (upsample(corpus(alike), name=f"draw {i}", seed=i // 2, **options)[0] for i in range(3))
@@ -140,11 +140,6 @@ def test_draws_depend_on_the_seed_and_the_source_alone(upsample):
         numbers = [i for source, _, i in numbered if source == name]
         alone, _ = upsample(corpus(own), name=name, token_budget=budget[name], shares={name: 1}, **options)
         assert [numbers[i - 1] for i in ids_of(alone, name)] == ids_of(together, name)
-    by_source = sorted(numbered, key=lambda row: row[0])
-    again = corpus([row[:2] for row in by_source])
-    sorted_rows, _ = upsample(again, name="sorted", token_budget=14_500, shares=budget, **options)
-    for name in SOURCES:
-        assert [by_source[i - 1][2] for i in ids_of(sorted_rows, name)] == ids_of(together, name)
 
 
 @pytest.mark.parametrize("kind", ["map", "stream"])
