@@ -72,7 +72,7 @@ ROWS = {"length": 48, "documents": 4}
         ("fine_grained_loss", {**ROWS, "train_dataset": "b.jsonl"}, "cannot be opened"),
         ("fine_grained_loss", {**ROWS, "train_dataset": "a.jsonl", "train_text_column": "story"}, "story is needed"),
         ("attention_allocation", {"length": 2049}, POSITIONS),
-        ("needle", {"lengths": [2049]}, POSITIONS),
+        ("needle", {"lengths": [2049]}, "A prompt with its answer needs 2,049 tokens"),
         ("needle", {"lengths": [100]}, "no room for a haystack"),
         ("needle", {"lengths": [1000], "depths": [101]}, r"depths \[101\]; .*from 0 to 100"),
         ("needle", {"lengths": [1000], "depths": [0, -1]}, r"depths \[-1\]; .*from 0 to 100"),

@@ -64,6 +64,10 @@ def test_hits_by_hand():
     assert hits == [False, False, False, True, False, True, True, True]
     # Another row is another context
     assert hits_of([[1, 2, 3], [1, 2, 3]], order=2) == [[False, False], [False, False]]
+    row = [7, 8, 7, 8, 5, 6, 5, 6]  # 7 8 again at the fourth token, 5 6 at the eighth, 8 7 and 6 5 once each
+    texts = ["7 8 0 7 8", "7 8", "5 6 0 8"]  # 7 8 three times, 5 6 once
+    assert hits_of([row], 2, texts, threshold=3) == [[False, False, True, False, False, False, True]]
+    assert hits_of([row], 2, texts, threshold=2) == [[False, False, False, False, False, False, True]]
 
 
 @settings(max_examples=40, deadline=None)
