@@ -1,6 +1,7 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """A DIFF Transformer and its twin, and a DIFF V2, small and random, as checkpoints and loaded."""
 
+from contextlib import contextmanager
 from dataclasses import asdict
 
 import pytest
@@ -59,6 +60,33 @@ def model_folders(twin_folders, tmp_path_factory):
 @pytest.fixture(scope="session", params=["DIFF", "DIFF V2", "Transformer"])
 def loaded(request, model_folders):
     return load_model(str(model_folders[request.param]), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def diff(twin_folders):
+    """For one model, whatever its type, or one that a test changes."""
+    return load_model(str(twin_folders["DIFF"]), device="cpu")
+
+
+@pytest.fixture
+def stop_after(monkeypatch):
+    """A context that expects a KeyboardInterrupt, which `owner.name` raises after `most` calls."""
+
+    @contextmanager
+    def stop_after(owner, name, most):
+        function, calls = getattr(owner, name), []
+
+        def limited(*args, **kwargs):
+            if len(calls) == most:
+                raise KeyboardInterrupt
+            calls.append(args)
+            return function(*args, **kwargs)
+
+        with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+            patch.setattr(owner, name, limited)
+            yield
+
+    return stop_after
 
 
 @pytest.fixture

@@ -39,9 +39,6 @@ def test_load_documents_reads_a_saved_dataset(tmp_path):
         load(tmp_path / "several", dataset_split="validation")
 
 
-# --------------------------------------------------------------------------------------------------------------- rows
-
-
 def words_tokenizer(bos=False, eos=True):
     """A word a token: w0 is 0, w1 is 1, ...; <s> and </s> are 50 and 51."""
     vocabulary = {f"w{i}": i for i in range(50)} | {"<s>": 50, "</s>": 51, "<unk>": 52, "<": 53, "s": 54, ">": 55}

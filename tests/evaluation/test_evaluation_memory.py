@@ -11,11 +11,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def read(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.fixture
 def evaluation_memory(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
@@ -27,7 +22,7 @@ def test_every_protocol_on_every_model(evaluation_memory, tmp_path, monkeypatch)
     arguments = ["evaluation_memory", "--tokens", "32", "64", "--vocab-size", "128", "--out", str(tmp_path / "memory")]
     monkeypatch.setattr(sys, "argv", arguments)
     evaluation_memory.main()
-    rows = read(tmp_path / "memory.csv")
+    rows = list(csv.DictReader((tmp_path / "memory.csv").read_text().splitlines()))
     cells = [(row["protocol"], row["model"], row["tokens"]) for row in rows]
     assert cells == [
         (protocol, model, tokens)

@@ -2,12 +2,11 @@
 """Every protocol by the command line, and one report of all."""
 
 import base64
-import json
 import re
 
 import pytest
 from judge_server import TRUE, judge_server
-from math_rows import write_rows
+from rows import write_jsonl, write_rows
 
 from diff_transformer.evaluation import protocols
 from diff_transformer.evaluation.__main__ import main
@@ -15,23 +14,18 @@ from diff_transformer.evaluation.__main__ import main
 TEXT = ["--text_column", "body", "--dataset"]
 
 
-def write(path, rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 @pytest.fixture(scope="module")
 def arguments(tmp_path_factory):
     """What each protocol needs beside the models, on data of the same columns as the originals'."""
     folder = tmp_path_factory.mktemp("data")
-    books = write(folder / "books.jsonl", [{"body": f"{i} " + "The boats went out at dawn. " * 90} for i in range(3)])
+    texts = [{"body": f"{i} " + "The boats went out at dawn. " * 90} for i in range(3)]
+    books = write_jsonl(folder / "books.jsonl", texts)
     for split in ("train", "test"):
         rows = [{"text": f"{colour} {i}", "label": colour} for colour in ("red", "blue") for i in range(8)]
-        write(folder / "colours" / f"{split}.jsonl", rows)
+        write_jsonl(folder / "colours" / f"{split}.jsonl", rows)
     articles = [{"document": f"{i} ships left.", "summary": f"{i} ships."} for i in range(2)]
-    xsum = write(folder / "xsum.jsonl", articles)
-    write(folder / "piqa.jsonl", [{"goal": "Open it.", "sol1": "Turn.", "sol2": "Sing aloud.", "label": 0}])
+    xsum = write_jsonl(folder / "xsum.jsonl", articles)
+    write_jsonl(folder / "piqa.jsonl", [{"goal": "Open it.", "sol1": "Turn.", "sol2": "Sing aloud.", "label": 0}])
     with judge_server(lambda prompt, times: TRUE) as server:
         yield {
             "harness": ["--tasks", "piqa", "--shots", "0", "--data_dir", str(folder)],
@@ -53,6 +47,50 @@ def arguments(tmp_path_factory):
             "throughput": ["--lengths", "16", "--rounds", "1"],
             "math": ["--data_dir", write_rows(folder / "math"), "--max_new_tokens", "4"],
         }
+
+
+POSITIONS = "tokens, but the model has max_position_embeddings=2,048"
+FEW = "in documents of up to .*, but"
+ROWS = {"length": 48, "documents": 4}
+
+
+@pytest.mark.parametrize(
+    "protocol, changes, message",
+    [
+        ("nll_by_position", {"length": 4096}, POSITIONS),
+        ("nll_by_position", {"length": 64, "documents": 99}, f"rows of 64 tokens {FEW} 99 were asked for"),
+        ("outliers", {"length": 4096}, POSITIONS),
+        ("outliers", {"length": 64, "tokens": 99999}, "but 1,563 were asked for"),
+        ("outliers", {"length": 2000, "join": False}, f"rows of 2,000 tokens {FEW}"),
+        ("logit_quantization", {"bits": [8, 1]}, "--bits 1"),
+        ("logit_quantization", {"task": ["nll"], "length": 4096}, POSITIONS),
+        ("logit_quantization", {"task": ["nll"], "length": 64, "documents": 99}, f"{FEW} 99 were asked for"),
+        ("fine_grained_loss", {**ROWS, "order": 1}, "Got order=1; it must be from 2"),
+        ("fine_grained_loss", {**ROWS, "order": 49}, "to length=48"),
+        ("fine_grained_loss", {"length": 48, "documents": 99}, f"{FEW} 99 were asked for"),
+        ("fine_grained_loss", {"length": 4096}, POSITIONS),
+        ("fine_grained_loss", {**ROWS, "train_dataset": "b.jsonl"}, "cannot be opened"),
+        ("fine_grained_loss", {**ROWS, "train_dataset": "a.jsonl", "train_text_column": "story"}, "story is needed"),
+        ("attention_allocation", {"length": 2049}, POSITIONS),
+        ("needle", {"lengths": [2049]}, "A prompt with its answer needs 2,049 tokens"),
+        ("needle", {"lengths": [100]}, "no room for a haystack"),
+        ("needle", {"lengths": [1000], "depths": [101]}, r"depths \[101\]; .*from 0 to 100"),
+        ("needle", {"lengths": [1000], "depths": [0, -1]}, r"depths \[-1\]; .*from 0 to 100"),
+        ("needle", {"lengths": [1000], "pairs": ["1-1"]}, "must be N:R"),
+        ("needle", {"lengths": [1000], "samples": 0}, "at least one"),
+        ("throughput", {"lengths": [2, 1]}, "each of --lengths 2 or more"),
+        ("throughput", {"rounds": 0}, "--rounds must be 1 or more"),
+        ("throughput", {"tokens": 0}, "--tokens and"),
+        ("throughput", {"lengths": [4096]}, POSITIONS),
+    ],
+)
+def test_run_rejects(diff, run, tmp_path, monkeypatch, protocol, changes, message):
+    monkeypatch.chdir(tmp_path)
+    write_jsonl(tmp_path / "a.jsonl", [{"text": " ".join(str(i * i) for i in range(200))}])
+    module = protocols.load(protocol)
+    text = {"dataset": "a.jsonl"} if hasattr(module.Arguments, "dataset") else {}
+    with pytest.raises(ValueError, match=message):
+        run(module, diff, module.Arguments(**text, **changes))
 
 
 @pytest.mark.slow

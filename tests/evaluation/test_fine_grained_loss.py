@@ -68,7 +68,6 @@ def test_hits_by_hand():
     texts = ["7 8 0 7 8", "7 8", "5 6 0 8"]  # 7 8 three times, 5 6 once
     assert hits_of([row], 2, texts, threshold=3) == [[False, False, True, False, False, False, True]]
     assert hits_of([row], 2, texts, threshold=2) == [[False, False, False, False, False, False, True]]
-    assert hits_of([row], 2, ["5 6", "7", "8"], threshold=0)[0][2], "bigrams do not cross documents"
 
 
 @settings(max_examples=40, deadline=None)
@@ -156,22 +155,3 @@ def test_report(tmp_path):
     results.settings = {**settings, "train_dataset": "corpus", "threshold": 5, "order": 3}
     differs = section(ResultSet([results])).comparisons[0].table().rows[0][-1]
     assert differs.endswith("order 3, train dataset corpus, threshold 5")
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"order": 1}, "Got order=1; it must be from 2"),
-        ({"order": 49}, "to length=48"),
-        ({"documents": 99}, "but 99 were asked for"),
-        ({"length": 4096}, "needs 4,096 tokens, but the model has max_position_embeddings=2,048"),
-        ({"train_dataset": "nowhere.jsonl"}, "cannot be opened"),
-        ({"train_dataset": "{rows}", "train_text_column": "story"}, "has the columns text; story is needed"),
-    ],
-)
-def test_run_rejects(loaded, run, tmp_path, changes, message):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"text": "a"}\n')
-    changes = {name: value.format(rows=rows) if isinstance(value, str) else value for name, value in changes.items()}
-    with pytest.raises(ValueError, match=message):
-        run(fine_grained_loss, loaded, arguments_for(tmp_path / "texts", **changes))

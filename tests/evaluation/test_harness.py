@@ -1,11 +1,11 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """lm-eval's seven tasks on rows written here: scores by a plain forward, runs, and the report."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
+from rows import write_jsonl
 
 from diff_transformer.evaluation.__main__ import Options
 from diff_transformer.evaluation.models import load_model
@@ -69,11 +69,6 @@ CASES = {
 }  # fmt: skip
 
 
-def write(path, rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
     """Half of the tasks as TASK.jsonl, all with examples, which are the same rows the other way round."""
@@ -81,14 +76,9 @@ def data_dir(tmp_path_factory):
     for i, (task, cases) in enumerate(CASES.items()):
         rows = [row for row, _ in cases]
         split = "test" if task in ("arc_challenge", "arc_easy", "openbookqa") else "validation"
-        write(folder / f"{task}.jsonl" if i % 2 else folder / task / f"{split}.jsonl", rows)
-        write(folder / task / "train.jsonl", rows[::-1])
+        write_jsonl(folder / f"{task}.jsonl" if i % 2 else folder / task / f"{split}.jsonl", rows)
+        write_jsonl(folder / task / "train.jsonl", rows[::-1])
     return str(folder)
-
-
-@pytest.fixture(scope="module")
-def diff(twin_folders):
-    return load_model(str(twin_folders["DIFF"]), device="cpu")
 
 
 def language_model(loaded, batch_size=4):
@@ -140,8 +130,8 @@ def test_evaluate_task_puts_an_example_before_the_question(diff, data_dir, task)
 
 
 def test_evaluate_task_draws_examples_by_the_seed_alone(diff, tmp_path):
-    write(tmp_path / "piqa.jsonl", [row for row, _ in CASES["piqa"]])
-    write(tmp_path / "piqa" / "train.jsonl", [{**CASES["piqa"][0][0], "goal": f"Do {i}."} for i in range(9)])
+    write_jsonl(tmp_path / "piqa.jsonl", [row for row, _ in CASES["piqa"]])
+    write_jsonl(tmp_path / "piqa" / "train.jsonl", [{**CASES["piqa"][0][0], "goal": f"Do {i}."} for i in range(9)])
 
     def prompts(seed, limit=None):
         found = harness.evaluate_task(language_model(diff), "piqa", 1, str(tmp_path), limit, seed)
@@ -189,7 +179,7 @@ def test_load_task_is_the_same_from_the_hub_and_from_local_rows(monkeypatch, dat
 
 def test_truncated_counts_the_prompts_that_are_cut(diff, tmp_path):
     rows = [{**CASES["boolq"][0][0], "passage": "word " * n} for n in (10, 1500)]
-    write(tmp_path / "boolq.jsonl", rows)
+    write_jsonl(tmp_path / "boolq.jsonl", rows)
     lm = language_model(diff)
     samples = harness.evaluate_task(lm, "boolq", data_dir=str(tmp_path))
     assert harness.truncated(lm, samples) == 1
@@ -202,10 +192,10 @@ def test_load_task_rejects_missing_rows(tmp_path):
     with pytest.raises(ValueError, match="piqa with 0 examples needs .*piqa.jsonl"):
         harness.load_task("piqa", data_dir=str(tmp_path))
     row = CASES["piqa"][0][0]
-    write(tmp_path / "piqa" / "validation.jsonl", [row])
+    write_jsonl(tmp_path / "piqa" / "validation.jsonl", [row])
     with pytest.raises(ValueError, match=r"piqa with 2 examples needs .*train\.jsonl"):
         harness.load_task("piqa", 2, str(tmp_path))
-    write(tmp_path / "piqa" / "train.jsonl", [row, row])
+    write_jsonl(tmp_path / "piqa" / "train.jsonl", [row, row])
     with pytest.raises(ValueError, match="needs more than 2 rows to draw 2 examples"):
         harness.load_task("piqa", 2, str(tmp_path))
     with pytest.raises(ValueError, match="piqa cannot be read from the Hub.*--data_dir"):
@@ -224,21 +214,13 @@ def run(loaded, out, *arguments):
 
 
 @pytest.mark.slow
-def test_run_resumes(diff, data_dir, tmp_path, monkeypatch):
+def test_run_resumes(diff, data_dir, tmp_path, monkeypatch, stop_after):
     arguments = (["boolq", "piqa"], [0, 1], data_dir)
     whole = run(diff, tmp_path / "whole", *arguments)
-    evaluate_task, calls = harness.evaluate_task, []
-
-    def stop_after_three(*args):
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        calls.append(args)
-        return evaluate_task(*args)
-
-    monkeypatch.setattr(harness, "evaluate_task", stop_after_three)
-    with pytest.raises(KeyboardInterrupt):
+    with stop_after(harness, "evaluate_task", 3):
         run(diff, tmp_path / "parts", *arguments)
-    calls.clear()
+    calls, evaluate_task = [], harness.evaluate_task
+    monkeypatch.setattr(harness, "evaluate_task", lambda *args: calls.append(args) or evaluate_task(*args))
     parts = run(diff, tmp_path / "parts", *arguments)
     assert len(calls) == 1 and len(parts.cells) == 4
     assert [(c.key, c.measures, c.data) for c in whole.cells] == [(c.key, c.measures, c.data) for c in parts.cells]
@@ -274,14 +256,6 @@ def test_section():
     (one_shot,) = harness.section(ResultSet([results_of("A", {"boolq": 0.5}, shots=1, limit=1)])).comparisons
     (row,) = one_shot.table().rows
     assert row[2:4] == [None, None] and row[-1] == "limit 1", "the paper has no 1-shot"
-
-
-def test_tables_have_averages_of_their_rows():
-    """A slip of the pen in a table of the paper would show here."""
-    for column in (*TABLE_8[0].values(), *TABLE_8[5].values(), *TABLE_1.values()):
-        *tasks, average = column
-        if average is not None:
-            assert sum(tasks) / 7 == pytest.approx(average, abs=0.06)
 
 
 def test_metrics_are_those_of_table_1():

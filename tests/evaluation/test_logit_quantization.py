@@ -1,17 +1,16 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Quantized attention logits against numbers by hand and numpy, alone and in batches; the runs, and the report."""
+"""Quantized attention logits against numpy, alone and in batches; the runs, and the report."""
 
 import copy
-import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure as Canvas
+from rows import write_jsonl
 
 from diff_transformer.evaluation.generate import token_nll
-from diff_transformer.evaluation.models import load_model
 from diff_transformer.evaluation.render import sections
 from diff_transformer.evaluation.text import DocumentArguments, load_documents, token_rows
 
@@ -37,28 +36,20 @@ def logits_of(model, ids, *options, **kwargs):
         return model(ids, use_cache=False, **kwargs).logits
 
 
-def test_quantize_by_hand():
-    logits = torch.tensor([[[[-3.0, 9.0], [1.4, 0.6]], [[0.4, 9.0], [-0.9, 0.3]]]])  # 9 is masked
-    causal = torch.tensor([[[[True, False], [True, True]]]])
-    # 3 bits: 3 levels on each side of zero, up to 3.0 in the first head, 0.9 in the second
-    tensor = quantize(logits, causal, 3)[causal.expand_as(logits)]
-    assert tensor.tolist() == [-3, 1, 1, 0, -1, 0], "levels 3.0 / 3 apart for the sequence"
-    head = quantize(logits, causal, 3, "head")[causal.expand_as(logits)]
-    torch.testing.assert_close(head, torch.tensor([-3, 1, 1, 0.3, -0.9, 0.3]), msg="a head has its own levels")
-    assert torch.equal(quantize(0 * logits, causal, 4), 0 * logits)
-
-
 @pytest.mark.parametrize("granularity", ["tensor", "head"])
 @pytest.mark.parametrize("bits", [2, 8])
 def test_quantize_is_numpys(bits, granularity):
     generator = torch.Generator().manual_seed(bits)
     logits = 7 * torch.randn(3, 4, 11, 11, generator=generator, dtype=torch.float64)
     seen = np.tril(np.ones((11, 11), bool))
-    found = quantize(logits, torch.from_numpy(seen)[None, None], bits, granularity).numpy()[..., seen]
+    causal = torch.from_numpy(seen)[None, None]
+    logits.masked_fill_(~causal, 100)
+    found = quantize(logits, causal, bits, granularity).numpy()[..., seen]
     values = logits.numpy()[..., seen]  # (3, 4, visible)
     largest = np.abs(values).max((1, 2) if granularity == "tensor" else 2, keepdims=True)
     step = largest / (2 ** (bits - 1) - 1)
     np.testing.assert_allclose(found, np.round(values / step) * step, rtol=1e-12)
+    assert torch.equal(quantize(0 * logits, causal, bits, granularity), 0 * logits)
 
 
 def test_16_bits_are_the_model_itself(loaded):
@@ -116,17 +107,14 @@ def data_dir(tmp_path_factory):
     endings = [["bakes.", "eats the whole bowl.", "flies far away.", "sleeps."], ["sits.", "runs.", "is.", "goes up."]]
     rows = [{"ctx_a": f"A man mixes {'more ' * i}dough.", "endings": endings[i % 2]} for i in range(6)]
     same = {"activity_label": "Baking", "ctx_b": "he"}
-    text = "".join(json.dumps({**same, **row, "label": str(i % 4)}) + "\n" for i, row in enumerate(rows))
-    (folder / "hellaswag.jsonl").write_text(text)
+    write_jsonl(folder / "hellaswag.jsonl", [{**same, **row, "label": str(i % 4)} for i, row in enumerate(rows)])
     return str(folder)
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    file = tmp_path_factory.mktemp("text") / "rows.jsonl"
-    lines = ["It was a bright cold day in April, and the clocks were striking. " * (i + 2) for i in range(4)]
-    file.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
-    return str(file)
+    rows = [{"text": "It was a bright cold day in April. The clocks were striking. " * (i + 2)} for i in range(4)]
+    return write_jsonl(tmp_path_factory.mktemp("text") / "rows.jsonl", rows)
 
 
 def likelihoods(lm, data_dir):
@@ -151,14 +139,13 @@ def arguments(**changes):
 
 
 @pytest.mark.slow
-def test_run_and_report(twin_folders, run, data_dir, text):
-    loaded = load_model(str(twin_folders["DIFF"]), device="cpu")
-    results = run(logit_quantization, loaded, arguments(data_dir=data_dir, dataset=text))
+def test_run_and_report(diff, run, data_dir, text):
+    results = run(logit_quantization, diff, arguments(data_dir=data_dir, dataset=text))
     assert len(results.cells) == 8
     nll = {bits: results.select(task="nll", bits=bits, granularity="tensor")[0] for bits in (16, 4)}
     assert nll[16].measures["nll"].n == 4 and nll[16]["nll"] != nll[4]["nll"]
-    rows = torch.tensor(token_rows(load_documents(DocumentArguments(text)), loaded.tokenizer, 40, 4, join=True))
-    assert nll[16]["nll"] == pytest.approx(loaded.model(rows, labels=rows).loss.item(), rel=1e-5)
+    rows = torch.tensor(token_rows(load_documents(DocumentArguments(text)), diff.tokenizer, 40, 4, join=True))
+    assert nll[16]["nll"] == pytest.approx(diff.model(rows, labels=rows).loss.item(), rel=1e-5)
     plain = results.select(task="hellaswag", bits=16, granularity="head")[0]
     assert plain.measures == results.select(task="hellaswag", bits=16, granularity="tensor")[0].measures
     assert plain.measures["acc_norm"].n == 6
@@ -180,16 +167,3 @@ def test_run_and_report(twin_folders, run, data_dir, text):
     of_heads = lines["DIFF, range of a head"]
     assert axes.xaxis_inverted() and len(lines) == 2
     assert list(of_heads.get_xdata()) == [4, 16] and of_heads.get_ydata()[0] == found["acc_norm"]
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"bits": [8, 1]}, "--bits 1"),
-        ({"length": 4096}, "max_position_embeddings=2,048"),
-        ({"documents": 60}, "60 were asked for"),
-    ],
-)
-def test_run_rejects(loaded, run, text, changes, message):
-    with pytest.raises(ValueError, match=message):
-        run(logit_quantization, loaded, arguments(**{"task": ["nll"], "dataset": text, **changes}))

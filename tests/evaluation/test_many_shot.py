@@ -1,7 +1,6 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Many-shot in-context learning: data, demonstrations, accuracies by hand, resumption, and the report."""
 
-import json
 import math
 from collections import Counter
 from itertools import pairwise
@@ -12,6 +11,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure as Canvas
+from rows import write_jsonl
 from tokenizers import processors
 
 from diff_transformer import cl100k_tokenizer
@@ -41,22 +41,14 @@ from diff_transformer.evaluation.results import Cell, Measure, Results, ResultSe
 COLORS = {"dark_red": "blood", "green": "grass", "dark": "night"}
 
 
-def write(path, rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 @pytest.fixture(scope="module")
 def colors(tmp_path_factory):
     """12 training and 6 test rows for each of three classes; the name of one is the beginning of another's."""
     folder = tmp_path_factory.mktemp("data") / "colors"
     for split, n in (("train", 12), ("test", 6)):
         rows = [{"text": f"{word} {split} {i}", "label": name} for name, word in COLORS.items() for i in range(n)]
-        write(folder / f"{split}.jsonl", rows)
+        write_jsonl(folder / f"{split}.jsonl", rows)
     return folder
-
-
-# Data
 
 
 def load(spec):
@@ -81,7 +73,7 @@ def test_load_task_reads_a_folder_with_texts_and_labels_on_one_line(colors, tmp_
 def test_load_task_reads_copies_of_the_known_datasets(tmp_path):
     rows = [{"text": "Who ?", "label_original": "HUM:ind", "label_coarse_original": "HUM"}]
     for split in ("train", "test"):
-        write(tmp_path / f"trec/{split}.jsonl", rows)
+        write_jsonl(tmp_path / f"trec/{split}.jsonl", rows)
     assert load(f"trec={tmp_path}/trec").test == [Example("Who ?", "human")]
     assert load(f"trec_fine={tmp_path}/trec").test == [Example("Who ?", "human individual")]
 
@@ -119,8 +111,8 @@ def test_sources_have_the_published_prompts_and_words():
     ],
 )  # fmt: skip
 def test_load_task_rejects(tmp_path, train, test, message):
-    write(tmp_path / "train.jsonl", train)
-    write(tmp_path / "test.jsonl", test or train)
+    write_jsonl(tmp_path / "train.jsonl", train)
+    write_jsonl(tmp_path / "test.jsonl", test or train)
     with pytest.raises(ValueError, match=message):
         load(tmp_path)
 
@@ -131,8 +123,6 @@ def test_load_task_rejects_what_is_no_two_splits(colors, tmp_path):
         with pytest.raises(ValueError, match="one split, not train and test"):
             load(path)
 
-
-# Demonstrations
 
 examples = st.lists(
     st.builds(Example, st.integers(0, 99).map(str), st.sampled_from("abcd")), min_size=1, max_size=40, unique=True
@@ -200,9 +190,6 @@ def test_prompts_have_queries_that_do_not_depend_on_their_number(colors):
         Prompts(task, tokenizer, 19, 3)
 
 
-# The protocol
-
-
 def always(label: list[int]) -> Bigrams:
     """A model that always answers with one label, by giving each of its tokens after the previous one."""
     return Bigrams({token: {following: 1.0} for token, following in pairwise(label)}, label[0])
@@ -211,8 +198,9 @@ def always(label: list[int]) -> Bigrams:
 def test_run_scores_a_model_with_one_label(tmp_path):
     """ "green" is correct for 2 of 5 test rows, "red" for 3."""
     labels = {"grass": "green", "leaf": "green", "blood": "red", "rose": "red", "ruby": "red"}
+    rows = [{"text": text, "label": label} for text, label in labels.items()]
     for split in ("train", "test"):
-        write(tmp_path / f"data/{split}.jsonl", [{"text": text, "label": label} for text, label in labels.items()])
+        write_jsonl(tmp_path / f"data/{split}.jsonl", rows)
     tokenizer = cl100k_tokenizer(vocab_size=300)
     data, options = [str(tmp_path / "data")], {"lengths": [80], "queries": 5, "order_seeds": 1}
     for label, accuracy in (("green", 0.4), ("red", 0.6)):
@@ -250,7 +238,7 @@ def run_with(loaded, folder, data, **changes):
 
 
 @pytest.mark.slow
-def test_run_resumes(loaded, colors, tmp_path, monkeypatch):
+def test_run_resumes(loaded, colors, tmp_path, monkeypatch, stop_after):
     """Stopped after 2 cells of the curve and, resumed, after 2 more, one of which is a permutation."""
 
     def run(folder):
@@ -267,19 +255,9 @@ def test_run_resumes(loaded, colors, tmp_path, monkeypatch):
     assert shown[0] == 3 and shown[0] < shown[1] < shown[2] and set(shown[3:]) == {shown[2]}
     assert all(data["tokens"] <= key.get("length", 160) for key, _, data in whole)
 
-    add, added = Results.add, []
-
-    def limited(*args):
-        if len(added) == 2:
-            raise KeyboardInterrupt
-        added.append(add(*args))
-
-    monkeypatch.setattr(Results, "add", limited)
     for _ in range(2):
-        added.clear()
-        with pytest.raises(KeyboardInterrupt):
+        with stop_after(Results, "add", 2):
             run("parts")
-    monkeypatch.setattr(Results, "add", add)
     assert run("parts") == whole, "a resumed run differs from an uninterrupted one"
     monkeypatch.setattr(many_shot, "prefill", None)
     assert run("parts") == whole, "a finished run reads its prompts again"
@@ -315,9 +293,6 @@ def test_run_rejects_logits_that_are_nan(loaded, colors, tmp_path, monkeypatch):
     monkeypatch.setattr(loaded.model, "forward", broken)
     with pytest.raises(ValueError, match="are NaN. .*--dtype"):
         run_with(loaded, tmp_path, [str(colors)])
-
-
-# The report
 
 
 def cell(accuracy, shown, **key):

@@ -1,10 +1,8 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """The eight benchmarks: questions and gold answers of rows, places of datasets, and prompts."""
 
-import json
-
 import pytest
-from math_rows import ROWS, write_rows
+from rows import ROWS, write_jsonl, write_rows
 
 from diff_transformer import cl100k_tokenizer
 from diff_transformer.evaluation.protocols.math.benchmarks import (
@@ -19,8 +17,7 @@ from diff_transformer.evaluation.protocols.math.benchmarks import (
 @pytest.fixture
 def write(tmp_path):
     """A function that writes rows as a file and returns its path."""
-    path = tmp_path / "rows.jsonl"
-    return lambda *rows: path.write_text("".join(json.dumps(row) + "\n" for row in rows)) and str(path)
+    return lambda *rows: write_jsonl(tmp_path / "rows.jsonl", rows)
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)

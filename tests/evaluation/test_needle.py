@@ -109,22 +109,6 @@ def test_run_draws_samples_that_depend_on_no_other_cell_or_sample(read_with, tmp
     assert alone.cells[0].data["answers"] == expected.data["answers"][:2]
 
 
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"lengths": [4097]}, "max_position_embeddings=4,096"),
-        ({"lengths": [100]}, "no room for a haystack"),
-        ({"depths": [101]}, r"depths \[101\]; .*from 0 to 100"),
-        ({"depths": [0, -1]}, r"depths \[-1\]; .*from 0 to 100"),
-        ({"pairs": ["1-1"]}, "must be N:R"),
-        ({"samples": 0}, "at least one"),
-    ],
-)
-def test_run_rejects(read_with, tmp_path, changes, message):
-    with pytest.raises(ValueError, match=message):
-        read_with(in_order, tmp_path, **changes)
-
-
 def results_of(label, values, folder, arguments=None):
     """values: {(length, needles, queried): [accuracy at each depth]}."""
     arguments = arguments or Arguments()

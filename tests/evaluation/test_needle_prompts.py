@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from tokenizers import processors
 
 from diff_transformer import cl100k_tokenizer
-from diff_transformer.evaluation.protocols.attention_allocation import SPANS, token_spans
 from diff_transformer.evaluation.protocols.needle.haystack import (
     CITIES,
     WORDINGS,
@@ -143,17 +142,6 @@ def test_numbers_for_plain_are_single_tokens():
         message = f"Got {needles} needles.*needles <= {most} is needed.*has {most} names and numbers"
         with pytest.raises(ValueError, match=message):
             build(400, needles, 1, wording=PLAIN, tokenizer=tokenizer)
-
-
-@pytest.mark.parametrize("depth", [0, 40, 100])
-def test_token_spans_cover_a_plain_prompt(depth):
-    prompt = build(90, 4, 1, depth, wording=PLAIN, tokenizer=SMALL, haystack=SMALL_HAYSTACK)
-    spans = [SPANS[i] for i in token_spans(prompt)]
-    assert len(spans) == 90 and spans[0] == "first" and spans[-2:] == ["query"] * 2 and spans.count("query") == 2
-    ((city, number),) = prompt.wanted.items()
-    answer = [i for i, span in zip(prompt.input_ids, spans, strict=True) if span == "answer"]
-    assert SMALL.decode(answer) == f"\n{city}{number}\n" and len(answer) == 4
-    assert spans.count("before") + spans.count("after") == 90 - 1 - 4 - 2
 
 
 def test_needle_prompt_of_lwm_takes_the_sentence_end_before_the_depth():

@@ -166,20 +166,6 @@ def test_run_resumes(loaded, run, tmp_path, monkeypatch):
         assert len(measured) == 2, "rows were measured again, or left out"
 
 
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"tokens": 99999}, "but 1,563 were asked for"),
-        ({"length": 4096}, "needs 4,096 tokens, but the model has max_position_embeddings=2,048"),
-        ({"length": 2000, "join": False}, "rows of 2,000 tokens in documents of up to"),
-    ],
-)
-def test_run_rejects(loaded, run, tmp_path, changes, message):
-    arguments = Arguments(**{"dataset": corpus(tmp_path / "texts", words=40), "length": 64, **changes})
-    with pytest.raises(ValueError, match=message):
-        run(outliers, loaded, arguments)
-
-
 def test_section_compares_with_table_5(tmp_path):
     settings = {"dataset": "books", "length": 4096}
     results = Results(tmp_path / "DIFF.json", "outliers", {"label": "DIFF"}, settings, 0)

@@ -53,6 +53,7 @@ def logits_by_hand(model, input_ids):
     for handle in handles:
         handle.remove()
     found, differential = [], model.config.model_type == "diff_transformer"
+    together = 2 if differential else 1  # q1 or q2 of a head meets k1 or k2 of its key head
     for i, layer in enumerate(model.model.layers):
         d = layer.self_attn.diff_head_dim if differential else layer.self_attn.head_dim
         q, k = (
@@ -61,14 +62,8 @@ def logits_by_hand(model, input_ids):
         )
         cos, sin = model.model.rotary_emb(q, torch.arange(input_ids.shape[1])[None])
         q, k = apply_rotary_pos_emb(q, k, cos, sin)
-        heads = []
-        for head in range(q.shape[1]):
-            if differential:  # q1 or q2 of a head meets k1 or k2 of its key head
-                key_head = head // 2 // (q.shape[1] // k.shape[1]) * 2 + head % 2
-            else:
-                key_head = head // (q.shape[1] // k.shape[1])
-            heads.append(q[:, head] @ k[:, key_head].transpose(1, 2) / d**0.5)
-        found.append(torch.stack(heads, dim=1))
+        k = k.unflatten(1, (-1, together)).repeat_interleave(q.shape[1] // k.shape[1], dim=1).flatten(1, 2)
+        found.append(q @ k.mT / d**0.5)
     return found
 
 

@@ -58,25 +58,9 @@ def test_step_trains_and_leaves_no_gradients(loaded):
     assert set(seen) == set(names) and all(p.grad is None for p in loaded.model.parameters())
 
 
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"lengths": [2, 1]}, "each of --lengths 2 or more"),
-        ({"rounds": 0}, "--rounds must be 1 or more"),
-        ({"tokens": 0}, "--tokens and"),
-        ({"lengths": [4096]}, "needs 4,096 tokens, but the model has max_position_embeddings=2,048"),
-    ],
-)
-def test_run_rejects(loaded, changes, message):
-    with pytest.raises(ValueError, match=message):
-        throughput.run(loaded, throughput.Arguments(**changes), None, None)
-
-
 def test_size_of_has_the_names_of_table_7():
     assert {size for size, *_ in TABLE_7} == {size_of(3_477_000_000), size_of(13_100_000_000)} == {"3B", "13B"}
     assert size_of(830_000_000) == "830.0M"
-    # The paper also prints by how much the Transformer is faster, in percent of DIFF
-    assert [round(100 * (transformer / diff - 1)) for transformer, diff in TABLE_7.values()] == [9, 9, 12, 10, 6, 5]
 
 
 def test_report_beside_the_paper(tmp_path):
