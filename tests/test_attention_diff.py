@@ -27,6 +27,7 @@ from diff_transformer.attention_diff import (
     eager_attention_forward,
     flash_diff_attention_forward,
     flash_diff_kernel,
+    flash_diff_mask,
     packed_attention,
     packed_sdpa_attention,
 )
@@ -410,6 +411,21 @@ def test_norm_with_hooks_or_another_forward_is_not_plain(tiny_config):
     attention.subln.forward = partial(attention.subln.forward)
     assert not attention._has_plain_norm()
     assert not DiffTransformerAttention(tiny_config(use_subln=False), 0)._has_plain_norm()
+
+
+def test_flash_diff_mask_is_as_small_as_possible():
+    padding = torch.tensor([[False, True, True, True], [True, True, True, True]])
+    sizes = {"batch_size": 2, "q_length": 2, "kv_length": 4}
+    assert flash_diff_mask(**sizes, q_offset=2) is None
+    assert flash_diff_mask(**sizes, q_offset=2, attention_mask=padding) is padding
+    assert flash_diff_mask(**sizes, q_offset=2, attention_mask=torch.ones_like(padding)) is None
+    ends_before_the_last_key = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0]]).bool().expand(2, 1, 2, 4)
+    assert torch.equal(flash_diff_mask(**sizes, q_offset=1), ends_before_the_last_key)
+    full = flash_diff_mask(**sizes, q_offset=torch.tensor(2), attention_mask=padding)  # a static cache
+    assert full[:, 0].tolist() == [
+        [[False, True, True, False], [False] + [True] * 3],
+        [[True] * 3 + [False], [True] * 4],
+    ]
 
 
 def test_padding_spans():

@@ -208,6 +208,7 @@ def test_check_texts_finds_paths_of_a_machine(folder):
     paths = ["'/tmp/x'", "/fsx/me/run", "file:///x/y", "~/runs/secret", r"C:\Users\me\x"]
     for i, path in enumerate(paths):
         (folder / f"{i}.md").write_text(harmless + f"see path={path}")
+    (folder / "plot.png").write_bytes(b"\0see path='/tmp/x'")
     with stage(folder) as staged:
         problems = list(check_texts(staged))
     assert [problem.message[:12] for problem in problems] == [f"{i}.md, line 2" for i in range(len(paths))]

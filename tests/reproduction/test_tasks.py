@@ -141,6 +141,8 @@ def test_a_condition_fixes_the_numbers(task):
     several = {f"{n} pairs": ({n}, set(task.decoys)) for n in task.pairs if len(task.pairs) > 1}
     several |= {f"{n} decoys": (set(task.pairs), {n}) for n in task.decoys if len(task.decoys) > 1}
     assert found == several
+    decoys = KeyValue(pairs=[1], context=9, fused=True, keys=9, decoys=[0, 1]).conditions
+    assert decoys == {"0 decoys": {"decoys": 0}, "1 decoys": {"decoys": 1}}
 
 
 def score(guesses: np.ndarray, labels: np.ndarray) -> float:

@@ -58,6 +58,8 @@ def test_upsample_keeps_long_documents_until_the_budget_is_spent(upsample):
     assert lines["b"] == [4] * 11 + [EOS], "12 tokens: document 4"
     rows, _ = upsample(corpus([("a", 9), ("a", 10), ("a", 11)]), name="threshold", token_budget=20)
     assert ids_of(rows, "a") == [2, 3], "the threshold is inclusive"
+    rows, _ = upsample(corpus([("a", 12)]), name="a row", token_budget=4)
+    assert [row["input_ids"] for row in rows] == [[1] * 4]
     for budget, shares, kept in (
         (56, {"a": 4, "b": 3}, ([1, 3, 5, 7], [2, 4, 6])),
         (24, {"a": 1, "b": 1}, ([1, 3], [2, 4])),
