@@ -76,14 +76,14 @@ def test_help_lists_our_commands_before_those_of_transformers():
         ("upload", "hub_upload", "", 1),
     ],
 )
-def test_a_command_gets_its_arguments_and_gives_its_exit_code(called, arguments, module, passed, code):
+def test_command_gets_its_arguments_and_gives_its_exit_code(called, arguments, module, passed, code):
     called.outcome = code
     result = CliRunner().invoke(command_line.app, arguments.split())
     assert called.arguments == [(f"diff_transformer.{module}.__main__", passed.split())]
     assert result.exit_code == code
 
 
-def test_a_command_names_the_extra_of_a_missing_package(called):
+def test_command_names_the_extra_of_a_missing_package(called):
     for command, missing, extras in (
         ("evaluate", "lm_eval.tasks", "eval"),
         ("report", "matplotlib", "eval"),

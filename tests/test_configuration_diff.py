@@ -42,7 +42,7 @@ def test_paper_size_overrides_and_unknown_name():
         DiffTransformerConfig.from_paper_size("7B")
 
 
-def test_the_defaults_are_table_9_with_untied_embeddings():
+def test_config_defaults_are_table_9_with_untied_embeddings():
     default, paper = DiffTransformerConfig(), DiffTransformerConfig.from_paper_size("3B")
     assert default.to_dict() == {**paper.to_dict(), "tie_word_embeddings": False}
     assert (default.vocab_size, default.max_position_embeddings, default.eos_token_id) == (100288, 4096, 100257)

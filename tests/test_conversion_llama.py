@@ -146,7 +146,7 @@ def test_convert_and_back_returns_the_same_weights_and_configuration(case):
     assert differ == {"_name_or_path"}
 
 
-def test_the_heads_of_a_pair_and_lambda_have_gradients_of_their_own(ours):
+def test_converted_llama_has_different_gradients_in_a_pair_and_lambda(ours):
     model = DiffTransformerV2ForCausalLM.from_pretrained(ours).train()
     ids = torch.randint(0, VOCAB_SIZE, (4, 16))
     model(ids, labels=ids).loss.backward()

@@ -118,7 +118,7 @@ def test_torch_compile_is_no_export(model):
 
 @BOTH_VERSIONS
 @pytest.mark.process
-def test_the_recipe_for_onnx(model, tmp_path):
+def test_onnx_export_by_the_recipe_of_the_docs(model, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime", reason="pip install onnx onnxscript onnxruntime")
     pytest.importorskip("onnxscript", reason="pip install onnx onnxscript onnxruntime")
     model.save_pretrained(tmp_path / "demo/out/model")

@@ -129,7 +129,7 @@ def test_forward_and_gradients(q_len, kv_len, heads, kv_heads, d, causal, norm):
 @pytest.mark.parametrize(
     "capability", [torch.cuda.get_device_capability()] if ON_GPU else [(8, 0), (8, 6), (9, 0), (10, 0)]
 )
-def test_every_entry_of_the_block_table(capability, head_dim, monkeypatch):
+def test_blocks_has_a_valid_entry_for_every_width(capability, head_dim, monkeypatch):
     """With a small d, for time. Each kernel gets blocks without anything to hide, partly hidden ones, and a last one
     that is partly there."""
     monkeypatch.setattr(flash_diff, "blocks", lambda name, *_: blocks(name, capability, torch.bfloat16, head_dim))

@@ -30,7 +30,7 @@ def use(monkeypatch, tmp_path):
     forget()
 
 
-def test_a_table_of_ones_own_takes_precedence(use):
+def test_blocks_prefers_the_users_table(use):
     before = {d: blocks("dq", H100, BF16, d) for d in (64, 128)}
     assert key_kernels(H100, BF16, 96) == ("dk", "dv")
     use({"90": {"dq": {"128": "64/32/4/1"}, "dkdv": {"96": "32/64/4/2"}}})
@@ -48,7 +48,7 @@ def test_a_table_of_ones_own_takes_precedence(use):
      {"90": {"dq": {"64": "64/32/4"}}}],
     ids=["architecture", "kernel", "d", "cell"],
 )  # fmt: skip
-def test_a_wrong_table_is_an_error(use, table):
+def test_blocks_rejects_a_wrong_table(use, table):
     use(table)
     with pytest.raises(ValueError, match="DIFF_TRANSFORMER_BLOCKS=.*blocks.json has .* it must be"):
         blocks("forward", H100, BF16, 64)

@@ -83,7 +83,7 @@ def units(one: Compiled) -> int:
 
 
 @pytest.mark.skipif(ON_REQUEST, reason="the digest is recorded after this compilation")
-def test_the_last_change_was_compiled():
+def test_compiled_digest_is_of_the_last_change():
     assert COMPILED_BEFORE, "a kernel, its blocks, this file or triton changed: run `make test-compile`"
 
 
@@ -156,7 +156,7 @@ VARIANTS = {
 
 @needs_compilation
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_kind_of_input_compiles(variant):
+def test_kernels_compile_for_every_kind_of_input(variant):
     with compiled_for(90) as compiled:
         VARIANTS[variant]()
     assert max(one.shared for one in compiled) <= SHARED_MEMORY[90]

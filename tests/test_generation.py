@@ -82,7 +82,7 @@ def assert_same_tokens(got: torch.Tensor, expected: torch.Tensor, message: str) 
 
 @pytest.mark.oldest
 @EVERY_VERSION
-def test_every_cache_gives_the_tokens_of_a_full_forward(make_model, attn_implementation):
+def test_generate_with_every_cache_gives_the_tokens_of_a_full_forward(make_model, attn_implementation):
     model = make_model(attn_implementation)
     prompt = random_ids(2, 11)
     expected = argmax_by_full_forward(make_model("eager"), prompt)
@@ -217,7 +217,7 @@ def positions(attention_mask: torch.Tensor) -> torch.Tensor:
     indirect=["tiny_config"],
 )
 @pytest.mark.oldest
-def test_a_left_padded_row_gives_its_own_tokens(make_model, attn_implementation, lengths):
+def test_generate_gives_a_left_padded_row_its_own_tokens(make_model, attn_implementation, lengths):
     model = make_model(attn_implementation)
     rows = [random_ids(length, seed=i) for i, length in enumerate(lengths)]
     alone = torch.cat([greedy(make_model("eager"), row[None]) for row in rows])
@@ -243,7 +243,7 @@ def test_a_left_padded_row_gives_its_own_tokens(make_model, attn_implementation,
     indirect=["tiny_config"],
 )
 @pytest.mark.oldest
-def test_a_second_turn_continues_the_cache_of_the_first(make_model, attn_implementation, is_static):
+def test_generate_continues_the_cache_of_the_first_turn(make_model, attn_implementation, is_static):
     model = make_model(attn_implementation)
     cache = StaticCache(model.config, max_cache_len=128) if is_static else DynamicCache(config=model.config)
     history = random_ids(1, 9)
@@ -332,7 +332,7 @@ def test_managers_restore_the_implementation_when_they_stop(make_model):
 
 @pytest.mark.oldest
 @pytest.mark.parametrize("failure", ["setting up", "warming up", "running"])
-def test_the_implementation_is_restored_when_continuous_batching_raises(make_model, failure):
+def test_continuous_batching_restores_the_implementation_after_an_error(make_model, failure):
     model = make_model()
     config = generation_config()
     if failure == "setting up":
@@ -372,7 +372,7 @@ class LargestNewTensor(TorchDispatchMode):
 @pytest.mark.parametrize("layout", ["dynamic", "padded", "cropped", "static"])
 @pytest.mark.parametrize("q_len", [1, 4])
 @torch.no_grad()
-def test_a_decoding_step_copies_no_cache(make_model, dtype, layout, q_len):
+def test_decoding_step_copies_no_cache(make_model, dtype, layout, q_len):
     """A cache that is full, with padding, cropped (as assisted decoding leaves it), or static and half filled."""
     module, length = make_model(head_dim=64).model.layers[0].self_attn, 2048
     slots = 2 * length if layout in ("cropped", "static") else length

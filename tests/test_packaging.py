@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.process
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="compares the archive with the repository")
-def test_the_source_distribution_is_the_repository(tmp_path):
+def test_source_distribution_is_the_repository(tmp_path):
     command = [sys.executable, "setup.py", "-q", "egg_info", "-e", str(tmp_path), "sdist", "-d", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     (archive,) = tmp_path.glob("*.tar.gz")

@@ -158,7 +158,7 @@ def test_special_tokens_in_text(tokenizer, oracle, split):
     assert cl100k_tokenizer(split_special_tokens=split)(text)["input_ids"] == need, "the option of the tokenizer"
 
 
-def test_every_token_has_tiktokens_bytes(tokenizer, oracle):
+def test_tokens_have_tiktokens_bytes(tokenizer, oracle):
     byte_of = {char: byte for byte, char in bytes_to_unicode().items()}
     ids = [*range(100_256), *SPECIAL_TOKENS.values()]
     tokens = tokenizer.convert_ids_to_tokens(ids)

@@ -175,7 +175,7 @@ def test_adapters_without_target_modules_adapt_what_they_adapt_in_llama(kind, ma
         assert {name.rpartition(".")[2] for name in model.targeted_module_names} == linear
 
 
-def test_the_usage_pages_lambda_beside_lora(make_model, tmp_path, monkeypatch, tokenizer):
+def test_lambda_trains_beside_lora_as_documented(make_model, tmp_path, monkeypatch, tokenizer):
     *_, train, save = re.findall(r"```python\n(.*?)```", USAGE.read_text(encoding="utf-8"), re.DOTALL)
     monkeypatch.chdir(tmp_path)
     model = make_model()

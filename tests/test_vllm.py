@@ -216,7 +216,7 @@ def settings(served: Served, **extra: Any) -> dict[str, Any]:
     return {"model": served.name, "max_tokens": NEW_TOKENS, "temperature": 0, "extra_body": extra}
 
 
-def test_a_batch_gets_the_tokens_and_log_probabilities_of_generate(served):
+def test_vllm_gives_a_batch_the_tokens_and_log_probabilities_of_generate(served):
     expected = [generated(served.model, prompt) for prompt in PROMPTS]
     assert len({tuple(tokens) for tokens, _ in expected}) == len(PROMPTS)
     for attempt in ("first", "second"):  # the second finds its prompts in the prefix cache
@@ -247,7 +247,7 @@ def test_chat(served):
     assert reply.choices[0].token_ids == generated(served.model, prompt)[0]
 
 
-def test_a_prompt_longer_than_the_context_is_rejected(served):
+def test_vllm_rejects_a_prompt_longer_than_the_context(served):
     with pytest.raises(
         BadRequestError, match=f"(?s)maximum context length is {CONTEXT} tokens.* {CONTEXT + 1} "
     ) as error:
@@ -261,7 +261,7 @@ def test_remote_code_is_served_without_the_package(tmp_path):
     assert "No module named 'diff_transformer'" in process.stderr
 
 
-def test_the_plugin_doubles_the_query_heads_of_v1_only(saved, installed, tmp_path):
+def test_vllm_plugin_doubles_the_query_heads_of_v1_only(saved, installed, tmp_path):
     """The answers do not show it: without the plugin V1 calls attention twice."""
     script = (
         "import sys; from vllm.engine.arg_utils import EngineArgs; "

@@ -33,7 +33,7 @@ def test_every_protocol_on_every_model(evaluation_memory, tmp_path, monkeypatch)
     assert all(int(row["peak_mib"]) < 100 for row in rows)
 
 
-def test_what_would_be_held(evaluation_memory):
+def test_evaluation_memory_names_what_would_be_held(evaluation_memory):
     of = evaluation_memory.without_chunks
     assert of("nll_by_position", 16384, 32768) == 2 * 2**30
     assert of("outliers", 16384, 32768) == of("attention_allocation", 16384, 1) == 4 * 4 * 16384**2
@@ -41,7 +41,7 @@ def test_what_would_be_held(evaluation_memory):
     assert evaluation_memory.transformer_twin(config).num_attention_heads == 4, "as many softmax maps"
 
 
-def test_a_process_that_fails_is_an_error(evaluation_memory, monkeypatch):
+def test_evaluation_memory_reports_a_process_that_fails(evaluation_memory, monkeypatch):
     monkeypatch.setattr(sys, "executable", "false")
     with pytest.raises(RuntimeError, match="--measure nll_by_position diff 32 128 failed"):
         evaluation_memory.measure_apart("nll_by_position", "diff", 32, 128)

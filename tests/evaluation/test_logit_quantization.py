@@ -60,7 +60,7 @@ def test_16_bits_are_the_model_itself(loaded):
 
 
 @pytest.mark.parametrize("granularity", ["tensor", "head"])
-def test_every_softmax_of_every_layer_has_few_levels(loaded, exact, granularity, monkeypatch):
+def test_quantized_logits_have_few_levels_in_every_layer(loaded, exact, granularity, monkeypatch):
     calls = []
 
     def recorded(logits, counted, *options):
@@ -83,7 +83,7 @@ def test_every_softmax_of_every_layer_has_few_levels(loaded, exact, granularity,
 
 @pytest.mark.parametrize("granularity", ["tensor", "head"])
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_a_sequence_does_not_depend_on_its_batch_or_padding(exact, side, granularity):
+def test_quantized_logits_do_not_depend_on_batch_or_padding(exact, side, granularity):
     rows = [torch.randint(0, 300, (n,)) for n in LENGTHS]
     ids, mask = torch.full((3, max(LENGTHS)), 7), torch.zeros(3, max(LENGTHS), dtype=torch.long)
     places = [slice(0, n) if side == "right" else slice(max(LENGTHS) - n, None) for n in LENGTHS]

@@ -100,7 +100,7 @@ def of_protocols() -> dict[tuple[str, str, str], float | None]:
     return {place: value for place, value in found.items() if value is not None}
 
 
-def test_what_the_protocols_have_is_what_was_read_again():
+def test_paper_values_of_protocols_equal_the_second_reading():
     again, found = read_again(), of_protocols()
     wrong = {place: (value, again.get(place)) for place, value in found.items() if again.get(place) != value}
     assert not wrong, "(protocol, read again)"
@@ -108,7 +108,7 @@ def test_what_the_protocols_have_is_what_was_read_again():
     assert only_read == {("Appendix C", "gap", "Figure 9"), ("Appendix C", "gain", "Figure 10")}, "in no protocol"
 
 
-def test_the_averages_that_figure_5_prints_are_those_of_its_cells():
+def test_paper_values_of_figure_5_average_to_those_printed():
     again = read_again()
     for model in MODELS:
         for length in LENGTHS.values():
@@ -117,7 +117,7 @@ def test_the_averages_that_figure_5_prints_are_those_of_its_cells():
 
 
 @pytest.mark.parametrize("name", protocols.names())
-def test_no_protocol_has_a_number_that_was_not_read_again(name):
+def test_protocols_have_no_number_without_a_second_reading(name):
     """The decimal fractions among a module's constants, under any name."""
     known, folder = set(read_again().values()), Path(protocols.__file__).parent
     files = [folder / f"{name}.py"] if (folder / f"{name}.py").is_file() else sorted((folder / name).glob("*.py"))
@@ -162,7 +162,7 @@ def of_paper(page: str) -> list[tuple[str, float]]:
 @pytest.mark.parametrize(
     "name", [None, *sorted(str(x.relative_to(ROOT)) for x in ROOT.glob("docs/results/*/report.md"))]
 )
-def test_the_papers_values_on_the_pages(name):
+def test_reports_show_the_paper_values(name):
     """On a page without results, and on those of docs/results."""
     if name is None:
         report = Report(load_study(STUDIES / "ci.yaml"), [])

@@ -53,7 +53,7 @@ def test_models_that_do_not_continue_over_a_cache_are_rejected(architecture):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_a_fork_leaves_its_original(loaded, batch_size):
+def test_fork_leaves_its_original(loaded, batch_size):
     input_ids, rests = torch.randint(0, 300, (1, 12)), torch.randint(0, 300, (batch_size, 5))
     cache, _ = prefill(loaded.model, input_ids)
     before = [(layer.keys.clone(), layer.values.clone()) for layer in cache.layers]

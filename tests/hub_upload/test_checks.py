@@ -140,7 +140,7 @@ def test_checks_report_all_problems_at_once_without_the_secret(folder):
 
 
 @pytest.mark.process
-def test_a_clean_process_runs_the_code_in_the_folder(folder):
+def test_compare_in_clean_process_runs_the_code_in_the_folder(folder):
     """Here the feed-forward of that code is skipped; this process runs the package's."""
     give_code(folder)
     code = folder / "modeling_diff_base.py"

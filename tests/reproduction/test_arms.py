@@ -130,7 +130,7 @@ def config() -> DiffTransformerConfig:
     return small_config(num_key_value_heads=1)
 
 
-def test_the_arms_are_what_their_names_say():
+def test_arms_are_what_their_names_say():
     config = small_config(num_key_value_heads=1, rope_parameters={"rope_type": "default", "rope_theta": 77.0})
     of = {arm: make(config) for arm, (_, make) in ARMS.items()}
     heads = {arm: (x.num_attention_heads, x.num_key_value_heads, x.head_dim) for arm, x in of.items()}
@@ -151,7 +151,7 @@ def test_the_arms_are_what_their_names_say():
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_every_matrix_is_the_transformers(arm, config):
+def test_new_model_has_the_matrices_of_the_transformer(arm, config):
     model = new_model(arm, config, seed=5)
     torch.manual_seed(5)
     twin = dict(LlamaForCausalLM(transformer_twin(config)).named_parameters())
@@ -173,7 +173,7 @@ def test_every_matrix_is_the_transformers(arm, config):
 
 
 @torch.no_grad()
-def test_the_first_queries_of_v2_are_the_transformers():
+def test_new_model_of_v2_has_the_first_queries_of_the_transformer():
     """If the second queries equal the first ones and lambda is 1/2, half of the attention remains."""
     config = small_config(initializer_range=0.2)
     model, twin = new_model("diff_v2", config, 5), new_model("transformer", config, 5)

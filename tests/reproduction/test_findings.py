@@ -53,7 +53,7 @@ def test_findings_are_the_contrasts_whose_arms_are_trained():
     assert all(x.seeds == 4 for x in found().values())
 
 
-def test_a_loss_is_compared_by_paired_differences():
+def test_findings_compare_losses_by_paired_differences():
     row = found()["text", "design"]
     stderr = math.sqrt(0.0008 / 3 / 4)  # of -0.10, -0.12, -0.08 and -0.10
     assert row.comparison.method == "paired t" and row.correlation > 0.9
@@ -62,7 +62,7 @@ def test_a_loss_is_compared_by_paired_differences():
     assert row.comparison.p == pytest.approx(p_of_t3(0.1 / stderr)) and row.verdict == BETTER
 
 
-def test_a_log_loss_is_compared_by_its_logarithm():
+def test_findings_compare_log_losses_by_their_logarithm():
     """Without a correlation by Welch's test: equal variances of 0.04 / 3 make 6 degrees of freedom."""
     rows, stderr = found(), math.sqrt(2 * 0.04 / 3 / 4)
     for name, effect, verdict in (("design", -2, BETTER), ("subtraction", 1, WORSE)):
@@ -74,7 +74,7 @@ def test_a_log_loss_is_compared_by_its_logarithm():
         assert row.comparison.interval == pytest.approx((effect - T6 * stderr, effect + T6 * stderr), rel=1e-6)
 
 
-def test_tokens_are_compared_by_the_log_rank_test():
+def test_findings_compare_tokens_by_the_log_rank_test():
     """The events of DIFF come while 4 to 1 of its runs and all 4 of the Transformer are at risk."""
     row = found(study=replace(STUDY, experiments={"recall": STUDY.experiments["recall"]}))["recall", "design"]
     surplus = 4 / 8 + 4 / 7 + 4 / 6 + 4 / 5
@@ -85,7 +85,7 @@ def test_tokens_are_compared_by_the_log_rank_test():
     assert row.comparison.effect == pytest.approx(math.log(2 * 3 * 4 * 5 / (9 * 10**3)) / 4) and row.verdict == BETTER
 
 
-def test_runs_that_do_not_reach_the_accuracy_are_censored():
+def test_findings_censor_runs_that_do_not_reach_the_accuracy():
     """As events instead, the two runs that end in vain would not change the statistic. Those of DIFF would."""
     results = changed(RESULTS, {"experiment": "recall", "arm": "diff", "seed": 13}, curve=[[1600, 1.0, 0.89]])
     surplus, variance = 4 / 8 + 4 / 7 + 4 / 6, 16 / 64 + 12 / 49 + 8 / 36
@@ -93,7 +93,7 @@ def test_runs_that_do_not_reach_the_accuracy_are_censored():
     assert comparison.p == pytest.approx(2 * stats.t.sf(surplus / math.sqrt(variance), 6))
 
 
-def test_an_arm_of_which_a_run_diverged_is_not_compared():
+def test_findings_do_not_compare_an_arm_with_a_diverged_run():
     """The runs that did not diverge say too much good of it."""
     lost = {"experiment": "retrieval", "arm": "diff", "seed": 12, "tuning": False}
     rows = found(changed(RESULTS, lost, diverged=True, curve=[], batches=[]))
@@ -104,7 +104,7 @@ def test_an_arm_of_which_a_run_diverged_is_not_compared():
 
 
 @pytest.mark.parametrize("name", ["text", "retrieval", "recall"])
-def test_the_verdict_is_of_the_second_arm(name):
+def test_findings_give_the_verdict_on_the_second_arm(name):
     """With the arms exchanged the effect changes its sign and the verdict its direction."""
     row, exchanged = (
         found(study=replace(study, experiments={name: STUDY.experiments[name]}))[name, "design"]
@@ -114,7 +114,7 @@ def test_the_verdict_is_of_the_second_arm(name):
     assert (row.verdict, exchanged.verdict) == (BETTER, WORSE) and exchanged.p == pytest.approx(row.p)
 
 
-def test_holm_is_over_all_primary_contrasts_of_the_study():
+def test_findings_apply_holm_over_all_primary_contrasts():
     rows = found()
     primary = sorted((x for x in rows.values() if x.contrast.primary), key=lambda x: x.comparison.p)
     assert len(primary) == 5 and {x.level for x in primary} == {0.01}
@@ -127,7 +127,7 @@ def test_holm_is_over_all_primary_contrasts_of_the_study():
     assert primary[-2].experiment == "recall" and primary[-2].p == pytest.approx(2 * primary[-2].comparison.p)
 
 
-def test_a_difference_that_does_not_survive_the_correction_is_not_shown():
+def test_findings_show_no_difference_that_does_not_survive_holm():
     """Eight more primary contrasts without a difference, which are the copies of one."""
     copies = {f"copy {i}": STUDY.contrasts["subtraction"] for i in range(8)}
     results = [x for x in RESULTS if x.experiment != "retrieval"]
@@ -137,7 +137,7 @@ def test_a_difference_that_does_not_survive_the_correction_is_not_shown():
     assert row.level == pytest.approx(0.05 / 21) and row.verdict == NOT_SHOWN
 
 
-def test_descriptive_contrasts_are_not_part_of_the_correction():
+def test_findings_leave_descriptive_contrasts_out_of_holm():
     rows = found(study=with_contrast("design", primary=False))
     row = rows["text", "design"]
     assert row.p == row.comparison.p and row.level == 0.05 and row.verdict == BETTER
@@ -145,7 +145,7 @@ def test_descriptive_contrasts_are_not_part_of_the_correction():
 
 
 @pytest.mark.parametrize("primary", [True, False])
-def test_what_neither_arm_has_learnt_is_not_tested(primary):
+def test_findings_do_not_test_what_neither_arm_has_learnt(primary):
     rows = found(study=with_contrast("factor", primary=primary))
     row = rows["retrieval", "factor"]
     assert not row.learnt and row.verdict == NOT_LEARNT and row.p == 1
@@ -171,7 +171,7 @@ def test_has_learnt_is_by_two_standard_errors(values, metric, floor, expected):
     assert has_learnt(results, Floor(metric, floor)) is expected
 
 
-def test_text_is_learnt_below_its_unigram_loss_and_a_loss_of_zero_has_a_logarithm():
+def test_findings_take_the_unigram_loss_as_floor_and_the_logarithm_of_zero():
     results = changed(RESULTS, {"experiment": "text"}, unigram_loss=2.5)
     assert found(results)["text", "design"].verdict == NOT_LEARNT
     where = {"experiment": "retrieval", "arm": "diff", "tuning": False}
@@ -188,7 +188,7 @@ def test_text_is_learnt_below_its_unigram_loss_and_a_loss_of_zero_has_a_logarith
         ({"batches": ["batches 12 0", "other"]}, "text, seed 12: the arms had different .*'other'"),
     ],
 )
-def test_unequal_conditions_are_errors(fields, message):
+def test_findings_reject_unequal_conditions(fields, message):
     where = {"experiment": "text", "arm": "diff", **({} if "parameters" in fields else {"seed": 12})}
     with pytest.raises(ValueError, match=message):
         findings(STUDY, changed(RESULTS, where, **fields))
@@ -199,7 +199,7 @@ def test_unequal_conditions_are_errors(fields, message):
         findings(STUDY, changed(RESULTS, {"experiment": "text", "seed": 12}, **fields))
 
 
-def test_runs_that_ended_early_are_compared_up_to_there():
+def test_findings_compare_batches_up_to_the_end_of_the_shorter_run():
     """Those of seed 10 have two evaluations of DIFF and nine of the Transformer."""
     where = {"experiment": "recall", "arm": "transformer", "seed": 10}
     same = [f"batches 10 {i}" for i in range(9)]
@@ -208,7 +208,7 @@ def test_runs_that_ended_early_are_compared_up_to_there():
         findings(STUDY, changed(RESULTS, where, batches=[same[0], "other", *same[2:]]))
 
 
-def test_runs_without_or_with_another_learning_rate_do_not_count():
+def test_findings_ignore_runs_with_another_learning_rate():
     assert findings(STUDY, []) == findings(STUDY, [x for x in RESULTS if x.tuning]) == []
     assert {name for name, _ in found([x for x in RESULTS if not x.tuning])} == {"text", "recall"}
     where = {"experiment": "retrieval", "arm": "diff", "seed": 10, "tuning": False}
@@ -216,7 +216,7 @@ def test_runs_without_or_with_another_learning_rate_do_not_count():
     assert [x.seed for x in arms["diff"]] == [11, 12, 13] and len(arms["transformer"]) == 4
 
 
-def test_arms_may_have_finished_different_seeds():
+def test_findings_of_arms_with_different_seeds():
     """Too few common seeds for a correlation are not paired, and those of one arm alone count too."""
 
     def without(*lost):
@@ -235,7 +235,7 @@ def test_arms_may_have_finished_different_seeds():
     assert set(found([x for x in without() if x.arm != "wide_norm"])) == {("text", "design")}
 
 
-def test_without_any_event_times_are_not_compared():
+def test_findings_compare_no_times_without_an_event():
     results = [x for x in RESULTS if x.experiment == "recall"]
     study = replace(
         STUDY,
@@ -248,7 +248,7 @@ def test_without_any_event_times_are_not_compared():
 # ---------------------------------------------------------------------------------------------------- learning rates
 
 
-def test_the_learning_rate_is_that_of_the_lowest_mean_and_of_equal_ones_the_smallest():
+def test_chosen_learning_rates_have_the_lowest_mean_or_are_the_smallest():
     assert chosen_learning_rates(RETRIEVAL, "retrieval", RESULTS) == RATES
     reversed_grid = replace(RETRIEVAL, learning_rates=[4e-3, 2e-3, 1e-3])
     assert chosen_learning_rates(reversed_grid, "retrieval", RESULTS) == RATES
@@ -256,7 +256,7 @@ def test_the_learning_rate_is_that_of_the_lowest_mean_and_of_equal_ones_the_smal
     assert not text.tunes and chosen_learning_rates(text, "text", []) == dict.fromkeys(text.arms, 1e-3)
 
 
-def test_the_mean_decides_not_one_seed():
+def test_chosen_learning_rates_follow_the_mean_not_one_seed():
     where = {"tuning": True, "arm": "transformer", "learning_rate": 4e-3}
     # With 3.5 on seed 1 a geometric mean of 1.02, not below √(0.5 · 1.5) = 0.87; with 1.8 it is 0.73
     results = changed(RESULTS, {**where, "seed": 0}, curve=[[1280, 0.3, 0.5]])
@@ -265,11 +265,11 @@ def test_the_mean_decides_not_one_seed():
     assert chosen_learning_rates(RETRIEVAL, "retrieval", results)["transformer"] == 4e-3
 
 
-def test_no_learning_rate_is_chosen_while_tuning_runs_are_missing():
+def test_chosen_learning_rates_wait_for_all_tuning_runs():
     assert chosen_learning_rates(RETRIEVAL, "retrieval", [x for x in RESULTS if x is not RESULTS[7]]) == {}
 
 
-def test_of_tokens_fewer_are_better_whatever_the_loss():
+def test_chosen_learning_rates_take_the_fewest_tokens_whatever_the_loss():
     """Seeds 0 and 1 of each rate: its tokens, the last of which did not suffice, and its loss."""
     experiment = replace(RETRIEVAL, arms=["diff", "wide_norm"], endpoint=Endpoint("tokens", 0.9))
     results = [x for x in RESULTS if x.tuning and x.arm in experiment.arms]
@@ -280,7 +280,7 @@ def test_of_tokens_fewer_are_better_whatever_the_loss():
     assert endpoint(experiment, results[0]) == 3200 and endpoint(RETRIEVAL, results[0]) == math.log(1e-3)
 
 
-def test_a_rate_at_which_a_run_diverged_is_not_chosen():
+def test_chosen_learning_rates_leave_out_diverged_runs():
     """That of the Transformer is 2e-3 otherwise."""
     arm = {"experiment": "retrieval", "arm": "transformer", "tuning": True}
     results = changed(RESULTS, {**arm, "learning_rate": 2e-3, "seed": 1}, diverged=True, curve=[])

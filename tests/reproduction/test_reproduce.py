@@ -58,7 +58,7 @@ def finished(tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_a_stopped_study_is_finished_by_the_same_command(finished):
+def test_reproduce_finishes_a_stopped_study(finished):
     """`findings` checks that all arms had the same batches and matrices."""
     study, results = load_study(finished / STUDY), load(finished / RESULTS)
     planned = planned_runs(study, results, True) + planned_runs(study, results, False)
@@ -80,7 +80,7 @@ def test_a_stopped_study_is_finished_by_the_same_command(finished):
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_a_finished_study_is_not_trained_again_and_its_text_is_checked(finished, monkeypatch, capfd):
+def test_reproduce_trains_no_finished_study_again_and_checks_its_text(finished, monkeypatch, capfd):
     monkeypatch.setattr(run, "_train", None)
     before = (finished / RESULTS).read_bytes()
     assert main(["--study", str(finished / STUDY), "--out", str(finished)]) == 0
@@ -96,7 +96,7 @@ def test_a_finished_study_is_not_trained_again_and_its_text_is_checked(finished,
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_a_dry_run_prints_budget_and_arms_and_writes_nothing(tmp_path, capsys, scale):
+def test_reproduce_dry_run_prints_budget_and_arms_and_writes_nothing(tmp_path, capsys, scale):
     assert main(["--scale", scale, "--out", str(tmp_path / "out"), "--dry-run"]) == 0
     printed, study = capsys.readouterr().out, load_study(STUDIES / f"{scale}.yaml")
     assert printed.startswith(f"Study    {study.title}\nRuns     ") and not (tmp_path / "out").exists()
@@ -105,7 +105,7 @@ def test_a_dry_run_prints_budget_and_arms_and_writes_nothing(tmp_path, capsys, s
             assert f"\n{name:<14}{arm:<24}{len(experiment.seeds):>5}" in printed
 
 
-def test_a_folder_belongs_to_one_study(tmp_path):
+def test_claim_folder_accepts_one_study(tmp_path):
     folder, other = tmp_path / "out", tmp_path / "other.yaml"
     folder.mkdir()
     (folder / f".{STUDY}.1.part").write_text("title:")  # of a process that was killed
@@ -121,7 +121,7 @@ def test_a_folder_belongs_to_one_study(tmp_path):
     assert (folder / STUDY).read_bytes() == CI.read_bytes()
 
 
-def test_errors_are_printed_and_nothing_is_written(tmp_path, capsys):
+def test_reproduce_prints_errors_and_writes_nothing(tmp_path, capsys):
     study, other = tmp_path / "study.yaml", tmp_path / "other"
     study.write_text(CI.read_text().replace("intermediate_size: 1024", "intermediate_size: 64"))
     other.mkdir()
@@ -148,7 +148,9 @@ def test_errors_are_printed_and_nothing_is_written(tmp_path, capsys):
         (Stopped("Stopped"), UNFINISHED, ["--minutes", "0"], None),
     ],
 )
-def test_the_minutes_and_the_exit_status_of_a_call(tmp_path, monkeypatch, capsys, error, status, given, minutes):
+def test_reproduce_passes_minutes_and_returns_the_exit_status(
+    tmp_path, monkeypatch, capsys, error, status, given, minutes
+):
     calls = []
 
     def run_study(study, folder, minutes):
@@ -166,7 +168,7 @@ def test_the_minutes_and_the_exit_status_of_a_call(tmp_path, monkeypatch, capsys
     assert ("Run the same command to resume." in printed.out) == (status == UNFINISHED)
 
 
-def test_a_missing_package_is_an_error_before_anything_runs(tmp_path, monkeypatch):
+def test_reproduce_names_a_missing_package_before_anything_runs(tmp_path, monkeypatch):
     monkeypatch.setattr("diff_transformer.extras.find_spec", lambda name: None if name == "scipy" else 1)
     with pytest.raises(ModuleNotFoundError) as error:
         main(["--scale", "ci", "--out", str(tmp_path / "out")])

@@ -57,7 +57,7 @@ def test_processes_append_one_after_another_and_lose_nothing(file):
 
 
 @pytest.mark.parametrize(("whole", "length"), [(0, 1), (2, 40), (2, -1)])
-def test_the_half_line_of_a_killed_process_is_left_out_and_then_removed(file, whole, length):
+def test_load_leaves_out_the_half_line_of_a_killed_process(file, whole, length):
     for seed in range(3):
         append(file, result(seed))
     lines = file.read_text().splitlines()

@@ -40,14 +40,14 @@ def test_committed_pages_are_what_would_be_drawn():
 
 
 @pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: folder.name)
-def test_the_study_is_the_packages_and_its_results_are_of_it(folder):
+def test_committed_results_are_all_of_the_packages_study(folder):
     study, results = load_study(folder / STUDY), load(folder / RESULTS)
     assert study == load_study(STUDIES / f"{folder.name}.yaml")
     planned = planned_runs(study, results, True) + planned_runs(study, results, False)
     assert {result.run for result in results} == set(planned), "runs are missing"
 
 
-def test_the_block_of_the_readme_is_a_table_of_the_verdicts():
+def test_readme_text_is_a_table_of_the_verdicts():
     block = update.readme_text(update.reports(), ROOT)
     assert [line for line in block.splitlines() if line.startswith("|")] == [
         "| part | retrieval | recall | needles | text |",
@@ -63,7 +63,7 @@ def test_the_block_of_the_readme_is_a_table_of_the_verdicts():
     assert len(words) <= 90 and block.count("![") == 1
 
 
-def test_the_sentence_of_the_readme_agrees_with_the_verdicts():
+def test_readme_text_agrees_with_the_verdicts():
     """Three of four tasks for DIFF, and no part on all of these."""
     better = {name: set() for name in update.PARTS}
     for report in update.reports().values():

@@ -110,7 +110,7 @@ def test_finished_runs_are_not_trained_again(tmp_path, special):
     assert began == ["began text wide_norm 10", "began text diff 10"]
 
 
-def test_a_failed_or_killed_run_stops_the_others_and_is_named(tmp_path, special):
+def test_run_study_stops_and_names_a_failed_or_killed_run(tmp_path, special):
     def fail(folder, stop):
         wait_for(lambda: "began text wide_norm 10" in notes(folder))
         raise MemoryError("out of memory")
@@ -137,7 +137,7 @@ def test_runs_stop_after_the_minutes_and_the_same_call_resumes(tmp_path, special
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_stops_the_runs_and_the_callers_handler_returns(tmp_path, special, number):
+def test_run_study_stops_on_a_signal_and_restores_the_handler(tmp_path, special, number):
     def not_caught(*_):
         raise AssertionError("the signal reached the handler of the caller")
 
@@ -156,7 +156,7 @@ def test_a_signal_stops_the_runs_and_the_callers_handler_returns(tmp_path, speci
     assert notes(tmp_path) == ["began text transformer 10", "stopped text transformer 10"]
 
 
-def test_the_workers_of_a_killed_call_end_and_the_folder_is_free_again(tmp_path, special):
+def test_run_study_frees_the_folder_when_it_is_killed(tmp_path, special):
     def note_pid(folder, stop):
         (folder / "pid").write_text(str(os.getpid()))
         until_stopped(folder, stop)

@@ -45,7 +45,7 @@ def test_compare_equals_the_formulas_of_students_and_welchs_test():
         assert found.interval == pytest.approx((3.5 - half, 3.5 + half))
 
 
-def test_seeds_are_paired_whatever_their_order():
+def test_compare_pairs_seeds_in_any_order():
     first, second = {1: 0.0, 2: 1.0, 3: 2.0}, {3: 2.5, 9: 100.0, 1: 0.7, 2: 1.6}
     found = compare(first, second, paired=True)
     assert (found.effect, found.df) == (pytest.approx(0.6), 2)
@@ -61,7 +61,7 @@ def exponential_times(rng: np.random.Generator, n: int, ratio: float, end: float
 
 @pytest.mark.parametrize("end", [math.inf, 1.0])
 @pytest.mark.parametrize("step", [0.0, 0.25])
-def test_times_are_tested_by_the_log_rank_test(end, step):
+def test_compare_times_is_the_log_rank_test(end, step):
     """Its definition: the second sample's share of those at risk is expected to be its share of the events."""
     rng = np.random.default_rng(1)
     first, second = exponential_times(rng, 9, 1.0, end, step), exponential_times(rng, 12, 0.4, end, step)
@@ -79,7 +79,7 @@ def test_times_are_tested_by_the_log_rank_test(end, step):
     assert found.stderr == pytest.approx(1 / math.sqrt(events * (9 / 21) * (12 / 21)))
 
 
-def test_the_effect_on_times_is_that_on_their_logarithms():
+def test_compare_times_has_the_effect_on_logarithms():
     """Whatever unit they have; those that were not enough count as they are."""
     first, second = [(1.0, True), (2.0, True), (4.0, True)], [(2.0, True), (8.0, True), (8.0, False)]
     logs = compare(by_seed([0, 1, 2]), by_seed([1, 3, 3]), paired=False)
@@ -92,7 +92,7 @@ def test_the_effect_on_times_is_that_on_their_logarithms():
         assert found.minimum_detectable() == pytest.approx(detectable)
 
 
-def test_where_times_and_log_rank_disagree_neither_is_sooner():
+def test_compare_times_finds_neither_sooner_where_ratio_and_test_disagree():
     """The second sample has four early times, and its late ones are later than all of the first."""
     first = [(10.0 + i / 10, True) for i in range(10)]
     second = [*[(1e-6, True)] * 4, *[(100.0 + i, True) for i in range(6)]]
@@ -123,7 +123,7 @@ def test_correlation_is_the_mean_of_all_pairs_over_common_seeds():
     assert correlation([constant, constant]) == correlation([arms[0], constant]) == 0
 
 
-def test_what_cannot_be_compared_is_none():
+def test_compare_is_none_for_too_few_seeds():
     for paired in (True, False):
         assert compare({0: 1.0}, {0: 2.0}, paired) is None
         assert compare({0: 1.0, 1: 2.0}, {0: 2.0}, paired) is None
@@ -187,7 +187,7 @@ def p_of_times(arms: np.ndarray, end: float) -> list[float]:
         (20, 0.8, partial(p_of_times, end=1.0)),
     ],
 )
-def test_an_arm_rarely_differs_from_itself(n, rho, p_values):
+def test_compare_rarely_finds_an_arm_different_from_itself(n, rho, p_values):
     rng = np.random.default_rng(5)
     found = [p_values(equal_arms(rng, n, rho)) for _ in range(400)]
     assert_at_most([np.mean(np.array(p) < LEVEL) for p in found])
@@ -197,7 +197,7 @@ def test_an_arm_rarely_differs_from_itself(n, rho, p_values):
 @pytest.mark.slow
 @pytest.mark.parametrize("paired", [True, False])
 @pytest.mark.parametrize("level", [LEVEL, LEVEL / 6])
-def test_the_minimum_detectable_effect_is_found_in_80_percent(paired, level):
+def test_minimum_detectable_effect_is_found_in_80_percent(paired, level):
     n, repetitions, rng = 10, 800, np.random.default_rng(7)
     rho = 0.8 if paired else 0.0
     stderr, df = math.sqrt((2 - 2 * rho) / n), (1 if paired else 2) * (n - 1)
@@ -213,7 +213,7 @@ def test_the_minimum_detectable_effect_is_found_in_80_percent(paired, level):
 @pytest.mark.parametrize(
     ("end", "is_sooner", "power"), [(4.0, True, 0.8), (4.0, False, 0.8), (1.0, True, 0.85), (1.0, False, 0.7)]
 )
-def test_the_minimum_detectable_hazard_ratio_is_found_in_about_80_percent(end, is_sooner, power):
+def test_minimum_detectable_hazard_ratio_is_found_in_about_80_percent(end, is_sooner, power):
     """20 seeds, and 2 % or 37 % censored. It comes from studies that found it, so that the effect must not matter."""
     n, repetitions, rng = 20, 200, np.random.default_rng(8)
 

@@ -48,7 +48,7 @@ def table(page: str, caption: str) -> list[dict[str, str]]:
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
-def test_the_contrasts_table_has_the_findings(page):
+def test_report_table_of_contrasts_has_the_findings(page):
     """Effects and intervals are those of test_findings.py; detectable is at the level 0.05 / 5.
 
     The quantiles of 99.5 % and 80 % are 5.84091 and 0.97847 with 3 degrees of freedom, 3.70743 and 0.90570 with 6.
@@ -76,7 +76,7 @@ def test_the_contrasts_table_has_the_findings(page):
     assert "not finished" not in opening
 
 
-def test_the_endpoints_stand_beside_the_papers_table_6(page):
+def test_report_shows_endpoints_beside_table_6(page):
     """Tokens have no decimals, and a loss has two digits of its standard error."""
     rows = {x["arm"]: x for x in table(page, "Validation loss of the paper, and our endpoints")}
     paper = {arm: row["paper"] for arm, row in rows.items()}
@@ -93,7 +93,7 @@ def test_the_endpoints_stand_beside_the_papers_table_6(page):
     assert rows["wide"]["text"] == rows["diff_no_norm"]["recall"] == "–"
 
 
-def test_the_table_of_arms_has_endpoints_rates_and_kinds_of_rows(page):
+def test_report_table_of_arms_has_endpoints_rates_and_kinds_of_rows(page):
     rows = {(x["experiment"], x["arm"]): x for x in table(page, ARMS)}
     assert len(rows) == 3 + 5 + 2
     recall = rows["recall", "transformer"]
@@ -109,7 +109,7 @@ def test_the_table_of_arms_has_endpoints_rates_and_kinds_of_rows(page):
     assert "retrieval: a model that has not learnt it has the accuracy 0.781." in page  # 1/2 + 1/2 · 1/8, and 1
 
 
-def test_lambda_is_listed_by_layer_with_its_bounds(page):
+def test_report_lists_lambda_by_layer_with_its_bounds(page):
     rows = {(x["experiment"], x["layer"]): list(x.values())[3:] for x in table(page, LAMBDA)}
     assert set(rows) == {("text", "1"), ("text", "2"), ("recall", "1"), ("recall", "2")}
     assert rows["text", "1"] == ["0.200", "0.300 ± 0.000", "0.200", "0.300"]
@@ -117,7 +117,7 @@ def test_lambda_is_listed_by_layer_with_its_bounds(page):
     assert rows["recall", "2"] == ["–", "0.500 ± 0.000", "0.500", "0.500"]
 
 
-def test_where_it_ran_counts_runs_by_day_and_packages():
+def test_report_counts_runs_by_day_and_packages():
     results = [replace(x, packages={"torch": "2.1"}, date="2026-02-03T00:00:00Z") for x in RESULTS[:30]]
     where = table(markdown(STUDY, [*results, *RESULTS[30:]]), "Where it ran")
     assert [list(x.values()) for x in where] == [
@@ -126,7 +126,7 @@ def test_where_it_ran_counts_runs_by_day_and_packages():
     ]
 
 
-def test_the_pages_need_no_other_file_and_the_figures_are_the_same_again(folder, page, tmp_path):
+def test_report_pages_are_self_contained_and_figures_repeat(folder, page, tmp_path):
     named = re.findall(r"\(figures/(.+?)\)", page)
     assert set(named) == {"forest.png", "text_curves.png", "retrieval_curves.png", "recall_curves.png"}
     html = (folder / "report.html").read_text(encoding="utf-8")
@@ -203,7 +203,7 @@ def test_draw_forest_has_better_second_arms_on_the_right():
     ],
     ids=["without results", "one seed", "one experiment less"],
 )
-def test_the_page_of_an_unfinished_study_says_what_is_missing(tmp_path, monkeypatch, kept, told):
+def test_report_of_an_unfinished_study_says_what_is_missing(tmp_path, monkeypatch, kept, told):
     monkeypatch.setattr("diff_transformer.evaluation.render._DPI", 40)
     html, path = Report(STUDY, results := [x for x in RESULTS if kept(x)]).write(tmp_path)
     page = path.read_text()
@@ -212,13 +212,13 @@ def test_the_page_of_an_unfinished_study_says_what_is_missing(tmp_path, monkeypa
     assert ("There are no results yet." in page) == (list((tmp_path / "figures").iterdir()) == []) == (not results)
 
 
-def test_the_opening_names_runs_that_diverged():
+def test_report_opening_names_diverged_runs():
     lost = {"experiment": "text", "arm": "diff", "seed": 12}
     opening, _ = Report(STUDY, changed(RESULTS, lost, diverged=True, curve=[], batches=[])).opening()
     assert opening == "The loss became infinite or NaN in text diff 12. These arms are not compared."
 
 
-def test_a_study_without_lambda_and_effect_has_a_page():
+def test_report_of_a_study_without_lambda_and_effect():
     experiments = {"text": replace(STUDY.experiments["text"], arms=["transformer", "wide"])}
     contrasts = {"width": Contrast("Do wide heads help?", ["transformer", "wide"])}
     results = [
@@ -230,7 +230,7 @@ def test_a_study_without_lambda_and_effect_has_a_page():
     assert "| 0.0000 [0.0000, 0.0000] |" in page and table(page, LAMBDA) == []
 
 
-def test_enormous_intervals_are_drawn():
+def test_report_draws_enormous_intervals():
     """Two seeds, whose log losses differ by thousands."""
     results = [x for x in RESULTS if x.tuning or x.seed in (10, 11)]
     where = {"experiment": "retrieval", "arm": "diff", "seed": 10, "tuning": False}
@@ -239,7 +239,7 @@ def test_enormous_intervals_are_drawn():
     drawn(results=results)
 
 
-def test_means_have_two_digits_of_their_error():
+def test_report_means_have_two_digits_of_their_error():
     values = {"1,120 ± 207": (640, 960, 1280, 1600), "3.150 ± 0.065": (3.0, 3.1, 3.2, 3.3), "2.50 ± 0.00": (2.5,) * 3,
               "3,200": (3200,), "3.15": (3.15,), "0": (0.0,)}  # fmt: skip
     assert [_mean(x) for x in values.values()] == list(values)

@@ -77,7 +77,7 @@ def decoded(task: KeyValue, rows: Rows) -> list[Decoded]:
     return [Decoded(task, *x) for x in zip(*(array.tolist() for array in rows), strict=True)]
 
 
-def test_every_answer_stands_with_its_key_in_the_context(task):
+def test_key_value_rows_have_every_answer_in_the_context(task):
     rows, counts = rows_of(task, 120), set()
     assert all(x.shape == (120, task.length) and x.dtype == np.int64 for x in rows)
     for row in decoded(task, rows):
@@ -97,7 +97,7 @@ def test_every_answer_stands_with_its_key_in_the_context(task):
     assert counts == {(n, decoys) for n in task.pairs for decoys in task.decoys}
 
 
-def test_everything_is_drawn_at_random(task):
+def test_key_value_rows_draw_places_keys_and_values_at_random(task):
     rows = decoded(task, rows_of(task, 300))
     begin = task.length - 2 * max(task.pairs) if task.context is None else task.context
     first_places = {next(place for place, key, _ in row.pairs if key == row.questions[0][1]) for row in rows}
@@ -107,7 +107,7 @@ def test_everything_is_drawn_at_random(task):
     assert {value for row in rows for value in row.answers.values()} == set(range(task.values))
 
 
-def test_text_as_filler_is_that_of_the_split():
+def test_key_value_filler_is_the_text_of_the_split():
     for name in ("text", "fused in text"):
         for split, words in WORDS._asdict().items():
             begins = set()
@@ -118,7 +118,7 @@ def test_text_as_filler_is_that_of_the_split():
             assert len(begins) > 20
 
 
-def test_the_seed_and_the_split_decide_the_rows(task):
+def test_key_value_rows_follow_from_seed_and_split(task):
     first = rows_of(task, 20)
     assert all(map(np.array_equal, rows_of(task, 20), first))
     assert np.array_equal(rows_of(task, 30)[0][:20], first[0]), "more rows are added at the end"
@@ -127,13 +127,13 @@ def test_the_seed_and_the_split_decide_the_rows(task):
         assert same.mean() < 0.5, "short rows can be equal by chance"
 
 
-def test_rows_are_those_of_earlier_versions():
+def test_key_value_rows_equal_those_of_earlier_versions():
     """A study that was begun with them can be continued."""
     rows = b"".join(x.tobytes() for task in KEY_VALUE.values() for x in rows_of(task, 9, "validation", 3))
     assert hashlib.sha256(rows).hexdigest()[:16] == "9e8b97a1325d523d"
 
 
-def test_a_condition_fixes_the_numbers(task):
+def test_key_value_conditions_fix_the_numbers(task):
     found = {}
     for condition, arguments in task.conditions.items():
         rows = decoded(task, rows_of(task, 40, "validation", **arguments))
@@ -156,7 +156,7 @@ def loss(guesses: np.ndarray, labels: np.ndarray, vocabulary: int) -> float:
     return cross_entropy(logits[:, :-1].flatten(0, 1), torch.from_numpy(labels[:, 1:]).flatten()).item()
 
 
-def test_a_perfect_and_a_guessing_model_bracket_the_task(task):
+def test_key_value_floor_is_the_score_of_guesses(task):
     rows, rng = rows_of(task, 600, seed=1), np.random.default_rng(1)
     read, labels, first_value = decoded(task, rows), rows[1], task.vocabulary - task.values
     perfect, guessing, misled = np.zeros((3, *labels.shape), np.int64)
@@ -217,7 +217,7 @@ def test_rows_of_text_are_different_pieces_of_it():
         KEY_VALUE["text"].rows("validation", 0, 1, Tokens(words, words[:25]))
 
 
-def test_a_perfect_and_a_unigram_model_bracket_the_text():
+def test_next_token_floor_is_the_loss_of_a_unigram_model():
     rng = np.random.default_rng(0)
     tokens = Tokens(*(rng.zipf(1.5, n).clip(max=60).astype(np.uint32) for n in (5000, 701)))
     counts = Counter(tokens.train.tolist())
@@ -266,7 +266,7 @@ def splits(**kwargs) -> dict[str, str]:
     return dict(found)
 
 
-def test_a_hash_of_the_path_decides_the_split_whatever_other_files_there_are(root):
+def test_python_sources_are_split_by_a_hash_of_the_path(root):
     paths, before = {f"w{i:03d}": f"{'pkg/' if i % 2 else ''}m{i}.py" for i in range(30)}, splits(held_out=3)
     for i in range(30, 230):
         write(root / f"a{i}.py", i)
@@ -317,7 +317,7 @@ def test_packages_are_all_distributions_except_this_one(tmp_path, monkeypatch):
     assert set(splits(source="packages")) == {"w000", "w010", "w011", "w012"}
 
 
-def test_the_tokens_are_those_of_the_documents(root, tmp_path):
+def test_text_has_the_tokens_of_the_documents(root, tmp_path):
     (root / "latin.py").write_bytes(b"w777 = '\xe9'\r\n")
     tokenizer, tokens = cl100k_tokenizer(vocab_size=256), TEXT.load(tmp_path)
     for split, ids in tokens._asdict().items():
@@ -327,7 +327,7 @@ def test_the_tokens_are_those_of_the_documents(root, tmp_path):
     assert "w777 = '�'\r\n" in [text for _, text in python_sources(TEXT)]
 
 
-def test_the_file_of_tokens_is_whole_and_used_again(root, tmp_path, monkeypatch):
+def test_text_writes_a_whole_file_and_reads_it_again(root, tmp_path, monkeypatch):
     def save_half(stream, **arrays):
         stream.write(b"half")
         raise OSError("No space left on device")

@@ -122,7 +122,7 @@ def test_tuning_runs_are_shorter_and_measure_less(changed):
     assert len(changed(run_of("diff"), tuning_steps=4).curve) == 3, "other runs have all steps"
 
 
-def test_a_run_ends_at_the_first_evaluation_that_reaches_the_accuracy(changed, results):
+def test_train_ends_at_the_first_evaluation_that_reaches_the_accuracy(changed, results):
     """The accuracies of all evaluations of an undisturbed run are known: the threshold lies just above the first."""
     full = results["diff"]
     accuracies = [point[2] for point in full.curve]
@@ -132,7 +132,7 @@ def test_a_run_ends_at_the_first_evaluation_that_reaches_the_accuracy(changed, r
     check_parity("recall", {"transformer": [results["transformer"]], "diff": [result]})
 
 
-def test_a_run_that_never_reaches_the_accuracy_takes_all_steps(changed, results):
+def test_train_takes_all_steps_without_the_accuracy(changed, results):
     """It also repeats the undisturbed run."""
     again = changed(run_of("diff_v2"), endpoint=Endpoint("tokens", 1.0))
     assert without_time(again) == without_time(results["diff_v2"]) and again.seconds > 0 and again.date
@@ -141,7 +141,7 @@ def test_a_run_that_never_reaches_the_accuracy_takes_all_steps(changed, results)
 @pytest.mark.parametrize(
     ("steps", "tuning"), [({}, True), ({"eval_steps": 1}, False), ({"eval_steps": 1, "max_steps": 1}, False)]
 )
-def test_a_run_whose_loss_is_not_finite_has_a_result(data, changed, steps, tuning):
+def test_train_gives_a_result_for_a_loss_that_is_not_finite(data, changed, steps, tuning):
     """Whether a batch, an evaluation or the last evaluation is the first with NaN."""
     result = changed(run_of("diff", rate=1e30, tuning=tuning), training={**data.experiment.training, **steps})
     assert result.diverged and endpoint(data.experiment, result) == math.inf
@@ -191,7 +191,7 @@ def signal_in_step(monkeypatch, step: int) -> None:
 
 
 @pytest.mark.parametrize(("step", "arm"), [(1, "transformer"), (2, "diff_v2"), (3, "diff")])
-def test_a_run_that_is_stopped_and_resumed_gives_the_same_result(folder, monkeypatch, results, step, arm):
+def test_train_resumes_a_stopped_run_with_the_same_result(folder, monkeypatch, results, step, arm):
     """Before, at and after an evaluation. After one, the mean lambda of DIFF V2 lacks the steps before the stop."""
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stopped:
         signal_in_step(patch, step)
@@ -206,7 +206,7 @@ def test_a_run_that_is_stopped_and_resumed_gives_the_same_result(folder, monkeyp
     assert not list((folder / CHECKPOINTS).iterdir()), "the folder of a finished run is left"
 
 
-def test_a_stop_in_the_step_that_reaches_the_accuracy_finishes_the_run(folder, monkeypatch):
+def test_train_finishes_a_run_that_reaches_the_accuracy_when_stopped(folder, monkeypatch):
     claim(folder, endpoint={"kind": "tokens", "accuracy": 0.95})
     signal_in_step(monkeypatch, 2)
     monkeypatch.setattr(train, "accuracy", lambda prediction: {"accuracy": 0.95})
@@ -215,7 +215,7 @@ def test_a_stop_in_the_step_that_reaches_the_accuracy_finishes_the_run(folder, m
     assert len(result.curve) == 1 and result.arm == "transformer"
 
 
-def test_a_stop_after_the_last_step_finishes_the_run_and_stops_the_next(folder, monkeypatch):
+def test_train_finishes_a_run_stopped_after_its_last_step_and_stops_the_next(folder, monkeypatch):
     stop, flops = StopOnSignal(), train.model_flops_per_token
     with monkeypatch.context() as patch:
         patch.setattr(train, "model_flops_per_token", lambda *x: signal.raise_signal(signal.SIGTERM) or flops(*x))
@@ -226,7 +226,7 @@ def test_a_stop_after_the_last_step_finishes_the_run_and_stops_the_next(folder, 
     assert [x.name for x in (folder / CHECKPOINTS).rglob("checkpoint-*")] == ["checkpoint-1"]
 
 
-def test_a_killed_run_starts_again(folder, results):
+def test_train_starts_a_killed_run_again(folder, results):
     """Its batches are recorded, and it has no checkpoint, or half of one."""
     run = folder / CHECKPOINTS / "-".join(map(str, run_of("transformer")))
     (run / "checkpoint-2").mkdir(parents=True)

@@ -157,7 +157,7 @@ def test_16_bits_against_the_same_numbers_in_float32(dtype):
         assert error(mine.float(), theirs) < tolerance, f"gradient of {name}"
 
 
-def test_the_gradient_of_the_weight_is_added_up_in_float32():
+def test_linear_cross_entropy_sums_the_gradient_of_the_weight_in_float32():
     """1,024 equal parts, one per chunk: in bfloat16 the sum would stop growing at 256 times the part."""
     hidden = torch.ones(1024, 1, dtype=torch.bfloat16)
     weight = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
@@ -180,7 +180,7 @@ def test_under_autocast():
 
 
 @pytest.mark.parametrize("frozen", ["hidden_states", "weight"])
-def test_no_gradient_for_what_is_frozen(frozen):
+def test_linear_cross_entropy_has_no_gradient_for_frozen_inputs(frozen):
     inputs = dict(zip(("hidden_states", "weight", "labels"), problem(), strict=True))
     expected = gradients_of(linear_cross_entropy(**inputs), inputs.values())
     inputs[frozen].requires_grad_(False)
@@ -195,7 +195,7 @@ def test_no_gradient_for_what_is_frozen(frozen):
             assert error(inputs[name].grad, gradient) < 1e-6, name
 
 
-def test_no_more_logits_than_a_chunk(monkeypatch):
+def test_linear_cross_entropy_never_has_more_logits_than_a_chunk(monkeypatch):
     monkeypatch.setattr(loss_module, "CHUNK_BYTES", 4 * 4 * VOCAB)
     hidden, weight, labels = problem(tokens=64)
     with MadeTensors() as recorded:

@@ -86,7 +86,7 @@ def test_stage_1_takes_its_columns_by_name(tokenizer):
     assert left_out == {"a question or answer that is empty or no text": 2, "a text with a special token in it": 1}
 
 
-def test_a_template_that_rewrites_the_prompt_is_rejected():
+def test_math_data_rejects_a_template_that_rewrites_the_prompt():
     tokenizer = cl100k_tokenizer(vocab_size=512)
     tokenizer.chat_template = "{{ messages | length }}" + tokenizer.chat_template
     with pytest.raises(ValueError, match="chat template changes the prompt"):
