@@ -23,7 +23,7 @@ from .budget import Budget
 from .callbacks import Bar, SpikeWarning, StopOnSignal
 from .run_arguments import RunArguments
 from .trainer import RunTrainer
-from .whole_checkpoints import last_whole_checkpoint, set_aside
+from .whole_checkpoints import FILES, fault, last_whole_checkpoint, set_aside
 
 logger = logging.get_logger(__name__)
 
@@ -132,6 +132,8 @@ def checkpoint_to_resume(training: RunArguments) -> str | None:
             raise FileExistsError(f"{found} exists: give --resume_from_checkpoint last, or another --output_dir.")
         return None
     if wanted != "last":
+        if (Path(wanted) / FILES).exists() and (reason := fault(Path(wanted))):  # Trainer would do without a lost file
+            raise ValueError(f"{wanted} cannot be resumed: {reason}. Name another checkpoint, or last.")
         return wanted
     with training.main_process_first(local=False, desc="looking for the last checkpoint"):
         whole, faulty = last_whole_checkpoint(output_dir) if output_dir.is_dir() else (None, {})

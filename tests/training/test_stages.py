@@ -32,6 +32,7 @@ from diff_transformer.training.extend_64k import extended_config
 from diff_transformer.training.runs import checkpoint_to_resume, parse, set_batch
 from diff_transformer.training.smoke import recipe as smoke_recipe
 from diff_transformer.training.smoke import write_model
+from diff_transformer.training.whole_checkpoints import seal
 
 ROOT = Path(__file__).parents[2]
 STAGES = {"pretrain": pretrain, "extend_64k": extend_64k, "math_stage1": math_stage1, "math_stage2": math_stage2}
@@ -394,5 +395,13 @@ def test_folder_with_checkpoints_is_not_overwritten(tmp_path):
     with pytest.raises(FileNotFoundError, match="no whole checkpoint"):
         checkpoint_to_resume(training)
     assert (tmp_path / "faulty-checkpoint-10").is_dir(), "a faulty checkpoint is kept under another name"
+    checkpoint = tmp_path / "faulty-checkpoint-10"  # named by its path, whole and with a lost file
+    training.resume_from_checkpoint = str(checkpoint)
+    (checkpoint / "optimizer.pt").touch()
+    seal(checkpoint)
+    assert checkpoint_to_resume(training) == str(checkpoint)
+    (checkpoint / "optimizer.pt").unlink()
+    with pytest.raises(ValueError, match="cannot be resumed: it has lost or changed optimizer.pt"):
+        checkpoint_to_resume(training)
     training.resume_from_checkpoint = "elsewhere"
     assert checkpoint_to_resume(training) == "elsewhere"
