@@ -27,7 +27,7 @@ _DECODE_ROWS = 32  # a split holds at most this many (query tokens x heads of a 
 _SPLIT_KEYS = 128  # of a split, at least
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _PREPARE_ROWS = 16
-_MASKS = {0: None, 2: "keys", 3: "full"}  # what the kernels call a mask of so many dimensions
+_MASKS = {0: None, 2: "keys", 3: "full"}  # the constant MASK of the kernels, by the dimensions of the mask
 _INTERPRETED = triton is not None and not isinstance(forward_kernel, triton.JITFunction)  # TRITON_INTERPRET=1
 
 

@@ -213,9 +213,6 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel, DiffTransformerBaseMo
         return prepare_attention(self.config, inputs_embeds, *inputs, **options, **kwargs)
 
 
-DiffTransformerPreTrainedModel.model_class = DiffTransformerModel  # of the classes below
-
-
 @auto_docstring
 class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, DiffTransformerBaseForCausalLM, GenerationMixin):
     r"""
@@ -231,6 +228,8 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, DiffTransformer
     >>> inputs = tokenizer("def mean(values):", return_tensors="pt")
     >>> tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0])
     ```"""
+
+    model_class = DiffTransformerModel
 
     def init_continuous_batching(self, *args, **kwargs):
         """As in transformers, but a model on flash_diff runs on sdpa (or on flash-attn if transformers finds it) until
@@ -260,17 +259,20 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, DiffTransformer
 
 class DiffTransformerForSequenceClassification(
     DiffTransformerBaseHead, GenericForSequenceClassification, DiffTransformerPreTrainedModel
-): ...
+):
+    model_class = DiffTransformerModel
 
 
 class DiffTransformerForTokenClassification(
     DiffTransformerBaseHead, GenericForTokenClassification, DiffTransformerPreTrainedModel
-): ...
+):
+    model_class = DiffTransformerModel
 
 
 class DiffTransformerForQuestionAnswering(
     DiffTransformerBaseHead, GenericForQuestionAnswering, DiffTransformerPreTrainedModel
-): ...
+):
+    model_class = DiffTransformerModel
 
 
 __all__ = [

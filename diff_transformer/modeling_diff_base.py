@@ -124,7 +124,7 @@ class DiffTransformerBasePreTrainedModel(PreTrainedModel):
 
     # What `save_pretrained` writes for users without this package: Auto class -> file.class
     _auto_map: dict[str, str]
-    model_class: type[PreTrainedModel]
+    model_class: type[PreTrainedModel]  # of a head: the model below it
 
     def __init__(self, config: DiffTransformerBaseConfig, *args, **kwargs):
         config.validate_architecture()  # fields may have been set since the configuration was created

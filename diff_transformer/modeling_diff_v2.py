@@ -219,28 +219,27 @@ class DiffTransformerV2Model(DiffTransformerV2PreTrainedModel, DiffTransformerBa
             self._tp_plan = {name: style for name, style in self._tp_plan.items() if not name.endswith("_norm")}
 
 
-DiffTransformerV2PreTrainedModel.model_class = DiffTransformerV2Model  # of the classes below
-
-
 @auto_docstring
-class DiffTransformerV2ForCausalLM(
-    DiffTransformerV2PreTrainedModel, DiffTransformerBaseForCausalLM, GenerationMixin
-): ...
+class DiffTransformerV2ForCausalLM(DiffTransformerV2PreTrainedModel, DiffTransformerBaseForCausalLM, GenerationMixin):
+    model_class = DiffTransformerV2Model
 
 
 class DiffTransformerV2ForSequenceClassification(
     DiffTransformerBaseHead, GenericForSequenceClassification, DiffTransformerV2PreTrainedModel
-): ...
+):
+    model_class = DiffTransformerV2Model
 
 
 class DiffTransformerV2ForTokenClassification(
     DiffTransformerBaseHead, GenericForTokenClassification, DiffTransformerV2PreTrainedModel
-): ...
+):
+    model_class = DiffTransformerV2Model
 
 
 class DiffTransformerV2ForQuestionAnswering(
     DiffTransformerBaseHead, GenericForQuestionAnswering, DiffTransformerV2PreTrainedModel
-): ...
+):
+    model_class = DiffTransformerV2Model
 
 
 __all__ = [

@@ -190,7 +190,7 @@ def test_model_cpu_end_to_end(model_cpu, monkeypatch, tmp_path):
     for i, row in enumerate(rows):
         ours = rows[i - i % 5 + (0 if i % 5 < 3 else 3)]  # V2 and its Llama are the last two
         ratio = float(ours["tokens_per_second"]) / float(row["tokens_per_second"])
-        assert float(row["ours_over_this"]) == pytest.approx(ratio, rel=1e-3, abs=2e-3)
+        assert float(row["ours_over_this"]) == pytest.approx(ratio, abs=2e-3)
     table = [line.strip("| ").split(" | ") for line in (tmp_path / "speed.md").read_text().splitlines() if "|" in line]
     assert table[0][2:] == [*names, "DIFF / DiffLlama", "DIFF / Llama", "DIFF V2 / Llama GQA"]
     decode = [row["tokens_per_second"] for row in rows[10:]]
