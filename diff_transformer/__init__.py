@@ -10,7 +10,12 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
 from .configuration_diff import PAPER_SIZES, DiffTransformerConfig
 from .configuration_diff_v2 import DiffTransformerV2Config
-from .flash_diff import flash_diff_attention, flash_diff_attention_varlen, flash_diff_attention_with_kvcache
+from .flash_diff import (
+    LambdaVectors,
+    flash_diff_attention,
+    flash_diff_attention_varlen,
+    flash_diff_attention_with_kvcache,
+)
 from .modeling_diff import (
     DiffTransformerForCausalLM,
     DiffTransformerForQuestionAnswering,
@@ -76,6 +81,7 @@ __all__ = [
     "DiffTransformerV2ForTokenClassification",
     "DiffTransformerV2Model",
     "DiffTransformerV2PreTrainedModel",
+    "LambdaVectors",
     "cl100k_tokenizer",
     "flash_diff_attention",
     "flash_diff_attention_varlen",

@@ -29,6 +29,7 @@ from transformers.utils.import_utils import is_tracing
 
 from .attention_diff_base import reject_dropout
 from .flash_diff import (
+    LambdaVectors,
     can_decode,
     flash_diff_attention,
     flash_diff_attention_varlen,
@@ -192,21 +193,22 @@ def flash_diff_attention_forward(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    lambda_full: torch.Tensor,
+    lambda_full: torch.Tensor | LambdaVectors,
     scaling: float,
     dropout: float = 0.0,
     is_causal: bool | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
     max_length_q: int | None = None,
     padding_spans: tuple[torch.Tensor, torch.Tensor] | None = None,
+    cache_lengths: torch.Tensor | None = None,
     kernel: str | None = None,
     head_norm: dict | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
     """`attn_implementation="flash_diff"`: fused differential attention (shapes as in the oracle).
 
-    `kernel` is what `flash_diff_kernel` said. `padding_spans` (of `prepare_attention`) and `head_norm`, the arguments
-    `norm_weight`, `norm_eps` and `out_scale`, are for the Triton kernels only.
+    `kernel` is what `flash_diff_kernel` said. For the Triton kernels only are `padding_spans` and `cache_lengths` (of
+    `prepare_attention`) and `head_norm`, the arguments `norm_weight`, `norm_eps` and `out_scale`.
     """
     reject_dropout(module, dropout)
     _reject_split_sequences(module)
@@ -218,18 +220,19 @@ def flash_diff_attention_forward(
     is_causal = bool(module.is_causal) if is_causal is None else is_causal
     if kernel is None:
         kernel = flash_diff_kernel(query.device, query.dtype, query.shape[-1], attention_mask)
+    if kernel == "triton":
+        layout = (attention_mask, padding_spans, cache_lengths, cu_seq_lens_q, max_length_q, is_causal)
+        options = {"softmax_scale": scaling, **(head_norm or {})}
+        return _fused_attention(query, key, value, lambda_full, *layout, **options), None
+    if isinstance(lambda_full, LambdaVectors):
+        lambda_full = differential_lambda(*lambda_full)
     if kernel == "cpu":
         attn_output = flash_diff_attention_cpu(
             query, key, value, lambda_full, attention_mask, cu_seq_lens_q, scale=scaling, is_causal=is_causal
         )
-    elif kernel == "sdpa":
+    else:
         attn_output = packed_sdpa_attention(
             module, query, key, value, attention_mask, lambda_full, scaling, is_causal, cu_seq_lens_q
-        )
-    else:
-        layout = (attention_mask, padding_spans, cu_seq_lens_q, max_length_q, is_causal)
-        attn_output = _fused_attention(
-            query, key, value, lambda_full, *layout, softmax_scale=scaling, **(head_norm or {})
         )
     return attn_output, None
 
@@ -271,7 +274,7 @@ def _is_exporting() -> bool:
 
 
 def _fused_attention(
-    query, key, value, lambda_full, mask, spans, cu_seq_lens, max_length, causal: bool, **options
+    query, key, value, lambda_full, mask, spans, cache_lengths, cu_seq_lens, max_length, causal: bool, **options
 ) -> torch.Tensor:
     batch, num_heads, q_len, _ = query.shape
     # Views (B, tokens, heads, D) of one type: autocast leaves rotated queries and keys in float32
@@ -285,7 +288,7 @@ def _fused_attention(
         causal, mask = False, mask[:, 0].expand(batch, -1, -1)
     options |= {"causal": causal, "mask": mask}
     if not torch.is_grad_enabled() and can_decode(q_len, num_heads // key.shape[1]) and spans is None:
-        return flash_diff_attention_with_kvcache(q, k, v, lambda_full, **options)
+        return flash_diff_attention_with_kvcache(q, k, v, lambda_full, cache_lengths, **options)
     return flash_diff_attention(q, k, v, lambda_full, spans=spans, **options)
 
 

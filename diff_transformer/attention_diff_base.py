@@ -166,7 +166,8 @@ def prepare_attention(
             (`document_starts`). By default from the documents of `cu_seq_lens_q`, or counted from the cached tokens.
         takes_lengths (`bool`): Whether the attention takes documents as offsets, `cu_seq_lens_q`; otherwise they
             become part of the mask.
-        takes_spans (`bool`): Whether it takes the padding of a batch as `padding_spans` in place of a mask.
+        takes_spans (`bool`): Whether it takes the padding of a batch as `padding_spans` in place of a mask, and
+            beside the mask of a static cache the number of its tokens, so that the empty end need not be read.
         cu_seq_lens_q (`torch.Tensor`, *optional*): (documents + 1,) offsets into the B T tokens.
         cache: The paged cache of continuous batching, which packs requests and passes its own mask or lengths.
 
@@ -208,6 +209,10 @@ def prepare_attention(
     )
     if takes_spans and isinstance(mask, torch.Tensor) and not is_tracing(mask):
         mask, options["padding_spans"] = padding_spans(mask, inputs_embeds.shape[1])
+    if takes_spans and past_key_values is not None and past_key_values.is_compileable:
+        batch_size, q_length = inputs_embeds.shape[:2]
+        new = torch.full((batch_size,), q_length, dtype=torch.int32, device=inputs_embeds.device)
+        options["cache_lengths"] = new + past_key_values.get_seq_length()
     return position_ids, mask, options
 
 

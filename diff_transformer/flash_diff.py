@@ -21,10 +21,14 @@ from .flash_diff_backward import dkdv_kernel, dq_kernel, prepare_kernel
 from .flash_diff_blocks import VERIFIED, architecture, blocks, candidates, key_kernels
 from .flash_diff_decode import combine_kernel, split_kernel
 from .flash_diff_forward import forward_kernel, triton
+from .flash_diff_lambda import lambda_grad_kernel, lambda_kernel
 
 DECODE_TOKENS = 16  # up to this many query tokens, a cache is read in splits
 _DECODE_ROWS = 32  # a split holds at most this many (query tokens x heads of a group)
 _SPLIT_KEYS = 128  # of a split, at least
+# Whether the last split of a decoding step combines all of them, in one launch in place of two. It reads what other
+# programs have written, and the order of memory between programs shows on a GPU only: off until one has run it
+_LAST_SPLIT_COMBINES = False
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _PREPARE_ROWS = 16
 _MASKS = {0: None, 2: "keys", 3: "full"}  # the constant MASK of the kernels, by the dimensions of the mask
@@ -76,6 +80,17 @@ def _mask_strides(mask: torch.Tensor | None) -> tuple[int, int, int]:
     if mask is None:
         return 0, 0, 0
     return (mask.stride(0), 0 if mask.ndim == 2 else mask.stride(1), mask.stride(-1))
+
+
+class LambdaVectors(NamedTuple):
+    """What lambda = exp(q1 . k1) - exp(q2 . k2) + init (Eq. 2) is made of: four vectors (d,) of any type up to
+    float32, and lambda_init. The kernels compute lambda in float32."""
+
+    q1: torch.Tensor
+    k1: torch.Tensor
+    q2: torch.Tensor
+    k2: torch.Tensor
+    init: float
 
 
 class _Call(NamedTuple):
@@ -230,7 +245,23 @@ def _num_splits(heads: int, kv_len: int, multiprocessors: int) -> int:
     return max(1, min(programs // heads, kv_len // _SPLIT_KEYS))
 
 
-def _decode(q, k, v, lambda_full, norm_weight, key_length, mask, scale, causal, eps, out_scale) -> torch.Tensor:
+@cache
+def _arrived(device: torch.device, stream: int, size: int) -> torch.Tensor:
+    return torch.zeros(size, dtype=torch.int32, device=device)
+
+
+def _arrival_counters(q: torch.Tensor, size: int) -> torch.Tensor:
+    """Zeros, which the kernel leaves as zeros, so that launches on a stream share them. A CUDA graph has its own: it
+    may be replayed on several streams."""
+    if q.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return torch.zeros(size, dtype=torch.int32, device=q.device)
+    return _arrived(q.device, torch.cuda.current_stream().cuda_stream, triton.next_power_of_2(size))
+
+
+def _decode(
+    q, k, v, lambda_parts, lambda_init, norm_weight, key_length, mask, scale, causal, eps, out_scale
+) -> torch.Tensor:
+    """lambda_parts are the number itself, or the four vectors."""
     (batch, q_len, num_heads, width), (_, kv_len, num_kv_heads, _) = q.shape, k.shape
     groups, mask_ndim = num_heads // num_kv_heads, 0 if mask is None else mask.ndim
     shape, constants, multiprocessors = _decode_plan(
@@ -241,16 +272,31 @@ def _decode(q, k, v, lambda_full, norm_weight, key_length, mask, scale, causal, 
     parts = torch.empty(batch, num_kv_heads, splits, 2, num_rows, width, dtype=torch.float32, device=q.device)
     stats = torch.empty(batch, num_kv_heads, splits, 2, 2, num_rows, dtype=torch.float32, device=q.device)
     out = _empty_like(q)
+    vectors = lambda_parts if len(lambda_parts) == 4 else (*lambda_parts, None, None, None)
+    combination = (*vectors, lambda_init, norm_weight, out, *out.stride()[:3], eps, out_scale)
+    arrived = _arrival_counters(q, batch * num_kv_heads) if _LAST_SPLIT_COMBINES else None
     split_kernel[(splits, num_kv_heads, batch)](
         q, k, v, parts, stats, key_length, mask,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *_mask_strides(mask), q_len, kv_len, scale,
-        **shape, **constants,
+        arrived, *(combination if _LAST_SPLIT_COMBINES else [None] * len(combination)), **shape, **constants,
     )  # fmt: skip
-    combine_kernel[(num_rows, num_kv_heads, batch)](
-        parts, stats, lambda_full, norm_weight, out, *out.stride()[:3], q_len, splits, eps, out_scale,
-        **shape, num_warps=4,
-    )  # fmt: skip
+    if not _LAST_SPLIT_COMBINES:
+        combine_kernel[(num_rows, num_kv_heads, batch)](
+            parts, stats, q_len, splits, *combination, **shape, num_warps=4
+        )
     return out
+
+
+def _lambda(q1, k1, q2, k2, init) -> torch.Tensor:
+    out = torch.empty((), dtype=torch.float32, device=q1.device)
+    lambda_kernel[(1,)](q1, k1, q2, k2, out, init, D=len(q1), num_warps=1)
+    return out
+
+
+def _lambda_backward(q1, k1, q2, k2, grad) -> tuple[torch.Tensor, ...]:
+    grads = tuple(_empty_like(vector) for vector in (q1, k1, q2, k2))
+    lambda_grad_kernel[(1,)](grad, q1, k1, q2, k2, *grads, D=len(q1), num_warps=1)
+    return grads
 
 
 # Operators, opaque to torch.compile and safe in CUDA graphs. Their namespace is this module's own package: one process
@@ -299,11 +345,24 @@ _backward_op = _operator(
 )
 _decode_op = _operator(
     "flash_diff_decode",
-    f"({_INPUTS}, Tensor? key_length, Tensor? mask, float scale, bool causal, float eps, float out_scale) -> Tensor",
+    "(Tensor q, Tensor k, Tensor v, Tensor[] lambda_parts, float lambda_init, Tensor? norm_weight, "
+    "Tensor? key_length, Tensor? mask, float scale, bool causal, float eps, float out_scale) -> Tensor",
     _decode,
     lambda q, *args: _empty_like(q),
 )
 _LIBRARY.impl("flash_diff_decode", torch.library.fallthrough_kernel, "Autograd")
+_lambda_op = _operator(
+    "flash_diff_lambda",
+    "(Tensor q1, Tensor k1, Tensor q2, Tensor k2, float init) -> Tensor",
+    _lambda,
+    lambda q1, *args: q1.new_empty((), dtype=torch.float32),
+)
+_lambda_backward_op = _operator(
+    "flash_diff_lambda_backward",
+    "(Tensor q1, Tensor k1, Tensor q2, Tensor k2, Tensor grad) -> (Tensor, Tensor, Tensor, Tensor)",
+    _lambda_backward,
+    lambda *args: tuple(_empty_like(vector) for vector in args[:4]),
+)
 
 
 def _setup_context(ctx, inputs, output):
@@ -323,9 +382,19 @@ def _op_backward(ctx, grad_out, *_):
 
 
 torch.library.register_autograd(f"{_NAMESPACE}::flash_diff", _op_backward, setup_context=_setup_context, lib=_LIBRARY)
+torch.library.register_autograd(
+    f"{_NAMESPACE}::flash_diff_lambda",
+    lambda ctx, grad: (*_lambda_backward_op(*ctx.saved_tensors, grad), None),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[:4]),
+    lib=_LIBRARY,
+)
 
 
-def _check(q, k, v, lambda_full, norm_weight, softmax_scale: float | None, ndim: int) -> float:
+def _lambda_parts(lambda_full: torch.Tensor | LambdaVectors) -> list[torch.Tensor]:
+    return [_unit_stride(x) for x in lambda_full[:4]] if isinstance(lambda_full, LambdaVectors) else [lambda_full]
+
+
+def _check(q, k, v, lambda_parts, norm_weight, softmax_scale: float | None, ndim: int) -> float:
     """Returns the scale. Called with every token: messages are made only when needed."""
     device, dtype, q_shape, k_shape = q.device, q.dtype, q.shape, k.shape
     if triton is None:
@@ -338,8 +407,8 @@ def _check(q, k, v, lambda_full, norm_weight, softmax_scale: float | None, ndim:
             f"The tensors are on {device}; flash differential attention needs an NVIDIA GPU of compute capability 8.0 "
             "or later. With TRITON_INTERPRET=1, set before Python starts, it runs slowly on any device."
         )
-    if any(x is not None and x.device != device for x in (k, v, lambda_full, norm_weight)):
-        devices = {x.device for x in (q, k, v, lambda_full, norm_weight) if x is not None}
+    if any(x is not None and x.device != device for x in (k, v, *lambda_parts, norm_weight)):
+        devices = {x.device for x in (q, k, v, *lambda_parts, norm_weight) if x is not None}
         raise ValueError(f"q, k, v, lambda_full and norm_weight are on {devices}; move them to one device.")
     if not dtype == k.dtype == v.dtype or dtype not in _DTYPES:
         raise ValueError(
@@ -359,9 +428,13 @@ def _check(q, k, v, lambda_full, norm_weight, softmax_scale: float | None, ndim:
             f"q, k and v have the shapes {tuple(q_shape)}, {tuple(k_shape)} and {tuple(v.shape)}; they must be "
             f"({batch}T, H, 2d), ({batch}S, K, 2d) and ({batch}S, K, 2d), where K divides H, and 2d is from 4 to 256."
         )
-    if lambda_full.numel() != 1 or lambda_full.dtype != torch.float32:
+    if len(lambda_parts) == 4 and any(x.shape != (q_shape[-1] // 2,) for x in lambda_parts):
+        shapes = ", ".join(str(tuple(x.shape)) for x in lambda_parts)
+        raise ValueError(f"The vectors of lambda have the shapes {shapes}; each must be ({q_shape[-1] // 2},).")
+    if len(lambda_parts) == 1 and (lambda_parts[0].numel() != 1 or lambda_parts[0].dtype != torch.float32):
         raise ValueError(
-            f"lambda_full is {lambda_full.dtype} of shape {tuple(lambda_full.shape)}; it must be one float32 number."
+            f"lambda_full is {lambda_parts[0].dtype} of shape {tuple(lambda_parts[0].shape)}; it must be one float32 "
+            "number, or LambdaVectors."
         )
     if norm_weight is not None and norm_weight.shape != q_shape[-1:]:
         raise ValueError(f"norm_weight has the shape {tuple(norm_weight.shape)}; it must be ({q_shape[-1]},).")
@@ -396,6 +469,8 @@ def _unit_stride(x: torch.Tensor) -> torch.Tensor:
 
 
 def _attend(q, k, v, lambda_full, norm_weight, *call) -> torch.Tensor:
+    if isinstance(lambda_full, LambdaVectors):
+        lambda_full = _lambda_op(*_lambda_parts(lambda_full), lambda_full.init)
     tensors = (q, k, v, lambda_full, norm_weight)
     save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     q, k, v = _unit_stride(q), _unit_stride(k), _unit_stride(v)
@@ -406,7 +481,7 @@ def flash_diff_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    lambda_full: torch.Tensor,
+    lambda_full: torch.Tensor | LambdaVectors,
     *,
     softmax_scale: float | None = None,
     causal: bool = False,
@@ -425,7 +500,7 @@ def flash_diff_attention(
             any strides but 1 in the last dimension (otherwise it is copied).
         k (`torch.Tensor`): (B, S, K, 2d), packed as [k1 | k2]; K divides H (grouped-query attention).
         v (`torch.Tensor`): (B, S, K, 2d).
-        lambda_full (`torch.Tensor`): lambda (Eq. 2), one number in float32.
+        lambda_full (`torch.Tensor` or `LambdaVectors`): lambda (Eq. 2), one number in float32, or what it is made of.
         softmax_scale (`float`, *optional*): Positive factor on the scores, d^-0.5 unless given.
         causal (`bool`): Query i sees keys up to i + S - T.
         mask (`torch.Tensor`, *optional*): Boolean, `True` where attention is allowed, on top of `causal`: (B, S) for
@@ -440,7 +515,7 @@ def flash_diff_attention(
     Returns:
         (B, T, H, 2d), in the type of q. Rows that may see no key are zero.
     """
-    scale = _check(q, k, v, lambda_full, norm_weight, softmax_scale, 4)
+    scale = _check(q, k, v, _lambda_parts(lambda_full), norm_weight, softmax_scale, 4)
     if causal and k.shape[1] < q.shape[1]:
         raise ValueError(
             f"Got {q.shape[1]} queries and {k.shape[1]} keys; causal attention aligns the last query with the last "
@@ -462,7 +537,7 @@ def flash_diff_attention_varlen(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    lambda_full: torch.Tensor,
+    lambda_full: torch.Tensor | LambdaVectors,
     cu_seqlens_q: torch.Tensor,
     cu_seqlens_k: torch.Tensor,
     max_seqlen_q: int,
@@ -480,7 +555,7 @@ def flash_diff_attention_varlen(
         q (`torch.Tensor`): (query tokens, H, 2d), as in `flash_diff_attention`.
         k (`torch.Tensor`): (key tokens, K, 2d).
         v (`torch.Tensor`): (key tokens, K, 2d).
-        lambda_full (`torch.Tensor`): lambda (Eq. 2), one number in float32.
+        lambda_full (`torch.Tensor` or `LambdaVectors`): As in `flash_diff_attention`.
         cu_seqlens_q (`torch.Tensor`): (sequences + 1,) integer offsets of the sequences in q, from 0 to its length.
         cu_seqlens_k (`torch.Tensor`): The same for k and v.
         max_seqlen_q (`int`): Length of the longest sequence in q (a larger number costs time, a smaller number skips
@@ -491,7 +566,7 @@ def flash_diff_attention_varlen(
     Returns:
         (query tokens, H, 2d), in the type of q. Tokens outside every sequence are zero.
     """
-    scale = _check(q, k, v, lambda_full, norm_weight, softmax_scale, 3)
+    scale = _check(q, k, v, _lambda_parts(lambda_full), norm_weight, softmax_scale, 3)
     sequences = max(1, cu_seqlens_q.numel() - 1)
     _check_integers("cu_seqlens_q", cu_seqlens_q, (sequences + 1,), q)
     _check_integers("cu_seqlens_k", cu_seqlens_k, (sequences + 1,), q)
@@ -505,7 +580,7 @@ def flash_diff_attention_with_kvcache(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    lambda_full: torch.Tensor,
+    lambda_full: torch.Tensor | LambdaVectors,
     cache_seqlens: torch.Tensor | None = None,
     *,
     softmax_scale: float | None = None,
@@ -525,7 +600,8 @@ def flash_diff_attention_with_kvcache(
         k_cache (`torch.Tensor`): (B, S, K, 2d), any strides but 1 in the last dimension: pass a cache of (B, K, S, 2d)
             as `cache.transpose(1, 2)`.
         v_cache (`torch.Tensor`): (B, S, K, 2d).
-        lambda_full (`torch.Tensor`): lambda (Eq. 2), one number in float32.
+        lambda_full (`torch.Tensor` or `LambdaVectors`): As in `flash_diff_attention`; of vectors, the kernels of the
+            attention compute it.
         cache_seqlens (`torch.Tensor`, *optional*): (B,) integers, how many keys of each row are valid, those of q
             included; S unless given.
         mask (`torch.Tensor`, *optional*): Boolean, (B, S) or (B, T, S), as in `flash_diff_attention`.
@@ -534,11 +610,12 @@ def flash_diff_attention_with_kvcache(
     Returns:
         (B, T, H, 2d), in the type of q.
     """
-    scale = _check(q, k_cache, v_cache, lambda_full, norm_weight, softmax_scale, 4)
+    lambda_parts = _lambda_parts(lambda_full)
+    scale = _check(q, k_cache, v_cache, lambda_parts, norm_weight, softmax_scale, 4)
     rows = q.shape[1] * q.shape[2] // k_cache.shape[2]
     if rows > _DECODE_ROWS:
         raise ValueError(f"T H / K is {rows}; at most {_DECODE_ROWS} rows fit. Use flash_diff_attention for more.")
-    inputs = (q, k_cache, v_cache, lambda_full, norm_weight)
+    inputs = (q, k_cache, v_cache, *lambda_parts, norm_weight)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
         raise ValueError(
             "flash_diff_attention_with_kvcache has no gradients, but an input requires them. Call it under "
@@ -548,7 +625,10 @@ def flash_diff_attention_with_kvcache(
     if cache_seqlens is not None:
         _check_integers("cache_seqlens", cache_seqlens, q.shape[:1], q)
     tensors = (_unit_stride(q), _unit_stride(k_cache), _unit_stride(v_cache))
-    return _decode_op(*tensors, lambda_full, norm_weight, cache_seqlens, mask, scale, causal, norm_eps, out_scale)
+    lambda_init = lambda_full.init if isinstance(lambda_full, LambdaVectors) else 0.0
+    return _decode_op(
+        *tensors, lambda_parts, lambda_init, norm_weight, cache_seqlens, mask, scale, causal, norm_eps, out_scale
+    )
 
 
 def can_decode(q_len: int, groups: int) -> bool:
@@ -556,4 +636,4 @@ def can_decode(q_len: int, groups: int) -> bool:
     return q_len <= DECODE_TOKENS and q_len * groups <= _DECODE_ROWS
 
 
-__all__ = ["flash_diff_attention", "flash_diff_attention_varlen", "flash_diff_attention_with_kvcache"]
+__all__ = ["LambdaVectors", "flash_diff_attention", "flash_diff_attention_varlen", "flash_diff_attention_with_kvcache"]

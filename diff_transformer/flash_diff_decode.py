@@ -2,7 +2,9 @@
 """Decoding: a few query tokens against a long cache, read once.
 
 The queries of all heads that share a key/value head form one block of rows. The keys are split among programs, so that
-few heads can use a whole GPU (split_kernel); combine_kernel merges the splits of a row, subtracts and normalises.
+few heads can use a whole GPU (split_kernel); combine_kernel merges the splits of a row, subtracts and normalises. The
+last split of a head that arrives can do this too, which saves a launch. Either way the splits are added in their
+order, so that equal inputs give equal bits.
 """
 
 from __future__ import annotations  # tl.constexpr in signatures, also where triton is absent
@@ -23,6 +25,51 @@ from .flash_diff_forward import (
     tl,
     zero_tile,
 )
+from .flash_diff_lambda import full_lambda
+
+
+@jit
+def merge(parts, stats, splits, row, num_rows, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """The output of one map for ROWS rows from `row` on, a tile: the softmax-weighted mean over the splits."""
+    rows = row + tl.arange(0, ROWS)
+    maximum = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    acc = zero_tile(ROWS, WIDTH)
+    for _ in range(0, splits):
+        part_max = tl.load(stats + rows, mask=rows < num_rows, other=float("-inf"))
+        part_sum = tl.load(stats + num_rows + rows, mask=rows < num_rows, other=0.0)
+        new = tl.maximum(maximum, part_max)
+        base = tl.where(new == float("-inf"), 0.0, new)
+        before, now = tl.exp2(maximum - base), tl.exp2(part_max - base)
+        total = total * before + part_sum * now
+        part = scale_rows(load_tile(parts, WIDTH, row, num_rows, ROWS, WIDTH, False), now)
+        acc = add(scale_rows(acc, before), part, 1.0)
+        maximum = new
+        parts += 2 * num_rows * WIDTH
+        stats += 4 * num_rows
+    return scale_rows(acc, 1.0 / tl.where(total == 0.0, 1.0, total))
+
+
+@jit
+def combine(
+    parts, stats, lambda_full, norm_weight, out, o_batch, o_token, o_head, T, splits, row, eps, out_scale,
+    ROWS: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """The heads of ROWS rows from `row` on, from all splits of this program's key/value head."""
+    kv_head, z = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    num_rows = GROUPS * T
+    part = (z * tl.num_programs(1) + kv_head) * splits
+    parts += part * 2 * num_rows * 2 * D
+    stats += part * 4 * num_rows
+    out1 = merge(parts, stats, splits, row, num_rows, ROWS, 2 * D)
+    out2 = merge(parts + num_rows * 2 * D, stats + 2 * num_rows, splits, row, num_rows, ROWS, 2 * D)
+    difference = head_norm(add(out1, out2, -lambda_full), norm_weight, eps, out_scale, 2 * D)
+    rows = row + tl.arange(0, ROWS)
+    pointers = out + z * o_batch + ((kv_head * GROUPS + rows // T) * o_head + rows % T * o_token)[:, None]
+    for i in tl.static_range(len(difference)):
+        dims = part_columns(2 * D, i)[None, :]
+        inside = (rows < num_rows)[:, None] & (dims < 2 * D)
+        tl.store(pointers + dims, difference[i].to(out.dtype.element_ty), mask=inside)
 
 
 @jit
@@ -30,11 +77,17 @@ def split_kernel(
     q, k, v, parts, stats, key_length, mask,  # pointers
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head, mask_batch, mask_row, mask_key,
     T, S, scale,
+    arrived, lambda_q1, lambda_k1, lambda_q2, lambda_k2, lambda_init, norm_weight, out, o_batch, o_token, o_head,
+    eps, out_scale,
     GROUPS: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
     MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Unnormalised outputs of both maps, parts (B, K, splits, 2, GROUPS T, 2D), and their base-2 maxima and sums,
-    stats (B, K, splits, 2, 2, GROUPS T), all float32, over the keys of one split."""
+    stats (B, K, splits, 2, 2, GROUPS T), all float32, over the keys of one split.
+
+    With arrived (B, K), int32, which counts the splits of a head and is zero before and after, the last split combines
+    all of them. Without it, what follows it is not used.
+    """
     split, kv_head, z = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     part = (z * tl.num_programs(1) + kv_head) * tl.num_programs(0) + split
     if key_length is not None:
@@ -78,51 +131,36 @@ def split_kernel(
         p, factor, max2, sum2 = online_softmax(scores, scale2, max2, sum2, True)
         acc2 = add_dot(p, values, scale_rows(acc2, factor), PRECISION)
 
-    parts += part * 2 * num_rows * 2 * D
-    store_tile(parts, 2 * D, 0, num_rows, acc1, 1.0, 2 * D)
-    store_tile(parts + num_rows * 2 * D, 2 * D, 0, num_rows, acc2, 1.0, 2 * D)
-    target = stats + part * 4 * num_rows + rows
-    tl.store(target, max1, mask=rows < num_rows)
-    tl.store(target + num_rows, sum1, mask=rows < num_rows)
-    tl.store(target + 2 * num_rows, max2, mask=rows < num_rows)
-    tl.store(target + 3 * num_rows, sum2, mask=rows < num_rows)
-
-
-@jit
-def merge(parts, stats, splits, part_stride, stat_stride, num_rows, WIDTH: tl.constexpr):
-    """The output of one map, a tile of one row: the softmax-weighted mean over the splits of a row."""
-    maximum = tl.full((1,), float("-inf"), tl.float32)
-    total = tl.zeros((1,), tl.float32)
-    acc = zero_tile(1, WIDTH)
-    for i in range(0, splits):
-        part_max = tl.load(stats + i * stat_stride + tl.arange(0, 1))
-        new = tl.maximum(maximum, part_max)
-        base = tl.where(new == float("-inf"), 0.0, new)
-        before, now = tl.exp2(maximum - base), tl.exp2(part_max - base)
-        total = total * before + tl.load(stats + i * stat_stride + num_rows + tl.arange(0, 1)) * now
-        part = scale_rows(load_tile(parts + i * part_stride, 0, 0, 1, 1, WIDTH, True), now)
-        acc = add(scale_rows(acc, before), part, 1.0)
-        maximum = new
-    return scale_rows(acc, 1.0 / tl.where(total == 0.0, 1.0, total))
+    own_parts, own_stats = parts + part * 2 * num_rows * 2 * D, stats + part * 4 * num_rows + rows
+    store_tile(own_parts, 2 * D, 0, num_rows, acc1, 1.0, 2 * D)
+    store_tile(own_parts + num_rows * 2 * D, 2 * D, 0, num_rows, acc2, 1.0, 2 * D)
+    tl.store(own_stats, max1, mask=rows < num_rows)
+    tl.store(own_stats + num_rows, sum1, mask=rows < num_rows)
+    tl.store(own_stats + 2 * num_rows, max2, mask=rows < num_rows)
+    tl.store(own_stats + 3 * num_rows, sum2, mask=rows < num_rows)
+    if arrived is not None:
+        arrived += z * tl.num_programs(1) + kv_head
+        tl.debug_barrier()  # all threads have stored their part before one of them says so
+        if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1:
+            lambda_full = full_lambda(lambda_q1, lambda_k1, lambda_q2, lambda_k2, lambda_init, D)
+            combine(
+                parts, stats, lambda_full, norm_weight, out, o_batch, o_token, o_head, T,
+                tl.num_programs(0), 0, eps, out_scale, BLOCK_M, GROUPS, D,
+            )  # fmt: skip
+            tl.store(arrived, 0)
 
 
 @jit
 def combine_kernel(
-    parts, stats, lambda_full, norm_weight, out,  # pointers
-    o_batch, o_token, o_head,  # strides
-    T, splits, eps, out_scale,
+    parts, stats,  # pointers
+    T, splits,
+    lambda_q1, lambda_k1, lambda_q2, lambda_k2, lambda_init, norm_weight, out, o_batch, o_token, o_head,
+    eps, out_scale,
     GROUPS: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    row, kv_head, z = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    num_rows = GROUPS * T
-    part = (z * tl.num_programs(1) + kv_head) * splits
-    part_stride, stat_stride = 2 * num_rows * 2 * D, 4 * num_rows
-    parts += part * part_stride + row * 2 * D
-    stats += part * stat_stride + row
-    out1 = merge(parts, stats, splits, part_stride, stat_stride, num_rows, 2 * D)
-    parts += num_rows * 2 * D
-    stats += 2 * num_rows
-    out2 = merge(parts, stats, splits, part_stride, stat_stride, num_rows, 2 * D)
-    difference = head_norm(add(out1, out2, -tl.load(lambda_full)), norm_weight, eps, out_scale, 2 * D)
-    out += z * o_batch + row % T * o_token + (kv_head * GROUPS + row // T) * o_head
-    store_tile(out, 0, 0, 1, difference, 1.0, 2 * D)
+    """One row a program."""
+    lambda_full = full_lambda(lambda_q1, lambda_k1, lambda_q2, lambda_k2, lambda_init, D)
+    combine(
+        parts, stats, lambda_full, norm_weight, out, o_batch, o_token, o_head, T,
+        splits, tl.program_id(0), eps, out_scale, 1, GROUPS, D,
+    )  # fmt: skip

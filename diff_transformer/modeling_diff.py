@@ -37,6 +37,7 @@ from .attention_diff import (
 )
 from .attention_diff_base import prepare_attention
 from .configuration_diff import DiffTransformerConfig
+from .flash_diff import LambdaVectors
 from .modeling_diff_base import (
     DiffTransformerBaseDecoderLayer,
     DiffTransformerBaseForCausalLM,
@@ -85,7 +86,10 @@ class DiffTransformerAttention(nn.Module):
 
     def get_lambda(self) -> torch.Tensor:
         """lambda of this layer (Eq. 2), a float32 scalar."""
-        return differential_lambda(self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2, self.lambda_init)
+        return differential_lambda(*self._lambda_vectors())
+
+    def _lambda_vectors(self) -> LambdaVectors:
+        return LambdaVectors(self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2, self.lambda_init)
 
     def forward(
         self,
@@ -114,7 +118,7 @@ class DiffTransformerAttention(nn.Module):
         attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
-        options = {}
+        options, kernel = {}, None
         if attention_interface is flash_diff_attention_forward:
             kernel = flash_diff_kernel(query_states.device, query_states.dtype, self.head_dim, attention_mask)
             options["kernel"] = kernel
@@ -133,7 +137,7 @@ class DiffTransformerAttention(nn.Module):
             key_states,
             value_states,
             attention_mask,
-            lambda_full=self.get_lambda(),
+            lambda_full=self._lambda_vectors() if kernel == "triton" else self.get_lambda(),
             dropout=0.0 if not self.training else self.attention_dropout,
             scaling=self.scaling,
             **options,

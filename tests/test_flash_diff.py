@@ -12,11 +12,13 @@ from transformers import StaticCache
 
 from diff_transformer import (
     DiffTransformerForCausalLM,
+    LambdaVectors,
     flash_diff,
     flash_diff_attention,
     flash_diff_attention_varlen,
     flash_diff_attention_with_kvcache,
 )
+from diff_transformer.attention_diff import differential_lambda
 from diff_transformer.flash_diff_blocks import HEAD_DIMS, Blocks, blocks, candidates, key_kernels
 
 ON_GPU = torch.cuda.is_available()
@@ -242,6 +244,116 @@ def test_decode_reads_a_cache_in_its_own_layout_with_lengths_and_masks(q_len, gr
         assert relative_error(got.double(), expected) < 3e-6
 
 
+def lambda_vectors(d, dtype=torch.float32):
+    """So long that the exponentials are far from 1, one above and one below."""
+    torch.manual_seed(d)
+    q1, k1, q2, k2 = torch.randn(4, d, device=DEVICE).mul(d**-0.25).to(dtype)
+    return LambdaVectors(q1, k1.where(q1 * k1 > 0, -k1), q2, k2.where(q2 * k2 < 0, -k2), 0.55)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("d", [16, 24, 80, 128])
+def test_lambda_of_four_vectors(d, dtype):
+    """Value and gradients against float64."""
+    vectors = lambda_vectors(d, dtype)
+    results = []
+    for function, wide in ((flash_diff._lambda_op, dtype), (differential_lambda, torch.float64)):
+        leaves = [x.to(wide).detach().requires_grad_() for x in vectors[:4]]
+        value = function(*leaves, vectors.init)
+        results.append((value, *torch.autograd.grad(-3 * value, leaves)))
+    (value, *grads), (expected, *exact) = results
+    assert value.dtype == torch.float32 and value.shape == () and expected > 2
+    assert relative_error(value.double(), expected) < 5e-7
+    allowed = 5e-7 if dtype == torch.float32 else torch.finfo(dtype).eps / 2
+    for grad, right in zip(grads, exact, strict=True):
+        assert grad.dtype == dtype and relative_error(grad.double(), right) < allowed
+
+
+def test_attention_computes_lambda_of_its_vectors():
+    """In all three functions, with gradients, and of vectors with gaps between their numbers."""
+    inputs = random_inputs((2, 21, 4, 48), (2, 21, 2, 48))
+    spread = LambdaVectors(*(torch.stack((x, x), 1)[:, 0] for x in lambda_vectors(24)[:4]), 0.55)
+    exact = [x.double().requires_grad_() for x in spread[:4]]
+    number = differential_lambda(*exact, 0.55)
+    q, k, v, _, weight = (x.double() for x in inputs)
+    expected = reference(q, k, v, number, causal_mask(21, 21), weight)
+    grad_out = torch.randn_like(inputs[0])
+    right = torch.autograd.grad(expected, exact, grad_out.double())
+
+    q, k, v, _, weight = inputs
+    leaves = [x.clone().requires_grad_() for x in spread[:4]]
+    out = attend(q, k, v, LambdaVectors(*leaves, 0.55), weight)
+    assert relative_error(out.double(), expected) < 3e-6
+    for grad, one in zip(torch.autograd.grad(out, leaves, grad_out), right, strict=True):
+        assert relative_error(grad.double(), one) < 2e-5
+    offsets = torch.tensor([0, 21], device=DEVICE)
+    packed = flash_diff_attention_varlen(
+        q[0], k[0], v[0], spread, offsets, offsets, 21, 21, causal=True, norm_weight=weight, **NORM
+    )
+    assert torch.equal(packed, out[0])
+    decoded = flash_diff_attention_with_kvcache(q[:, -3:], k, v, spread, causal=True, norm_weight=weight, **NORM)
+    assert relative_error(decoded.double(), expected[:, -3:]) < 3e-6
+
+
+@pytest.mark.parametrize(("q_len", "groups", "width"), [(1, 1, 32), (1, 3, 160), (2, 2, 48)])
+def test_last_split_that_arrives_combines_all(monkeypatch, q_len, groups, width):
+    """The same bits as with a second kernel, and its counters are zero again."""
+    torch.manual_seed(0)
+    q, weight = torch.randn(2, q_len, 2 * groups, width, device=DEVICE), torch.randn(width, device=DEVICE)
+    k, v = torch.randn(2, 2, 90, 2, width, device=DEVICE)
+    lengths = torch.tensor([q_len, 90], dtype=torch.int32, device=DEVICE)
+    counters, launched, real = [], [], flash_diff.combine_kernel
+
+    class Spy:
+        def __getitem__(self, grid):
+            return lambda *args, **kwargs: launched.append("combine") or real[grid](*args, **kwargs)
+
+    def kept(q, size):
+        counters.append(torch.zeros(size, dtype=torch.int32, device=DEVICE)) if not counters else None
+        return counters[0]
+
+    monkeypatch.setattr(flash_diff, "combine_kernel", Spy())
+    monkeypatch.setattr(flash_diff, "_arrival_counters", kept)
+    for norm_weight, lambda_full in ((weight, lambda_vectors(width // 2)), (None, torch.tensor(0.5, device=DEVICE))):
+        results = []
+        for combines in (False, True, True):
+            monkeypatch.setattr(flash_diff, "_LAST_SPLIT_COMBINES", combines)
+            results.append(
+                flash_diff_attention_with_kvcache(
+                    q, k, v, lambda_full, lengths, causal=True, norm_weight=norm_weight, **NORM
+                )
+            )
+            assert len(launched) == (not combines) and (not combines or counters[0].eq(0).all())
+            launched.clear()
+        assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+@pytest.mark.skipif(not ON_GPU, reason="the interpreter runs one program after another")
+def test_last_split_sees_what_all_others_have_written(monkeypatch):
+    """Many times on a busy GPU, with several sizes in turns, so that old parts would show."""
+    cases = []
+    for batch, keys in ((1, 8192), (4, 3000), (16, 700)):
+        q, k, v = (torch.randn(batch, n, 8, 128, device=DEVICE, dtype=torch.float16) for n in (1, keys, keys))
+        cases.append((q, k, v, lambda_vectors(64)))
+    expected = [flash_diff_attention_with_kvcache(*case) for case in cases]
+    monkeypatch.setattr(flash_diff, "_LAST_SPLIT_COMBINES", True)
+    for _ in range(300):
+        for case, right in zip(cases, expected, strict=True):
+            assert torch.equal(flash_diff_attention_with_kvcache(*case), right)
+
+
+def test_counters_of_the_splits_belong_to_a_stream():
+    q = torch.zeros(1, device=DEVICE)
+    first = flash_diff._arrival_counters(q, 5)
+    assert first.dtype == torch.int32 and len(first) >= 5 and first.eq(0).all()
+    if ON_GPU:
+        assert flash_diff._arrival_counters(q, 6) is first
+        with torch.cuda.stream(torch.cuda.Stream()):
+            assert flash_diff._arrival_counters(q, 5) is not first
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            assert flash_diff._arrival_counters(q, 5) is not first
+
+
 def test_standard_attention_of_the_benchmarks():
     """The kernels with which `benchmarks.kernel_model` compares ours."""
     from benchmarks.kernels_standard import attention
@@ -354,6 +466,7 @@ SHAPES = "have the shapes .* where K divides H"
         (flash_diff_attention_varlen, PACKED | {"q": zeros(1, 8, 2, 32), **CU_SEQLENS}, SHAPES),
         (flash_diff_attention, INPUTS | {"q": zeros(1, 9, 2, 32), "causal": True}, "at least as many keys"),
         (flash_diff_attention, INPUTS | {"lambda_full": zeros(2)}, "one float32 number"),
+        (flash_diff_attention, INPUTS | {"lambda_full": LambdaVectors(*zeros(4, 8), 0.5)}, r"each must be \(16,\)"),
         (flash_diff_attention, INPUTS | {"mask": zeros(1, 8)}, "must be boolean"),
         (flash_diff_attention, INPUTS | {"norm_weight": zeros(16)}, "norm_weight has the shape"),
         (flash_diff_attention, INPUTS | {"v": zeros(1, 8, 2, 32).to("meta")}, "move them to one device"),
@@ -474,6 +587,26 @@ def test_generation(models, launches, cache):
 
 
 @torch.no_grad()
+def test_unfilled_end_of_a_static_cache_is_not_read(models, monkeypatch):
+    """Its values would show, as NaN does also where a mask hides it."""
+    from diff_transformer import attention_diff
+
+    model, oracle = models
+    ids = torch.randint(0, 199, (2, 12), device=DEVICE)
+    expected = oracle(input_ids=ids).logits
+    cache = StaticCache(config=model.config, max_cache_len=64)
+    model(input_ids=ids[:, :9], past_key_values=cache)
+    for layer in cache.layers:
+        layer.keys[:, :, 9:] = float("nan")
+        layer.values[:, :, 9:] = float("nan")
+    for new in (ids[:, 9:11], ids[:, 11:]):  # several tokens, one
+        logits = model(input_ids=new, past_key_values=cache).logits
+        assert relative_error(logits, expected[:, cache.get_seq_length() - new.shape[1] :][:, : new.shape[1]]) < 1e-5
+    monkeypatch.setattr(attention_diff, "can_decode", lambda *_: False)
+    assert model(input_ids=ids[:, :1], past_key_values=cache).logits.isnan().any(), "the test sees what is read"
+
+
+@torch.no_grad()
 def test_norm_with_another_forward_is_called(models, monkeypatch):
     """One module's (offloaded weights, kernels of the Hub), and that of the class (a profiler, Liger)."""
     ids = torch.randint(0, 199, (2, 20), device=DEVICE)
@@ -552,5 +685,9 @@ def test_operators_pass_the_checks_of_torch():
     torch.library.opcheck(
         flash_diff._forward_op, (q, k, v, lambda_full.detach()[None].requires_grad_(), None, True, *call)
     )
-    detached = [x.detach() for x in (q, k, v, lambda_full, weight)]
-    torch.library.opcheck(flash_diff._decode_op, (*detached, None, None, 0.25, True, EPS, OUT_SCALE))
+    q, k, v, lambda_full, weight = (x.detach() for x in (q, k, v, lambda_full, weight))
+    vectors = lambda_vectors(16)
+    for parts, init in (([lambda_full], 0.0), (list(vectors[:4]), vectors.init)):
+        inputs = (q, k, v, parts, init, weight, None, None, 0.25, True, EPS, OUT_SCALE)
+        torch.library.opcheck(flash_diff._decode_op, inputs)
+    torch.library.opcheck(flash_diff._lambda_op, (*(x.requires_grad_() for x in vectors[:4]), vectors.init))

@@ -20,6 +20,7 @@ import torch  # noqa: E402
 from benchmarks.kernel_compiler import Compiled, compiled_for, inputs  # noqa: E402
 from benchmarks.kernel_model import TENSOR_MEMORY, main_loop  # noqa: E402
 from diff_transformer import (  # noqa: E402
+    LambdaVectors,
     flash_diff,
     flash_diff_attention,
     flash_diff_attention_varlen,
@@ -28,6 +29,7 @@ from diff_transformer import (  # noqa: E402
     flash_diff_blocks,
     flash_diff_decode,
     flash_diff_forward,
+    flash_diff_lambda,
 )
 from diff_transformer.flash_diff_blocks import SHARED_MEMORY  # noqa: E402
 
@@ -36,7 +38,7 @@ RECORD = Path(__file__).parent / "fixtures/flash_diff_compiled.txt"
 
 def digest() -> str:
     """The version of triton, and a hash of the kernels, their blocks and what this file compiles of them."""
-    modules = (flash_diff_blocks, flash_diff_forward, flash_diff_backward, flash_diff_decode)
+    modules = (flash_diff_blocks, flash_diff_forward, flash_diff_backward, flash_diff_decode, flash_diff_lambda)
     paths = [*(module.__file__ for module in modules), __file__]
     contents = hashlib.sha256(b"".join(Path(path).read_bytes() for path in paths))
     return f"triton {triton.__version__}, kernels {contents.hexdigest()}\n"
@@ -58,9 +60,13 @@ pytestmark = [
 ]
 
 
+def vectors(d: int) -> LambdaVectors:
+    return LambdaVectors(*torch.zeros(4, d, dtype=torch.bfloat16, requires_grad=True), 0.5)
+
+
 def train(tensors: dict, attend=flash_diff_attention, **options) -> None:
     out = attend(**tensors, **{"causal": True} | options)
-    torch.autograd.grad(out, [x for x in tensors.values() if x is not None and x.requires_grad], torch.zeros_like(out))
+    out.backward(torch.zeros_like(out))
 
 
 def train_in_tf32(tensors: dict) -> None:
@@ -107,12 +113,14 @@ def test_nothing_is_computed_twice(architecture, d):
 
 
 @needs_compilation
+@pytest.mark.parametrize("combines", [False, True])
 @pytest.mark.parametrize("q_len", [1, 16])
 @pytest.mark.parametrize("d", [64, 96, 128])
 @pytest.mark.parametrize("architecture", [80, 86, 90, 100])
-def test_decoding_neither_spills_nor_passes_the_shared_memory(architecture, d, q_len):
+def test_decoding_neither_spills_nor_passes_the_shared_memory(monkeypatch, architecture, d, q_len, combines):
+    monkeypatch.setattr(flash_diff, "_LAST_SPLIT_COMBINES", combines)
     with compiled_for(architecture, flash_diff_decode.split_kernel) as compiled:
-        decode(inputs(d), q_len)
+        decode(inputs(d) | {"lambda_full": vectors(d)}, q_len)
     assert compiled[0].spilled == 0
     assert compiled[0].shared <= SHARED_MEMORY[architecture]
 
@@ -138,6 +146,7 @@ VARIANTS = {
     "no norm": lambda: train(inputs(96) | {"norm_weight": None}),
     "padded width": lambda: train(inputs(72)),
     "narrow": lambda: train(inputs(8)),
+    "vectors of lambda": lambda: train(inputs(96) | {"lambda_full": vectors(96)}),
     "packed": lambda: train(
         {name: x[0].detach().requires_grad_() if x.ndim == 4 else x for name, x in inputs(96).items()},
         lambda **options: flash_diff_attention_varlen(
@@ -150,6 +159,7 @@ VARIANTS = {
     "cache, mask of keys": lambda: decode(inputs(96), mask=KEYS),
     "cache, mask of rows and keys": lambda: decode(inputs(96), 2, mask=ROWS[:, :2]),
     "cache, lengths": lambda: decode(inputs(96), cache_seqlens=ONE),
+    "cache, vectors of lambda": lambda: decode(inputs(96) | {"lambda_full": vectors(96)}),
     "cache, no norm": lambda: decode(inputs(96) | {"norm_weight": None}),
 }  # fmt: skip
 
