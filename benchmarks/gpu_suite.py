@@ -170,7 +170,8 @@ def environment(dry_run: bool, command: str) -> dict[str, Any]:
 
     sources = sorted((ROOT / "diff_transformer").glob("flash_diff*.py"))
     capability = (8, 6) if dry_run else torch.cuda.get_device_capability()
-    packages = versions("torch", "triton", "transformers", "numpy", "flash_attn", "flash_attn_interface")
+    packages = versions("torch", "triton", "transformers", "numpy")
+    packages |= versions("flash_attn", "flash_attn_interface", "flash_attn_4")
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]  # nothing where this is a plain copy
     return {
         "dry_run": dry_run,
