@@ -30,7 +30,7 @@ from diff_transformer.attention_diff import eager_attention_forward, packed_atte
 if os.environ.get("TRITON_INTERPRET") == "1":
     import tests.triton_interpreter  # noqa: F401  (for its effect)
 
-WITH_GRADIENTS = ("backward", "both", "varlen")
+WITH_GRADIENTS = ("both", "varlen")
 LAMBDA, EPS, OUT_SCALE = 0.6, 1e-5, 0.4
 LONGEST_EAGER = 4096
 

@@ -7,8 +7,8 @@
 runs on a machine with torch, triton, transformers and pytest and without a network; it installs and builds nothing.
 
     correctness  tests/test_flash_diff.py, bfloat16 against float32, equal bits of two runs, compute-sanitizer
-    attention    forward + backward and decoding against every installed rival
-    tuning       candidates of the block table, compiled in parallel and then timed
+    attention    forward, backward, both and decoding against every installed rival
+    tuning       candidates of the block table, compiled in parallel, then each kernel timed alone; splits of decoding
     model        layers of the paper's 3B against its Transformer twin: tokens per second, memory, decoding
     loss         LM head and loss of 64K tokens with and without the logits
     training     a short training of DIFF and its twin on Python's and torch's own sources

@@ -55,6 +55,8 @@ def test_dry_run_fills_every_stage(suite, gpu_report, tmp_path):
     timed = {row["kernel"] for row in rows if row["stage"] == "tuning" and "ms" in row}
     table = json.loads((tmp_path / "dry_run_blocks.json").read_text())
     assert timed == set(table["86"]) >= {"forward", "dq", "split16"}
+    assert {row["task"] for row in rows if row.get("way") == "flash_diff"} == {"forward", "backward", "both", "decode"}
+    assert [row["rule"] for row in rows if row["name"].startswith("splits d=")] == [1], "16 keys are not split"
     speeds = {row["name"] for row in rows if row.get("tokens_per_second")}
     assert {"decode 4 DIFF flash_diff", "forward+backward 4 Transformer sdpa"} <= speeds
     found = {row["name"] for row in rows if row["status"] == "ok"}
@@ -62,7 +64,15 @@ def test_dry_run_fills_every_stage(suite, gpu_report, tmp_path):
     with pytest.raises(SystemExit, match="of a dry run"):
         suite.main(["--report", str(tmp_path)])
     page = gpu_report.report(rows)
-    for text in ("### decode, d = 16", "| split16 |", "| DIFF flash_diff |", "| chunks 16 |", "| Transformer | ok |"):
+    for text in (
+        "### backward, d = 16",
+        "### decode, d = 16",
+        "| split16 |",
+        "| 16 | 16 | 1 | 1 | ",
+        "| DIFF flash_diff |",
+        "| chunks 16 |",
+        "| Transformer | ok |",
+    ):
         assert text in page
     assert "Not run" not in page
 
@@ -185,6 +195,68 @@ def test_kernels_job_shows_errors_and_unequal_bits(jobs, monkeypatch):
     assert len(rows) == 2 * 3 and {status for status, _ in rows.values()} == {"RED"}
     assert "output is off by" in rows["error both d=16 8 norm float32"][1]
     assert rows["equal bits both d=16 8 norm float32"][1].startswith("output, q, k, v")
+
+
+def test_launches_of_one_kernel_are_repeated(jobs, monkeypatch):
+    ran = []
+
+    class Split:
+        def __getitem__(self, grid):
+            return lambda *args, **constants: ran.append(("split16", grid, args, constants))
+
+    def results(task, way, p):
+        jobs.flash_diff._launch("forward", p, MAP=2)
+        jobs.flash_diff._launch("forward", p, MAP=1)
+        jobs.flash_diff._launch("dq", p)
+        jobs.flash_diff.split_kernel[(3, 1)](p, D=16)
+
+    split = Split()
+    monkeypatch.setattr(
+        jobs.flash_diff, "_launch", lambda name, *args, **constants: ran.append((name, args, constants))
+    )
+    monkeypatch.setattr(jobs.flash_diff, "split_kernel", split)
+    monkeypatch.setattr(jobs.attention, "results", results)
+    forward = [("forward", ("p",), {"MAP": 2}), ("forward", ("p",), {"MAP": 1})]
+    dq, split16 = ("dq", ("p",), {}), ("split16", (3, 1), ("p",), {"D": 16})
+    for kernel, alone in {"forward": forward, "dq": [dq], "split16": [split16]}.items():
+        found = jobs.launches(kernel, "both", "p")
+        assert ran == [*forward, dq, split16], "the task runs as it is"
+        ran.clear()
+        for launch in found:
+            launch()
+        assert ran == alone
+        ran.clear()
+    with pytest.raises(RuntimeError, match="both does not launch dkdv"):
+        jobs.launches("dkdv", "both", "p")
+    assert jobs.flash_diff.split_kernel is split
+
+
+def test_splits_are_timed_around_the_rule(jobs, gpu_report, monkeypatch):
+    used = []
+
+    def flash_diff(p):
+        used.append(jobs.flash_diff._num_splits(p.k.shape[0] * p.k.shape[2], p.k.shape[1], 8))
+        return jobs.WAYS["eager"].run(p) * (1.1 if used[-1] == 1 else 1)
+
+    monkeypatch.setattr(jobs, "OURS", jobs.attention.Way("ours", flash_diff))
+    rows = []
+    sizes = jobs.DRY._replace(dtype="float32", hidden_size=64, lengths=(512,), tokens=1024, rounds=2)
+
+    def emit(name, status, reason, **row):
+        rows.append({"stage": "tuning", "name": name, "status": status, "reason": reason, **row})
+
+    jobs.time_splits(emit, {}, sizes)
+    for row, heads in zip(rows, (4, 2), strict=True):
+        assert (row["name"], row["heads"], row["rule"]) == (f"splits d=16 512 heads={heads}", heads, 4)
+        assert list(row["ms_of_splits"]) == [4, 2] and row["status"] == "RED" and "1 splits: " in row["reason"]
+        assert row["rule_ms"] == row["ms_of_splits"][4] and row["best_ms"] == min(row["ms_of_splits"].values())
+    a_cell = 1 + 2 + 2  # checked, warmed up and timed; the rule's is asked for before
+    assert [used.count(n) for n in (4, 2, 1)] == [2 * (1 + a_cell), 2 * a_cell, 2]
+    jobs.time_splits(emit, {rows[0]["name"]: "ok"}, sizes)
+    assert [row["heads"] for row in rows] == [4, 2, 2], "a cell that is there is not timed again"
+    assert jobs.split_counts(11, 4096) == [11, 2, 5, 22, 32] and jobs.split_counts(1, 16) == [1]
+    cell = {"rule_ms": 0.002, "best": 2, "best_ms": 0.001, "spread": 0.04}
+    assert "| 16 | 512 | 4 | 4 | 0.002 | 2 | 0.001 | 0.04 |" in gpu_report._tuning([rows[0] | cell])
 
 
 def test_report_of_the_committed_result(suite, gpu_report, tmp_path, capsys):
