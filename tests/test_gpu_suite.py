@@ -1,10 +1,11 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """The suite of a GPU end to end on the CPU, its stages, and its report."""
 
-import importlib
+import importlib.util
 import inspect
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -259,13 +260,26 @@ def test_splits_are_timed_around_the_rule(jobs, gpu_report, monkeypatch):
     assert "| 16 | 512 | 4 | 4 | 0.002 | 2 | 0.001 | 0.04 |" in gpu_report._tuning([rows[0] | cell])
 
 
-def test_report_of_the_committed_result(suite, gpu_report, tmp_path, capsys):
+def test_report_of_the_committed_result(suite, gpu_report, tmp_path, capsys, monkeypatch):
     files = sorted((ROOT / "benchmarks/results").glob("gpu_suite_*.jsonl"))
-    assert files and suite.main(["--report", str(files[-1])]) == 0
+    file = Path(shutil.copy(files[-1], tmp_path))
+    assert suite.main(["--report", str(file)]) == 0
     page = capsys.readouterr().out
+    goals = page.split("# Correctness")[0]
+    assert "d = 128, 4096 tokens: time over that of standard attention (cuDNN) | 1.845 | at most 1.35 |" in goals
+    for cell, ratio in (("forward+backward 2048", 0.924), ("decode 4096", 0.693)):
+        assert f"| 3B model, {cell} tokens: tokens/s over Llama's | {ratio} | at least 0.97 |" in goals
     assert "110 ok." in page and "| packed/sdpa | 127.8 (2.34) |" in page, "flash_diff took 1 / 2.34 of the time"
     assert "| four_calls/sdpa_cudnn | RED |" in page and "No module named 'flash_attn'" in page
     assert "| dv | 128 | backward | 4096 | 32/64/4/2 | 15.32 | 64/128/8/2 | 15.58 |" in page
     assert "# Training\n\nNot run." in page
+    if importlib.util.find_spec("matplotlib"):
+        plot = file.with_suffix(".png")
+        assert f"({plot.name})" in goals and plot.read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # as where it is not installed
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if " standard/sdpa_cudnn" not in line))
+    page = gpu_report.page(file)
+    assert "(cuDNN) | not measured | at most 1.35 |" in page and "No plot: matplotlib is not installed." in page
     winners = gpu_report.winning_table(gpu_report.read(files[-1]))
     assert winners["90"]["dq"] == {"128": "128/32/8/3", "64": "64/64/4/2", "96": "128/64/8/2"}
