@@ -4,7 +4,8 @@
 
 A *way* is a composition over a backend (attention_ways). Before it is timed, its output and its gradients are compared
 with float32. A way that fails is RED and gets no speed. A way that cannot run is listed with the reason. The ways of a
-cell (task, d, length) take turns, and a figure is the median over the rounds (timing.device_time).
+cell (task, d, length) take turns, and a figure is the median over the rounds (timing.device_time). The task "both" is
+a step of training, whose forward and backward are timed apart in the same rounds.
 
 Useful work is what the fused computation needs, whatever a way computes. In units of 2 N^2 d FLOPs per differential
 head, halved by causality (N: tokens of a sequence):
@@ -24,7 +25,7 @@ from functools import partial
 import torch
 
 from benchmarks.attention_ways import WAYS, WITH_GRADIENTS, Case, Problem, Way, make_problem
-from benchmarks.report import hardware, mebibytes, rounded, table, versions
+from benchmarks.report import mebibytes, rounded, table
 from benchmarks.timing import Step, Wrong, device_time, take_turns
 from tests.tolerances import allowed_error
 
@@ -88,13 +89,11 @@ def step(task: str, way: Way, p: Problem) -> Step:
 
     if task not in WITH_GRADIENTS:
         return Step(without_gradients)
-    if task == "backward":
-        return Step(gradients, set_up=lambda: way.run(p))
-    return Step(lambda _: gradients(way.run(p)))
+    return Step(lambda _: way.run(p), then=gradients)
 
 
-def useful_flops(case: Case, kind: str) -> float:
-    units = UNITS["standard" if kind == "standard" else "differential"][case.task]
+def useful_flops(case: Case, task: str, kind: str) -> float:
+    units = UNITS["standard" if kind == "standard" else "differential"][task]
     pairs = sum(n * n for n in case.documents) / 2
     return units * 2 * pairs * case.d * case.heads
 
@@ -105,47 +104,48 @@ def useful_bytes(case: Case) -> float:
 
 
 def measure(case: Case, names: Sequence[str], rounds: int, seconds: float, check_length: int) -> list[dict]:
-    """The rows of a cell, one for each way."""
+    """The rows of a cell, one for each way; for "both" also one for its forward and one for its backward."""
     problem = functools.cache(partial(make_problem, case))
 
     def prepare(name: str) -> Step:
         way = WAYS[name]
-        if way.kind != "standard":  # a small problem represents all lengths of (task, d)
-            task = "both" if case.task == "backward" else case.task
-            if wrong := fault(way, replace(case, task=task, length=check_length, tokens=2 * check_length)):
-                raise Wrong(wrong)
+        small = replace(case, length=check_length, tokens=2 * check_length)  # represents all lengths of (task, d)
+        if way.kind != "standard" and (wrong := fault(way, small)):
+            raise Wrong(wrong)
         return step(case.task, way, problem())
 
     prepared = {name: partial(prepare, name) for name in names}
     found = take_turns(prepared, device_time, case.device, rounds, seconds)
-    return [_row(case, name, found[name], problem) for name in names]
+    rows = []
+    for name, whole in found.items():
+        tasks = ("forward", "backward") if case.task == "both" else ()
+        parts = {case.task: whole} | dict(zip(tasks, whole.get("parts", ()), strict=False))
+        rows += [_row(case, task, name, whole | part, problem) for task, part in parts.items()]
+    return rows
 
 
-def _row(case: Case, name: str, found: dict, problem) -> dict:
-    row = {"task": case.task, "d": case.d, "length": case.length, "way": name, "kind": WAYS[name].kind}
-    row |= {"status": found["status"]} | dict.fromkeys(("ms", "tflops", "gb_per_s", "peak_mib", "rounds"))
-    row["sdpa_backend"] = None
+def _row(case: Case, task: str, name: str, found: dict, problem) -> dict:
+    kind = WAYS[name].kind
+    row = {"task": task, "d": case.d, "length": case.length, "way": name, "kind": kind, "status": found["status"]}
     if ms := found.get("ms"):
-        row |= {"ms": rounded(ms), "peak_mib": mebibytes(found["peak"]), "rounds": found["rounds"]}
-        if case.task == "decode":
+        row |= {"ms": rounded(ms), "spread": rounded(found["spread"]), "rounds": found["rounds"]}
+        row["peak_mib"] = mebibytes(found["peak"])  # of the whole step
+        if task == "decode":
             row["gb_per_s"] = rounded(useful_bytes(case) / ms / 1e6)
         else:
-            row["tflops"] = rounded(useful_flops(case, WAYS[name].kind) / ms / 1e9)
+            row["tflops"] = rounded(useful_flops(case, task, kind) / ms / 1e9)
         if name.endswith("/sdpa"):
             row["sdpa_backend"] = problem().sdpa_backend
     row |= {"batch": len(case.documents), "heads": case.heads, "dtype": str(case.dtype).removeprefix("torch.")}
-    row |= {"norm": case.norm, "reason": found.get("reason", ""), "hardware": hardware(case.device)}
-    return row | versions("torch", "triton", "transformers")
+    return row | {"reason": found.get("reason", "")}
 
 
 # ----------------------------------------------------------------------------------------------------------- report
 
 
 def tables(rows: list[dict]) -> list[str]:
-    """For each task and d, a table of the useful speed by way and length, and what did not run.
-
-    In parentheses: how many times as long as `flash_diff` the way took.
-    """
+    """For each task and d, a table of the useful speed by way and length with the largest spread in it, and what did
+    not run."""
     cells: dict[tuple, dict[tuple, dict]] = {}
     reasons: dict[tuple, dict[str, None]] = {}
     for row in rows:
@@ -153,6 +153,7 @@ def tables(rows: list[dict]) -> list[str]:
         if row["status"] != "ok":
             reasons.setdefault((row["status"], row["reason"]), {})[row["way"]] = None
     lines = ["Useful TFLOP/s (decode: GB/s of K and V), and how many times as long as flash_diff a way took."]
+    lines[0] += " Spread: interquartile range of the rounds over their median."
     for (task, d), found in sorted(cells.items()):
         ways, lengths = dict.fromkeys(way for way, _ in found), sorted({length for _, length in found})
 
@@ -165,4 +166,6 @@ def tables(rows: list[dict]) -> list[str]:
 
         body = [(way, *(cell(way, length) for length in lengths)) for way in ways]
         lines += ["", f"### {task}, d = {d}", "", *table(["way", *lengths], [x for x in body if any(x[1:])])]
+        if spreads := [(row["spread"], row["way"]) for row in found.values() if "spread" in row]:
+            lines += ["", "Largest spread: {:.1%} ({}).".format(*max(spreads))]
     return lines + [""] + [f"- {status}: {', '.join(ways)}: {reason}" for (status, reason), ways in reasons.items()]

@@ -99,7 +99,8 @@ def microseconds(function: Callable[[], object], calls: int) -> float:
         for _ in range(calls):
             function()
 
-    return rounded(1000 * min(process_time(Step(repeat), "cpu") for _ in range(REPEATS)) / calls)
+    [ms] = min(process_time(Step(repeat), "cpu") for _ in range(REPEATS))
+    return rounded(1000 * ms / calls)
 
 
 @torch.no_grad()  # as `generate`

@@ -18,18 +18,18 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from benchmarks import attention, loss_memory, model_gpu
-from benchmarks.attention_ways import WAYS, Case, make_problem
+from benchmarks.attention_ways import WAYS, Case, Problem, make_problem
 from benchmarks.report import first_line, mebibytes, rounded
 from benchmarks.texts import STANDARD_LIBRARY, python_sources
 from benchmarks.timing import Step, Wrong, device_time, peak_memory, take_turns
@@ -110,7 +110,8 @@ def plan(stage: str, sizes: Sizes) -> list[list[Job]]:
         return [[job] for job in jobs]
     if stage == "tuning":
         jobs = [Job(f"compile {part}", "compile_candidates", {"part": part}) for part in parts]
-        return [jobs, *([Job(f"time d={d}", "time_candidates", {"d": d})] for d in dims)]
+        timed = [Job(f"time d={d}", "time_candidates", {"d": d}) for d in dims]
+        return [jobs, *([job] for job in (*timed, Job("splits", "time_splits")))]
     return [[Job(f"whole {stage}", stage)]]  # a row that has the stage's name
 
 
@@ -197,24 +198,27 @@ def memcheck(emit: Emit, done: Done, sizes: Sizes) -> None:
 
 
 def attention_ways(emit: Emit, done: Done, sizes: Sizes, d: int, suffix: str = "") -> None:
-    """benchmarks.attention at one d: forward + backward, and one token after a cache. With a suffix, which ends the
-    names, it compares with flex_attention, and at the first length only."""
+    """benchmarks.attention at one d: forward, backward and both, and one token after a cache. With a suffix, which
+    ends the names, it compares with flex_attention, and at the first length only."""
     ways = [way for way in WAYS if way.endswith("/flex") == bool(suffix)]
     for length, task in product(sizes.lengths[: 1 if suffix else sizes.dims[d]], ("both", "decode")):
         if f"{task} d={d} {length} flash_diff{suffix}" not in done:
             case, check_length = sizes.case(task, d, length, sizes.tokens), min(512, sizes.checked)
             compared = ["flash_diff", *ways] if suffix else ways
-            for row in attention.measure(case, compared, sizes.rounds, seconds=2, check_length=check_length):
-                emit(f"{task} d={d} {length} {row['way']}{suffix}", **row)
+            for row in attention.measure(case, compared, sizes.rounds, seconds=5, check_length=check_length):
+                emit(f"{row['task']} d={d} {length} {row['way']}{suffix}", **row)
 
 
 class Candidate(NamedTuple):
-    """Blocks of a kernel as rows/keys/warps/stages, and the task whose time tunes them."""
+    """Blocks of a kernel as rows/keys/warps/stages."""
 
     d: int
     kernel: str
-    task: str
     blocks: str
+
+    def case(self, sizes: Sizes, length: int, tokens: int) -> Case:
+        """A task that launches the kernel."""
+        return sizes.case("decode" if self.kernel.startswith("split") else "both", self.d, length, tokens)
 
     def table(self, sizes: Sizes) -> dict:
         """A table for DIFF_TRANSFORMER_BLOCKS that has these blocks alone."""
@@ -226,10 +230,9 @@ class Candidate(NamedTuple):
 def candidates(sizes: Sizes, d: int) -> list[Candidate]:
     """For each kernel the table's first. split32 needs more query heads per key head than the tasks have."""
     keys = flash_diff_blocks.key_kernels(*sizes.blocks_at(d))
-    tasks = {"forward": "forward", "dq": "backward", **dict.fromkeys(keys, "backward"), "split16": "decode"}
     return [
-        Candidate(d, kernel, task, "/".join(map(str, blocks)))
-        for kernel, task in tasks.items()
+        Candidate(d, kernel, "/".join(map(str, blocks)))
+        for kernel in ("forward", "dq", *keys, "split16")
         for blocks in flash_diff_blocks.candidates(kernel, *sizes.blocks_at(d))[: sizes.candidates]
     ]
 
@@ -249,10 +252,8 @@ def check_candidate(sizes: Sizes, one: Candidate, folder: Path) -> None:
     """Compares the results with float32. Raises Wrong if they are wrong, and other errors if the blocks do not fit."""
     use_blocks(one.table(sizes), folder)
     length = min(512, sizes.lengths[0])
-    case = sizes.case(one.task, one.d, length, 2 * length)
-    if wrong := attention.fault.__wrapped__(OURS, case if one.task == "decode" else replace(case, task="both")):
+    if wrong := attention.fault.__wrapped__(OURS, one.case(sizes, length, 2 * length)):
         raise Wrong(wrong)
-    attention.results(one.task, OURS, make_problem(case))  # compiles what will be timed
 
 
 def compile_candidates(emit: Emit, done: Done, sizes: Sizes, part: int) -> None:
@@ -264,33 +265,93 @@ def compile_candidates(emit: Emit, done: Done, sizes: Sizes, part: int) -> None:
                 check_candidate(sizes, one, Path(folder))
 
 
+def launches(kernel: str, task: str, p: Problem) -> list[Callable[[], None]]:
+    """Runs a task, and returns its launches of a kernel, each of which can be repeated on the same tensors."""
+    found: list[Callable[[], None]] = []
+
+    def run(name: str, launch: Callable, *args, **kwargs) -> None:
+        launch(*args, **kwargs)
+        if name == kernel:
+            found.append(partial(launch, *args, **kwargs))
+
+    launch, split_kernel, split = flash_diff._launch, flash_diff.split_kernel, mock.MagicMock()
+    split.__getitem__.side_effect = lambda grid: partial(run, "split16", split_kernel[grid])
+    recorded = {"_launch": lambda name, *args, **kwargs: run(name, launch, name, *args, **kwargs)}
+    with mock.patch.multiple(flash_diff, **recorded, split_kernel=split):
+        attention.results(task, OURS, p)
+    if not found:
+        raise RuntimeError(f"{task} does not launch {kernel}")
+    return found
+
+
 def time_candidates(emit: Emit, done: Done, sizes: Sizes, d: int) -> None:
-    """Times the candidates that are right, in turns: the whole task of each kernel."""
+    """Times the candidates that are right, in turns, each alone: dq without prepare and dkdv, split16 without combine,
+    forward for both maps, as in training."""
     for kernel, group in itertools.groupby(candidates(sizes, d), key=lambda one: one.kernel):
         every = {f"{kernel} d={d} {one.blocks}": one for one in group}
         if every.keys() <= done.keys():
             continue
         first = next(iter(every.values()))
-        case = sizes.case(first.task, d, sizes.lengths[0], sizes.tokens)
-        step = attention.step(first.task, OURS, make_problem(case))
+        case = first.case(sizes, sizes.lengths[0], sizes.tokens)
+        problem = make_problem(case)
         with tempfile.TemporaryDirectory() as folder:
 
-            def prepare(one: Candidate, step: Step = step, folder: Path = Path(folder)) -> Step:
+            def prepare(one: Candidate, case: Case = case, p: Problem = problem, folder: Path = Path(folder)) -> Step:
                 check_candidate(sizes, one, folder)
 
                 def set_up():
                     use_blocks(one.table(sizes), folder)
-                    step.timed(step.set_up())  # the kernel is looked up, and loaded
-                    return step.set_up()
+                    return launches(one.kernel, case.task, p)
 
-                return Step(step.timed, set_up)
+                return Step(lambda launched: [launch() for launch in launched], set_up)
 
             steps = {name: partial(prepare, one) for name, one in every.items()}
             found = take_turns(steps, device_time, sizes.device, min(6, sizes.rounds))
         for name, one in every.items():
-            row = {**one._asdict(), "length": sizes.lengths[0], "is_in_table": one == first, "table": one.table(sizes)}
-            row |= {"ms": rounded(found[name]["ms"])} if "ms" in found[name] else {}
+            row = {**one._asdict(), "task": "kernel alone", "length": case.length, "is_in_table": one == first}
+            figures = {key: rounded(found[name][key]) for key in ("ms", "spread") if key in found[name]}
+            row |= {**figures, "table": one.table(sizes)}
             emit(name, found[name]["status"], found[name].get("reason", ""), **row)
+
+
+def split_counts(rule: int, kv_len: int) -> list[int]:
+    """The number of splits of the rule, and from a quarter to four times of it, as far as they are valid."""
+    most = max(1, kv_len // flash_diff._SPLIT_KEYS)
+    return list(dict.fromkeys([rule, *(min(most, max(1, int(rule * factor))) for factor in (0.25, 0.5, 2, 4))]))
+
+
+def time_splits(emit: Emit, done: Done, sizes: Sizes) -> None:
+    """Times decoding with other numbers of splits, in turns: for the batch of the stage attention and for one row."""
+    cases = [
+        sizes.case("decode", d, length, tokens)
+        for d, count in sizes.dims.items()
+        for length, tokens in product(sizes.lengths[:count], (sizes.tokens, 1))
+    ]
+    for case in dict.fromkeys(cases):
+        heads = case.batch * case.heads
+        name = f"splits d={case.d} {case.length} heads={heads}"
+        if name in done:
+            continue
+        decode = attention.step("decode", OURS, make_problem(case)).timed
+        with mock.patch.object(flash_diff, "_num_splits", wraps=flash_diff._num_splits) as counted:
+            decode(None)
+        rule, *others = split_counts(flash_diff._num_splits(*counted.call_args.args), case.length)
+
+        def prepare(count: int, case: Case = case, decode: Callable = decode) -> Step:
+            patched = mock.patch.object(flash_diff, "_num_splits", lambda *_: count)
+            if wrong := patched(attention.fault.__wrapped__)(OURS, case):
+                raise Wrong(f"{count} splits: {wrong}")
+            return Step(patched(decode))
+
+        steps = {count: partial(prepare, count) for count in (rule, *others)}
+        found = take_turns(steps, device_time, sizes.device, min(30, sizes.rounds))
+        ms = {count: rounded(one["ms"]) for count, one in found.items() if "ms" in one}
+        best = min(ms, key=ms.get, default=rule)
+        row = {"d": case.d, "length": case.length, "heads": heads, "rule": rule, "rule_ms": ms.get(rule)}
+        row |= {"best": best, "best_ms": ms.get(best), "ms_of_splits": ms}
+        row |= {"spread": rounded(max(one.get("spread", 0) for one in found.values()))}  # the largest
+        failed = next((one for one in found.values() if one["status"] != "ok"), {"status": "ok", "reason": ""})
+        emit(name, failed["status"], failed["reason"], **row)
 
 
 # ------------------------------------------------------------------------------------------------------ model, loss

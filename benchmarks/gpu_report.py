@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import attention
-from benchmarks.report import columns_of
+from benchmarks.report import columns_of, table
 
 ROWS = "gpu_suite.jsonl"  # in the folder of a run
 
@@ -41,12 +41,68 @@ def winning_table(rows: Sequence[dict]) -> dict[str, dict[str, dict[str, str]]]:
     return table
 
 
-def report(rows: list[dict]) -> str:
-    """The page of a run, in Markdown."""
+def page(path: Path) -> str:
+    """The page of the rows of `read`, in Markdown, with a plot that is drawn beside them."""
+    rows = read(path)
+    return report(rows, plot(rows, (path / ROWS if path.is_dir() else path).with_suffix(".png")))
+
+
+def plot(rows: list[dict], path: Path) -> str:
+    """Draws the speed of attention over the length into a PNG, and returns the lines of the page that show it."""
+    shown = [row for row in rows if row["stage"] == "attention" and row.get("task") == "both" and "tflops" in row]
+    shown = [row for row in shown if not row["name"].endswith(" beside flex")]
+    dims = sorted({row["d"] for row in shown if row["length"] != shown[0]["length"]})  # of several lengths
+    try:
+        import matplotlib.figure
+    except ImportError:  # on a machine with a GPU
+        return "No plot: matplotlib is not installed. `--report` draws it where it is." if dims else ""
+    if not dims:
+        return ""
+    lines, lengths = {}, sorted({row["length"] for row in shown})
+    figure = matplotlib.figure.Figure(figsize=(3 + 4 * len(dims), 4.5), dpi=110, layout="constrained")
+    for axes, d in zip(figure.subplots(1, len(dims), sharey=True, squeeze=False)[0], dims, strict=True):
+        for i, (way, kind) in enumerate({row["way"]: row["kind"] for row in shown}.items()):
+            points = sorted((row["length"], row["tflops"]) for row in shown if (row["d"], row["way"]) == (d, way))
+            style = {"linewidth": 3 if kind == "ours" else 1.5, "linestyle": "--" if kind == "standard" else "-"}
+            style |= {"color": matplotlib.colormaps["tab20"](i), "marker": "o", "label": way}
+            if points:
+                [lines[way]] = axes.plot(*zip(*points, strict=True), **style)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(lengths, lengths)
+        axes.set(title=f"d = {d}", xlabel="length (tokens)")
+        axes.grid(alpha=0.3)
+    figure.axes[0].set(ylabel="useful TFLOP/s, forward + backward", ylim=(0, None))
+    figure.legend(handles=list(lines.values()), loc="outside right upper", frameon=False)
+    figure.savefig(path, metadata={"Software": None})
+    work = "Standard attention has 14 units of useful work, differential attention 16."
+    return f"![Useful TFLOP/s of attention, forward + backward]({path.name})\n\n{work}"
+
+
+def goals(rows: list[dict]) -> list[str]:
+    """The ratios that the project aims at."""
+    named = {row["name"]: row for row in rows if row["stage"] in ("attention", "model") and row["status"] == "ok"}
+
+    def line(what: str, column: str, ours: str, theirs: str, goal: str) -> tuple[str, str, str]:
+        both = ours in named and theirs in named
+        return what, f"{named[ours][column] / named[theirs][column]:.3f}" if both else "not measured", goal
+
+    cell = "both d=128 4096"
+    time = "attention, forward + backward, d = 128, 4096 tokens: time over that of standard attention (cuDNN)"
+    lines = [line(time, "ms", f"{cell} flash_diff", f"{cell} standard/sdpa_cudnn", "at most 1.35")]
+    for cell in (f"{task} {length}" for task in ("forward+backward", "decode") for length in (2048, 4096)):
+        speed = f"3B model, {cell} tokens: tokens/s over Llama's"
+        row = line(speed, "tokens_per_second", f"{cell} DIFF flash_diff", f"{cell} Transformer sdpa", "at least 0.97")
+        lines.append(row)
+    return table(["ratio", "measured", "goal"], lines)
+
+
+def report(rows: list[dict], plot: str = "") -> str:
+    """The page of a run, in Markdown; `plot` is the line that shows its plot."""
     first = rows[0]
     packages = ", ".join(f"{name} {version}" for name, version in first["versions"].items())
     lines = [f"# Differential attention on {first['hardware']}", ""]
     lines += [f"Compute capability {first['capability']}; {packages}; commit {first['commit'] or 'unknown'}."]
+    lines += ["", *goals(rows)] + ["", plot] * bool(plot)
     for stage, section in SECTIONS.items():
         found = [row for row in rows if row["stage"] == stage and not row["is_job"]]
         lines += ["", f"# {stage.capitalize()}", "", *(section(found) if found else ["Not run."])]
@@ -78,8 +134,9 @@ def _tuning(rows: list[dict]) -> list[str]:
         lines.append({**row, "table's blocks": old.get("blocks"), "table's ms": old.get("ms")})
     failed = Counter((row["status"], row["reason"]) for row in rows if row["status"] != "ok")
     more = [f"- {count} candidates {status}: {reason}" for (status, reason), count in failed.items()]
-    columns = ("kernel", "d", "task", "length", "blocks", "ms", "table's blocks", "table's ms")
-    return columns_of(lines, *columns) + [""] * bool(more) + more
+    columns = ("kernel", "d", "task", "length", "blocks", "ms", "table's blocks", "table's ms", "spread")
+    splits = _columns("d length heads rule rule_ms best best_ms spread")([x for x in rows if "rule" in x])
+    return [*columns_of(lines, *columns), "", "Splits of decoding:", "", *splits] + [""] * bool(more) + more
 
 
 def _columns(names: str):

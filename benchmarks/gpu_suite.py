@@ -7,16 +7,16 @@
 runs on a machine with torch, triton, transformers and pytest and without a network; it installs and builds nothing.
 
     correctness  tests/test_flash_diff.py, bfloat16 against float32, equal bits of two runs, compute-sanitizer
-    attention    forward + backward and decoding against every installed rival
-    tuning       candidates of the block table, compiled in parallel and then timed
+    attention    forward, backward, both and decoding against every installed rival
+    tuning       candidates of the block table, compiled in parallel, then each kernel timed alone; splits of decoding
     model        layers of the paper's 3B against its Transformer twin: tokens per second, memory, decoding
     loss         LM head and loss of 64K tokens with and without the logits
     training     a short training of DIFF and its twin on Python's and torch's own sources
 
-FOLDER gets `gpu_suite.jsonl` (a row per result, written at once), `report.md`, `blocks.json` (the winners of the
-tuning, for DIFF_TRANSFORMER_BLOCKS) and `log.txt`. What fails leaves its error as a row, and the rest still runs. A
-stage that is run again replaces its rows; with --resume it keeps them and runs only what is missing. The exit status
-is 1 if anything failed.
+FOLDER gets `gpu_suite.jsonl` (a row per result, written at once), `report.md` with its plot `gpu_suite.png` (where
+matplotlib is installed), `blocks.json` (the winners of the tuning, for DIFF_TRANSFORMER_BLOCKS) and `log.txt`. What
+fails leaves its error as a row, and the rest still runs. A stage that is run again replaces its rows; with --resume it
+keeps them and runs only what is missing. The exit status is 1 if anything failed.
 
 --dry-run tries all of this on a CPU with tiny sizes. Its rows are marked, and no reader of results accepts them.
 """
@@ -170,7 +170,8 @@ def environment(dry_run: bool, command: str) -> dict[str, Any]:
 
     sources = sorted((ROOT / "diff_transformer").glob("flash_diff*.py"))
     capability = (8, 6) if dry_run else torch.cuda.get_device_capability()
-    packages = versions("torch", "triton", "transformers", "numpy", "flash_attn", "flash_attn_interface")
+    packages = versions("torch", "triton", "transformers", "numpy")
+    packages |= versions("flash_attn", "flash_attn_interface", "flash_attn_4")
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]  # nothing where this is a plain copy
     return {
         "dry_run": dry_run,
@@ -191,7 +192,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--stage", nargs="+", choices=STAGES, default=list(STAGES), metavar="NAME", help="default: all, in order")
     add("--resume", action="store_true", help="keep what a stage has in the folder, and run what is missing")
     add("--dry-run", action="store_true", help="try everything on a CPU, with tiny sizes")
-    add("--report", type=Path, metavar="FOLDER", help="print the page of a folder or of a file of rows, and end")
+    add("--report", type=Path, metavar="FOLDER", help="print the page of a folder or of a file of rows; draw its plot")
     options = parser.parse_args(arguments)
     if (options.out is None) == (options.report is None):
         parser.error("name a folder for the results with --out, or one to read with --report")
@@ -207,7 +208,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     if options.report:
         try:
-            print(gpu_report.report(gpu_report.read(options.report)), end="")
+            print(gpu_report.page(options.report), end="")
         except ValueError as error:
             raise SystemExit(str(error)) from error
         return 0
@@ -223,7 +224,7 @@ def main(arguments: list[str] | None = None) -> int:
     for stage in stages:
         run_stage(stage, results, out, options.dry_run, options.resume)
     if not options.dry_run:
-        (out / "report.md").write_text(gpu_report.report(results.rows()))
+        (out / "report.md").write_text(gpu_report.page(out))
 
     left = [stage for stage in STAGES if results.ended(stage).get(stage) != "ok"]
     if left:

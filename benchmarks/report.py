@@ -5,6 +5,7 @@ import argparse
 import csv
 import functools
 import importlib
+import importlib.metadata
 import os
 import platform
 import sys
@@ -42,8 +43,9 @@ def versions(*packages: str) -> dict[str, str]:
     for package in packages:
         try:
             found[package] = importlib.import_module(package).__version__
-        except ImportError:
-            found[package] = "not installed"
+        except (ImportError, AttributeError):  # flash-attn 4 is a folder in the place of flash-attn 2's package
+            installed = importlib.metadata.distributions(name=package)
+            found[package] = next((one.version for one in installed), "not installed")
     return found
 
 

@@ -5,12 +5,12 @@ import functools
 import gc
 import math
 import re
-import statistics
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.report import first_line
 
-MIN_ROUNDS = 3
+MIN_ROUNDS = 5
 
 
 class Wrong(Exception):
@@ -26,31 +26,35 @@ class Wrong(Exception):
 
 
 class Step(NamedTuple):
-    """`timed(set_up())`, of which only `timed` counts."""
+    """`then(timed(set_up()))`, of which `timed` and `then`, if there is one, count: the parts of the step."""
 
     timed: Callable[[Any], object]
     set_up: Callable[[], Any] = lambda: None
+    then: Callable[[Any], object] | None = None
 
 
-# --------------------------------------------------------------------------- clocks: the milliseconds of a step
+# ------------------------------------------------------------------- clocks: the milliseconds of each part of a step
 
 
-def process_time(step: Step, device: str) -> float:
+def process_time(step: Step, device: str) -> list[float]:
     """CPU time of this process, which another program on the machine does not lengthen."""
-    return _elapsed(step, time.process_time)
+    return [1000 * (end - start) for start, end in pairwise(_run(step, time.process_time))]
 
 
-def wall_time(step: Step, device: str) -> float:
+def wall_time(step: Step, device: str) -> list[float]:
     """Including Python, until the device is idle again."""
     synchronize = torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
-    return _elapsed(step, lambda: synchronize() or time.perf_counter())
+    marks = _run(step, lambda: synchronize() or time.perf_counter())
+    return [1000 * (end - start) for start, end in pairwise(marks)]
 
 
-def _elapsed(step: Step, now: Callable[[], float]) -> float:
-    prepared = step.set_up()
-    start = now()
-    step.timed(prepared)
-    return 1000 * (now() - start)
+def _run(step: Step, mark: Callable[[], Any]) -> list:
+    """Runs a step, and returns what `mark()` was before the first part and after each part."""
+    result, marks = step.set_up(), [mark()]
+    for part in filter(None, (step.timed, step.then)):
+        result = part(result)
+        marks.append(mark())
+    return marks
 
 
 @functools.cache
@@ -58,24 +62,37 @@ def _larger_than_any_cache(device: str) -> torch.Tensor:
     return torch.empty(256 << 20, dtype=torch.int8, device=device)
 
 
-def device_time(step: Step, device: str) -> float:
+def device_time(step: Step, device: str) -> list[float]:
     """Time of the GPU without Python: the L2 cache is flushed, and the launches queue up behind a short sleep."""
     if torch.device(device).type != "cuda":
         return wall_time(step, device)
-    prepared = step.set_up()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    _larger_than_any_cache(device).zero_()
-    torch.cuda._sleep(2_000_000)  # clock cycles, about a millisecond
-    start.record()
-    step.timed(prepared)
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end)
+
+    def set_up():
+        prepared = step.set_up()
+        _larger_than_any_cache(device).zero_()
+        torch.cuda._sleep(2_000_000)  # clock cycles, about a millisecond
+        return prepared
+
+    def record():
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    events = _run(step._replace(set_up=set_up), record)
+    events[-1].synchronize()
+    return [start.elapsed_time(end) for start, end in pairwise(events)]
+
+
+def summary(times: Sequence[float]) -> dict[str, float]:
+    """The median `ms` of the rounds and their `spread`: the interquartile range as a fraction of the median."""
+    quartiles = torch.tensor((0.25, 0.5, 0.75), dtype=torch.float64)
+    low, median, high = torch.tensor(times, dtype=torch.float64).quantile(quartiles).tolist()
+    return {"ms": median, "spread": (high - low) / median}
 
 
 def take_turns(
     contestants: Mapping[str, Callable[[], Step]],
-    clock: Callable[[Step, str], float],
+    clock: Callable[[Step, str], list[float]],
     device: str,
     rounds: int,
     seconds: float = math.inf,
@@ -83,9 +100,9 @@ def take_turns(
     """Prepares every contestant and warms it up, then times all of them in turns.
 
     There are at most `rounds` rounds. After `MIN_ROUNDS` they end once they have taken `seconds`. Returns for every
-    contestant its `status`: "ok", with the median `ms`, the `peak` memory of a run in bytes and the `rounds`; "RED",
-    if it raised `Wrong`; "cannot run", if it raised anything else. The last two have a `reason`. Only an unusable
-    device ends the benchmark.
+    contestant its `status`: "ok", with the `summary` of the step, that of each of its `parts`, the `peak` memory of a
+    run in bytes and the `rounds`; "RED", if it raised `Wrong`; "cannot run", if it raised anything else. The last two
+    have a `reason`. Only an unusable device ends the benchmark.
     """
     found: dict[str, dict] = {}
     ready: dict[str, Step] = {}
@@ -96,7 +113,7 @@ def take_turns(
             try:
                 step = prepare()
                 clock(step, device)
-                peak, ms = peak_memory(functools.partial(clock, step, device), device)
+                peak, times = peak_memory(functools.partial(clock, step, device), device)
             except Wrong as error:
                 found[name] = {"status": "RED", "reason": str(error)}
             except Exception as error:
@@ -104,7 +121,7 @@ def take_turns(
             else:
                 found[name] = {"status": "ok", "peak": peak}
                 ready[name] = step
-                a_round += ms / 1000
+                a_round += sum(times) / 1000
                 continue
         gc.collect()
         if torch.device(device).type == "cuda":
@@ -112,12 +129,13 @@ def take_turns(
             torch.cuda.empty_cache()
     if math.isfinite(seconds) and ready:
         rounds = min(rounds, max(MIN_ROUNDS, int(seconds / a_round)))
-    times: dict[str, list[float]] = {name: [] for name in ready}
+    measured: dict[str, list[list[float]]] = {name: [] for name in ready}
     for _ in range(rounds):
         for name, step in ready.items():
-            times[name].append(clock(step, device))
-    for name, measured in times.items():
-        found[name] |= {"ms": statistics.median(measured), "rounds": rounds}
+            measured[name].append(clock(step, device))
+    for name, times in measured.items():
+        parts = [summary(part) for part in zip(*times, strict=True)]
+        found[name] |= {**summary([sum(one) for one in times]), "parts": parts, "rounds": rounds}
     return found
 
 

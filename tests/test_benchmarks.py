@@ -5,9 +5,12 @@ import csv
 import importlib
 import math
 import re
+import sys
+from collections import namedtuple
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -44,8 +47,9 @@ def case(ways, task: str, length: int = 33, dtype: torch.dtype = torch.float32, 
 
 
 def measure(attention, one, *names: str) -> dict[str, dict]:
+    """The rows of the whole step, by way."""
     rows = attention.measure(one, names, rounds=3, seconds=1, check_length=16)
-    return dict(zip(names, rows, strict=True))
+    return {row["way"]: row for row in rows if row["task"] == one.task}
 
 
 WRONG = {  # the reason, and a function of the eager attention and a problem
@@ -64,8 +68,8 @@ def test_attention_gives_a_wrong_way_no_speed(attention, ways, monkeypatch, reas
     right, red, absent = found.values()
     flops = 16 * 2 * 33**2 * 16 / 2 * 2 * 3  # units, 2 N^2 d, halved by causality, 2 heads, 3 sequences
     assert right["status"] == "ok" and right["tflops"] == pytest.approx(flops / right["ms"] / 1e9, rel=2e-3)
-    assert red["status"] == "RED" and reason in red["reason"] and red["ms"] is red["tflops"] is None
-    assert absent["status"] == "cannot run" and "flash_attn_interface" in absent["reason"] and absent["ms"] is None
+    assert red["status"] == "RED" and reason in red["reason"] and not {"ms", "tflops"} & red.keys()
+    assert absent["status"] == "cannot run" and "flash_attn_interface" in absent["reason"] and "ms" not in absent
     twice = {**right, "way": "flash_diff", "ms": right["ms"] / 2, "tflops": 30.0}
     page = "\n".join(attention.tables([twice, *found.values()]))
     assert "| flash_diff | 30.0 (1.00) |" in page and re.search(r"\| eager \| \S+ \(2.00\)", page)
@@ -73,12 +77,26 @@ def test_attention_gives_a_wrong_way_no_speed(attention, ways, monkeypatch, reas
     assert f"- RED: four_calls/sdpa_flash: {red['reason']}" in page and "two_calls/flash_attn_3 |" not in page
 
 
+def test_attention_times_forward_and_backward_apart(attention, ways):
+    rows = attention.measure(case(ways, "both"), ["eager", "standard/sdpa_cudnn"], 5, seconds=1, check_length=16)
+    assert [(row["task"], row["status"]) for row in rows] == [
+        *((task, "ok") for task in ("both", "forward", "backward")),
+        ("both", "cannot run"),
+    ]
+    for row, units in zip(rows, (16, 6, 10), strict=False):
+        assert row["tflops"] * row["ms"] * 1e9 == pytest.approx(units * 2 * 33**2 * 16 / 2 * 2 * 3, rel=3e-3)
+        assert row["rounds"] == 5 and row["spread"] >= 0
+    assert rows[0]["ms"] > max(rows[1]["ms"], rows[2]["ms"])
+    rows[2]["spread"] = 0.123
+    assert "Largest spread: 12.3% (eager)." in attention.tables(rows)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("norm", [False, True], ids=["", "norm"])
 @pytest.mark.parametrize("task", ["both", "decode"])
 def test_attention_compositions_are_right(attention, ways, task, norm, dtype):
     math_sdpa = partial(ways.sdpa, SDPBackend.MATH)  # takes every shape
-    for compose in (ways.packed, ways.two_calls, ways.four_calls):
+    for compose in (ways.packed, ways.two_calls, ways.four_calls, *[ways.one_call] * (task == "both")):
         way = ways.Way("rival", partial(compose, math_sdpa))
         assert attention.fault(way, case(ways, task, dtype=dtype, norm=norm)) == "", compose.__name__
 
@@ -90,6 +108,54 @@ def test_attention_standard_is_attention_of_2h_heads(ways):
     mask = torch.ones(33, 33, dtype=torch.bool).tril()
     maps = (q @ k.transpose(2, 3) / 4).masked_fill(~mask, -math.inf).softmax(-1)
     torch.testing.assert_close(out, (maps @ v).transpose(1, 2).reshape(3, 33, 2, 32))
+
+
+def test_attention_standard_reads_a_cache_without_a_copy(ways, load):
+    p = ways.make_problem(ways.Case("decode", 16, 1 << 14, 1 << 15, 16, torch.float32, "cpu"))
+    seen = []
+
+    def attend(p, q, k, v):
+        seen.extend((k, v))
+        return q
+
+    peak, out = load("timing").peak_memory(lambda: ways.standard(attend, p), "cpu")
+    assert peak < p.k.nbytes / 8 == 8 << 20, "a copy of the cache is 64 MiB"
+    assert torch.equal(out, p.q), "the heads are put together as they were taken apart"
+    for got, cache in zip(seen, (p.k, p.v), strict=True):
+        assert got.shape == (2, 1 << 14, 32, 16) and got.transpose(1, 2).is_contiguous(), "as transformers' caches"
+        assert got.data_ptr() == cache.data_ptr()
+
+
+def test_attention_flash_attn_4_has_backward_blocks_that_fit(attention, ways, monkeypatch):
+    BwdConfig = namedtuple("BwdConfig", "m n Q dO dS SdP_swap dKV_swap dQ_swap SdP_layout dKV_layout dQ_layout")
+    own = {64: BwdConfig(128, 128, 2, 2, 2, True, False, False, 1, 2, 2)}  # those of 4.0.0b36
+    own[128] = BwdConfig(64, 128, 2, 2, 2, True, False, False, 1, 2, 1)
+    calls = []
+
+    def kibibytes(c, d):
+        """Of Q, dO, K, V and dS, of P unless it stays in registers, and of dQ."""
+        of_2_bytes = c.m * (c.Q * d + c.dO * 2 * d) + c.n * 3 * d
+        of_2_bytes += c.dS * c.m * c.n * (1 if c.SdP_swap and not c.dKV_swap else 2)
+        return (2 * of_2_bytes + 4 * c.m * d) / 1024
+
+    def flash_attn_func(q, k, v, softmax_scale, causal):
+        calls.append((q.shape[2:], k.shape[2:], v.shape[2:], causal))
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=softmax_scale)
+        return out.transpose(1, 2), None
+
+    interface = SimpleNamespace(BwdConfig=BwdConfig, _tile_size_bwd_sm90=lambda d, *_, **__: own[d])
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", interface)
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", SimpleNamespace(flash_attn_func=flash_attn_func))
+    ways.let_backward_fit.cache_clear()
+    assert attention.fault(ways.WAYS["one_call/flash_attn_4"], case(ways, "both")) == ""
+    assert calls == [((4, 16), (4, 16), (4, 32), True)], "one call with twice the heads"
+    ways.let_backward_fit.cache_clear()
+    for d in own:
+        at = partial(interface._tile_size_bwd_sm90, d)
+        assert at(d, True, False, sparse_block_size_q=None) == own[d], "where d is the width of the values"
+        ours = at(2 * d, True, False, sparse_block_size_q=None)
+        assert kibibytes(ours, d) <= 224 < 240 <= kibibytes(own[d], d), "a program may have 227 on sm_90"
 
 
 def test_attention_eager_keeps_documents_apart(ways):
@@ -104,9 +170,12 @@ def test_attention_counts_useful_work(attention, ways):
     at = partial(ways.Case, d=128, length=1024, tokens=2048, heads=12, dtype=torch.bfloat16, device="cpu")
     unit = 2 * 1024**2 * 128 / 2 * 12 * 2  # 2 N^2 d, halved by causality, 12 heads, 2 sequences
     flops = attention.useful_flops
-    assert [flops(at(task), "rival") / unit for task in ("forward", "backward", "both")] == [6, 10, 16]
-    assert [flops(at(task), "standard") / unit for task in ("forward", "backward", "both")] == [4, 10, 14]
-    assert flops(at("varlen"), "ours") / unit == 16 * (0.5**2 + 1.5**2) / 2, "every document has its own square"
+    tasks = ("forward", "backward", "both")
+    assert [flops(at("both"), task, "rival") / unit for task in tasks] == [6, 10, 16]
+    assert [flops(at("both"), task, "standard") / unit for task in tasks] == [4, 10, 14]
+    assert flops(at("varlen"), "varlen", "ours") / unit == 16 * (0.5**2 + 1.5**2) / 2, (
+        "every document has its own square"
+    )
     assert attention.useful_bytes(at("decode")) == 2 * (2 * 1024 * 12 * 256) * 2
 
 
@@ -115,7 +184,7 @@ def test_take_turns_measures_what_is_timed_in_rounds(load):
     ran = []
 
     def clock(step, device):
-        return step.timed(step.set_up())
+        return list(step.timed(step.set_up()))
 
     def prepare(name, *times):
         values = iter(times)
@@ -124,13 +193,33 @@ def test_take_turns_measures_what_is_timed_in_rounds(load):
     def wrong():
         raise timing.Wrong("off")
 
-    contestants = {"a": prepare("a", 0, 100, 1, 9, 2), "wrong": wrong, "b": prepare("b", 0, 200, 8, 7, 6)}
+    parts = [(0, 1), (100, 1), (1, 5), (9, 1), (2, 5), (4, 4), (3, 4)]
+    whole = [(x,) for x in (0, 200, 8, 7, 6, 9, 6)]
+    contestants = {"a": prepare("a", *parts), "wrong": wrong, "b": prepare("b", *whole)}
     found = timing.take_turns(contestants, clock, "cpu", rounds=50, seconds=0.1)
     assert found["wrong"] == {"status": "RED", "reason": "off"}
-    assert [(found[name]["ms"], found[name]["rounds"]) for name in "ab"] == [(2, 3), (7, 3)], "at least three rounds"
-    assert "".join(ran) == "aabb" + 3 * "ab", "two runs to warm up, then turns"
+    assert [(found[name]["ms"], found[name]["rounds"]) for name in "ab"] == [(7, 5), (7, 5)], "at least five rounds"
+    assert found["a"]["parts"] == [{"ms": 3, "spread": 2 / 3}, {"ms": 4, "spread": 1 / 4}]
+    assert found["b"]["spread"] == pytest.approx(2 / 7), "from 6 to 8"
+    assert "".join(ran) == "aabb" + 5 * "ab", "two runs to warm up, then turns"
     peak, result = timing.peak_memory(lambda: torch.ones(16 << 20).sum().item(), "cpu")
     assert result == 16 << 20 and 60 << 20 < peak < 128 << 20, "a tensor of 64 MiB"
+
+
+def test_clocks_time_the_parts_of_a_step(load, monkeypatch):
+    timing, now = load("timing"), [0.0]
+
+    def lasts(seconds):
+        def part(before=None):
+            now[0] += seconds
+            return seconds if before is None else before + seconds
+
+        return part
+
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now[0], process_time=lambda: now[0]))
+    for clock in (timing.process_time, timing.wall_time, timing.device_time):
+        assert clock(timing.Step(lasts(2), set_up=lasts(1)), "cpu") == [2000]
+        assert clock(timing.Step(lasts(2), lasts(1), lasts(4)), "cpu") == [2000, 4000]
 
 
 # ------------------------------------------------------------------------------------------------------------- models

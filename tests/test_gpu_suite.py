@@ -1,10 +1,11 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """The suite of a GPU end to end on the CPU, its stages, and its report."""
 
-import importlib
+import importlib.util
 import inspect
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -55,6 +56,8 @@ def test_dry_run_fills_every_stage(suite, gpu_report, tmp_path):
     timed = {row["kernel"] for row in rows if row["stage"] == "tuning" and "ms" in row}
     table = json.loads((tmp_path / "dry_run_blocks.json").read_text())
     assert timed == set(table["86"]) >= {"forward", "dq", "split16"}
+    assert {row["task"] for row in rows if row.get("way") == "flash_diff"} == {"forward", "backward", "both", "decode"}
+    assert [row["rule"] for row in rows if row["name"].startswith("splits d=")] == [1], "16 keys are not split"
     speeds = {row["name"] for row in rows if row.get("tokens_per_second")}
     assert {"decode 4 DIFF flash_diff", "forward+backward 4 Transformer sdpa"} <= speeds
     found = {row["name"] for row in rows if row["status"] == "ok"}
@@ -62,7 +65,15 @@ def test_dry_run_fills_every_stage(suite, gpu_report, tmp_path):
     with pytest.raises(SystemExit, match="of a dry run"):
         suite.main(["--report", str(tmp_path)])
     page = gpu_report.report(rows)
-    for text in ("### decode, d = 16", "| split16 |", "| DIFF flash_diff |", "| chunks 16 |", "| Transformer | ok |"):
+    for text in (
+        "### backward, d = 16",
+        "### decode, d = 16",
+        "| split16 |",
+        "| 16 | 16 | 1 | 1 | ",
+        "| DIFF flash_diff |",
+        "| chunks 16 |",
+        "| Transformer | ok |",
+    ):
         assert text in page
     assert "Not run" not in page
 
@@ -187,13 +198,88 @@ def test_kernels_job_shows_errors_and_unequal_bits(jobs, monkeypatch):
     assert rows["equal bits both d=16 8 norm float32"][1].startswith("output, q, k, v")
 
 
-def test_report_of_the_committed_result(suite, gpu_report, tmp_path, capsys):
+def test_launches_of_one_kernel_are_repeated(jobs, monkeypatch):
+    ran = []
+
+    class Split:
+        def __getitem__(self, grid):
+            return lambda *args, **constants: ran.append(("split16", grid, args, constants))
+
+    def results(task, way, p):
+        jobs.flash_diff._launch("forward", p, MAP=2)
+        jobs.flash_diff._launch("forward", p, MAP=1)
+        jobs.flash_diff._launch("dq", p)
+        jobs.flash_diff.split_kernel[(3, 1)](p, D=16)
+
+    split = Split()
+    monkeypatch.setattr(
+        jobs.flash_diff, "_launch", lambda name, *args, **constants: ran.append((name, args, constants))
+    )
+    monkeypatch.setattr(jobs.flash_diff, "split_kernel", split)
+    monkeypatch.setattr(jobs.attention, "results", results)
+    forward = [("forward", ("p",), {"MAP": 2}), ("forward", ("p",), {"MAP": 1})]
+    dq, split16 = ("dq", ("p",), {}), ("split16", (3, 1), ("p",), {"D": 16})
+    for kernel, alone in {"forward": forward, "dq": [dq], "split16": [split16]}.items():
+        found = jobs.launches(kernel, "both", "p")
+        assert ran == [*forward, dq, split16], "the task runs as it is"
+        ran.clear()
+        for launch in found:
+            launch()
+        assert ran == alone
+        ran.clear()
+    with pytest.raises(RuntimeError, match="both does not launch dkdv"):
+        jobs.launches("dkdv", "both", "p")
+    assert jobs.flash_diff.split_kernel is split
+
+
+def test_splits_are_timed_around_the_rule(jobs, gpu_report, monkeypatch):
+    used = []
+
+    def flash_diff(p):
+        used.append(jobs.flash_diff._num_splits(p.k.shape[0] * p.k.shape[2], p.k.shape[1], 8))
+        return jobs.WAYS["eager"].run(p) * (1.1 if used[-1] == 1 else 1)
+
+    monkeypatch.setattr(jobs, "OURS", jobs.attention.Way("ours", flash_diff))
+    rows = []
+    sizes = jobs.DRY._replace(dtype="float32", hidden_size=64, lengths=(512,), tokens=1024, rounds=2)
+
+    def emit(name, status, reason, **row):
+        rows.append({"stage": "tuning", "name": name, "status": status, "reason": reason, **row})
+
+    jobs.time_splits(emit, {}, sizes)
+    for row, heads in zip(rows, (4, 2), strict=True):
+        assert (row["name"], row["heads"], row["rule"]) == (f"splits d=16 512 heads={heads}", heads, 4)
+        assert list(row["ms_of_splits"]) == [4, 2] and row["status"] == "RED" and "1 splits: " in row["reason"]
+        assert row["rule_ms"] == row["ms_of_splits"][4] and row["best_ms"] == min(row["ms_of_splits"].values())
+    a_cell = 1 + 2 + 2  # checked, warmed up and timed; the rule's is asked for before
+    assert [used.count(n) for n in (4, 2, 1)] == [2 * (1 + a_cell), 2 * a_cell, 2]
+    jobs.time_splits(emit, {rows[0]["name"]: "ok"}, sizes)
+    assert [row["heads"] for row in rows] == [4, 2, 2], "a cell that is there is not timed again"
+    assert jobs.split_counts(11, 4096) == [11, 2, 5, 22, 32] and jobs.split_counts(1, 16) == [1]
+    cell = {"rule_ms": 0.002, "best": 2, "best_ms": 0.001, "spread": 0.04}
+    assert "| 16 | 512 | 4 | 4 | 0.002 | 2 | 0.001 | 0.04 |" in gpu_report._tuning([rows[0] | cell])
+
+
+def test_report_of_the_committed_result(suite, gpu_report, tmp_path, capsys, monkeypatch):
     files = sorted((ROOT / "benchmarks/results").glob("gpu_suite_*.jsonl"))
-    assert files and suite.main(["--report", str(files[-1])]) == 0
+    file = Path(shutil.copy(files[-1], tmp_path))
+    assert suite.main(["--report", str(file)]) == 0
     page = capsys.readouterr().out
+    goals = page.split("# Correctness")[0]
+    assert "d = 128, 4096 tokens: time over that of standard attention (cuDNN) | 1.845 | at most 1.35 |" in goals
+    for cell, ratio in (("forward+backward 2048", 0.924), ("decode 4096", 0.693)):
+        assert f"| 3B model, {cell} tokens: tokens/s over Llama's | {ratio} | at least 0.97 |" in goals
     assert "110 ok." in page and "| packed/sdpa | 127.8 (2.34) |" in page, "flash_diff took 1 / 2.34 of the time"
     assert "| four_calls/sdpa_cudnn | RED |" in page and "No module named 'flash_attn'" in page
     assert "| dv | 128 | backward | 4096 | 32/64/4/2 | 15.32 | 64/128/8/2 | 15.58 |" in page
     assert "# Training\n\nNot run." in page
+    if importlib.util.find_spec("matplotlib"):
+        plot = file.with_suffix(".png")
+        assert f"({plot.name})" in goals and plot.read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # as where it is not installed
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if " standard/sdpa_cudnn" not in line))
+    page = gpu_report.page(file)
+    assert "(cuDNN) | not measured | at most 1.35 |" in page and "No plot: matplotlib is not installed." in page
     winners = gpu_report.winning_table(gpu_report.read(files[-1]))
     assert winners["90"]["dq"] == {"128": "128/32/8/3", "64": "64/64/4/2", "96": "128/64/8/2"}
