@@ -323,12 +323,11 @@ def model(emit: Emit, done: Done, sizes: Sizes, compiled: str | None = None) -> 
 def profile(emit: Emit, done: Done, sizes: Sizes) -> None:
     """benchmarks.profile_gpu: a training step at the last length, and decoding after the first."""
     models, rounds = build_models(sizes), min(MIN_ROUNDS, sizes.rounds)
-    for task, length in ("forward+backward", sizes.model_lengths[-1]), ("decode", sizes.model_lengths[0]):
-        for name in model_gpu.DEFAULTS:
-            if f"{task} {length} {name}" not in done:
-                emit(
-                    f"{task} {length} {name}", **profile_gpu.measure(task, length, name, models, rounds, sizes.device)
-                )
+    cells = [("forward+backward", sizes.model_lengths[-1]), ("decode", sizes.model_lengths[0])]
+    for (task, length), name in product(cells, model_gpu.DEFAULTS):
+        if f"{task} {length} {name}" not in done:
+            row = profile_gpu.measure(task, length, name, models, rounds, sizes.device)
+            emit(f"{task} {length} {name}", **row)
 
 
 def loss(emit: Emit, done: Done, sizes: Sizes) -> None:

@@ -6,7 +6,7 @@
     python -m benchmarks.gpu_suite --plan
 
 runs on a machine with torch, triton, transformers and pytest and without a network; it installs and builds nothing.
---plan shows the stages, in the order in which a short loan of a GPU is best spent.
+--plan shows the stages in order: what matters most comes first, as a GPU may be there for half an hour only.
 
 FOLDER gets `gpu_suite.jsonl` (a row per result, written at once), `report.md`, `blocks.json` (the winners of the
 tuning, for DIFF_TRANSFORMER_BLOCKS) and `log.txt`. What fails leaves its error as a row, and the rest still runs. A
@@ -39,12 +39,12 @@ if TYPE_CHECKING:  # main sets the environment before torch and triton are impor
     from benchmarks.gpu_jobs import Job
 
 ROOT = Path(__file__).parents[1]
-STAGES = {  # minutes on an H100 or H200, about; what it finds
+STAGES = {  # minutes on an H100, of profile, compiled and training estimated; what it finds
     "correctness": (2, "tests/test_flash_diff.py, bfloat16 against float32, equal bits, compute-sanitizer"),
-    "profile": (2, "kernels of a training step and of decoding: DIFF and DIFF V2 beside their Transformer"),
-    "attention": (4, "forward + backward and decoding against every installed rival"),
-    "model": (5, "the paper's 3B, V2 and their Transformer: tokens per second, memory, decoding"),
-    "compiled": (8, "the same through torch.compile: decoding with CUDA graphs, then a training step"),
+    "profile": (2, "kernels of a training step and of decoding: the paper's 3B, V2 and their Transformer"),
+    "attention": (4, "forward, backward and decoding against every installed rival"),
+    "model": (4, "the same models: tokens per second, memory, decoding"),
+    "compiled": (8, "through torch.compile: decoding with CUDA graphs, then a training step; RESUME=1 for the rest"),
     "tuning": (2, "candidates of the block table, compiled in parallel and then timed"),
     "loss": (1, "LM head and loss of 64K tokens with and without the logits"),
     "training": (3, "a short training of DIFF and its Transformer on Python's and torch's own sources"),
@@ -188,13 +188,11 @@ def environment(dry_run: bool, command: str) -> dict[str, Any]:
 
 
 def plan(out: Path) -> str:
-    """A command for each stage, in order. Each ends within `MINUTES`, most of them much earlier."""
-    lines = [
-        f"{minutes:3} min  make gpu STAGE={stage} OUT={out}  # {what}" for stage, (minutes, what) in STAGES.items()
-    ]
-    study = f"python -m diff_transformer reproduce --scale gpu --minutes {MINUTES} --out {out / 'study'}"
-    lines.append(f"{MINUTES:3} min  {study}  # what each part does; again to go on")
-    return "\n".join(lines)
+    """A line for each stage: minutes, command, what it finds."""
+    commands = {f"make gpu STAGE={stage} OUT={out}": about for stage, about in STAGES.items()}
+    study = f"python -m diff_transformer reproduce --scale gpu --out {out / 'study'}"
+    commands[study] = (MINUTES, "what each part of DIFF does; the same command again for the rest")
+    return "\n".join(f"{minutes} min  {command}  # {what}" for command, (minutes, what) in commands.items())
 
 
 def main(arguments: list[str] | None = None) -> int:
