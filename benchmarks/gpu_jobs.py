@@ -114,6 +114,7 @@ def plan(stage: str, sizes: Sizes) -> list[list[Job]]:
         jobs = [Job(f"compile {part}", "compile_candidates", {"part": part}) for part in parts]
         return [jobs, *([Job(f"time d={d}", "time_candidates", {"d": d})] for d in dims)]
     if stage == "compiled":
+        # Separate processes: torch compiles a function 8 times at most, and the models share some of transformers'
         tasks = model_gpu.COMPILED if sizes.device == "cuda" else ["forward+backward, compiled"]
         return [[Job(task, "model", {"compiled": task})] for task in tasks]
     return [[Job(f"whole {stage}", stage)]]  # a row that has the stage's name

@@ -25,7 +25,6 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, StaticCache
 
-from benchmarks.report import hardware, versions
 from benchmarks.timing import Step, Wrong, take_turns, wall_time
 from diff_transformer import DiffTransformerConfig
 from diff_transformer.training.architectures import diff_v2_twin, transformer_twin
@@ -224,5 +223,5 @@ def measure(
             row["compile_seconds"] = compile_seconds.get(name)
         row |= {"rounds": rounds, "layers": config.num_hidden_layers, "hidden_size": config.hidden_size}
         row |= {"dtype": str(model.dtype).removeprefix("torch."), "reason": found[name].get("reason", "")}
-        rows.append({**row, "hardware": hardware(device), **versions("torch", "triton", "transformers")})
+        rows.append(row)
     return rows
