@@ -42,10 +42,10 @@ ROOT = Path(__file__).parents[1]
 STAGES = {  # minutes on an H100, of profile, compiled and training estimated; what it finds
     "correctness": (2, "tests/test_flash_diff.py, bfloat16 against float32, equal bits, compute-sanitizer"),
     "profile": (2, "kernels of a training step and of decoding: the paper's 3B, V2 and their Transformer"),
-    "attention": (4, "forward, backward and decoding against every installed rival"),
+    "attention": (4, "forward, backward, both and decoding against every installed rival"),
     "model": (4, "the same models: tokens per second, memory, decoding"),
     "compiled": (8, "through torch.compile: decoding with CUDA graphs, then a training step; RESUME=1 for the rest"),
-    "tuning": (2, "candidates of the block table, compiled in parallel and then timed"),
+    "tuning": (2, "candidates of the block table, each kernel timed alone; splits of decoding"),
     "loss": (1, "LM head and loss of 64K tokens with and without the logits"),
     "training": (3, "a short training of DIFF and its Transformer on Python's and torch's own sources"),
 }
