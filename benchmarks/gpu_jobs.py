@@ -110,13 +110,13 @@ def plan(stage: str, sizes: Sizes) -> list[list[Job]]:
         compiled = dims[:2] if sizes.device == "cuda" else []
         jobs += [Job(f"d={d} flex", "attention_ways", {"d": d, "suffix": " beside flex"}) for d in compiled]
         return [[job] for job in jobs]
-    if stage == "tuning":
-        jobs = [Job(f"compile {part}", "compile_candidates", {"part": part}) for part in parts]
-        return [jobs, *([Job(f"time d={d}", "time_candidates", {"d": d})] for d in dims)]
     if stage == "compiled":
         # Separate processes: torch compiles a function 8 times at most, and the models share some of transformers'
         tasks = model_gpu.COMPILED if sizes.device == "cuda" else ["forward+backward, compiled"]
         return [[Job(task, "model", {"compiled": task})] for task in tasks]
+    if stage == "tuning":
+        jobs = [Job(f"compile {part}", "compile_candidates", {"part": part}) for part in parts]
+        return [jobs, *([Job(f"time d={d}", "time_candidates", {"d": d})] for d in dims)]
     return [[Job(f"whole {stage}", stage)]]  # a row that has the stage's name
 
 
@@ -299,7 +299,7 @@ def time_candidates(emit: Emit, done: Done, sizes: Sizes, d: int) -> None:
             emit(name, found[name]["status"], found[name].get("reason", ""), **row)
 
 
-# --------------------------------------------------------------------------------------------- model, profile, loss
+# ------------------------------------------------------------------------------------------------------ model, loss
 
 
 def build_models(sizes: Sizes) -> dict[str, PreTrainedModel]:

@@ -202,9 +202,9 @@ def main(arguments: list[str] | None = None) -> int:
     add("--out", type=Path, help="folder of the results; another run adds to it")
     add("--stage", nargs="+", choices=STAGES, default=list(STAGES), metavar="NAME", help="default: all, in order")
     add("--resume", action="store_true", help="keep what a stage has in the folder, and run what is missing")
+    add("--plan", action="store_true", help="print a command for each stage with its minutes, and end")
     add("--dry-run", action="store_true", help="try everything on a CPU, with tiny sizes")
     add("--report", type=Path, metavar="FOLDER", help="print the page of a folder or of a file of rows, and end")
-    add("--plan", action="store_true", help="print a command for each stage with its minutes, and end")
     options = parser.parse_args(arguments)
     if options.plan:
         print(plan(options.out or Path("build/gpu")))

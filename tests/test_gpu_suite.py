@@ -63,10 +63,11 @@ def test_dry_run_fills_every_stage(suite, gpu_report, tmp_path):
     with pytest.raises(SystemExit, match="of a dry run"):
         suite.main(["--report", str(tmp_path)])
     page = gpu_report.report(rows)
-    texts = ["### decode, d = 16", "| split16 |", "| DIFF flash_diff |", "| chunks 16 |", "| Transformer | ok |"]
-    for text in (*texts, "|  | DIFF flash_diff | DIFF V2 sdpa |", "### decode, 4: DIFF V2 sdpa", "| aten::mm |"):
+    for text in ("### decode, d = 16", "| split16 |", "| DIFF flash_diff |", "| chunks 16 |", "| Transformer | ok |"):
         assert text in page
     assert "Not run" not in page
+    for text in ("|  | DIFF flash_diff | DIFF V2 sdpa |", "### decode, 4: DIFF V2 sdpa", "| aten::mm |"):
+        assert text in page
 
 
 def test_plan_names_a_command_for_every_stage_without_torch():
