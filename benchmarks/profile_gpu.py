@@ -8,7 +8,6 @@ Python. Launches of the embedding, the LM head and the loss count among those of
 """
 
 import re
-import statistics
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +19,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.model_gpu import CONTESTANTS, DECODED, step
 from benchmarks.report import rounded, table
-from benchmarks.timing import Step, wall_time
+from benchmarks.timing import Step, take_turns, wall_time
 
 SHOWN = 25  # kernels
 GROUPS = {  # the first whose pattern is in the name; a Triton kernel that torch did not write is ours
@@ -68,9 +67,9 @@ def measure(
     decoded = min(DECODED, length)
     parts = decoded if task == "decode" else 1
     one = step(task, model, torch.randint(0, model.config.vocab_size, (1, length), device=device), decoded)
-    wall_time(one, device)  # warms up
+    one.timed(one.set_up())  # warms up
     found, calls, ms = kernels(one, device), defaultdict[str, float](float), defaultdict[str, float](float)
-    wall = statistics.median(wall_time(one, device) for _ in range(rounds))
+    wall = take_turns({name: lambda: one}, wall_time, device, rounds)[name]["ms"]
     groups = {name: [0.0, 0.0] for name in GROUPS}
     for kernel, (count, time) in found.items():
         calls[short(kernel)] += count / parts
