@@ -47,11 +47,12 @@ def short(kernel: str) -> str:
 def kernels(one: Step, device: str) -> dict[str, tuple[int, float]]:
     """How often each kernel runs in a step, and its milliseconds."""
     on_gpu = torch.device(device).type == "cuda"
+    synchronize = torch.cuda.synchronize if on_gpu else lambda: None
     prepared = one.set_up()
+    synchronize()  # its kernels do not count
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiler:
         one.timed(prepared)
-        if on_gpu:
-            torch.cuda.synchronize()
+        synchronize()
     where = DeviceType.CUDA if on_gpu else DeviceType.CPU
     events = [event for event in profiler.key_averages() if event.device_type == where]
     time = "self_device_time_total" if on_gpu else "self_cpu_time_total"
