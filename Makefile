@@ -39,9 +39,11 @@ test-gpu: $(VENV)/.installed
 test-oldest: $(OLDEST_VENV)/.installed
 	$(OLDEST_VENV)/bin/python $(PYTEST) -m oldest $(shell grep -rl --include="test_*.py" mark.oldest tests)
 
-# Everything that needs a GPU, with the Python and the packages that are there: `make gpu STAGE=attention OUT=folder`
+# Everything that needs a GPU, with the Python and the packages that are there: `make gpu STAGE=attention OUT=folder`.
+# `make gpu PLAN=1` prints the stages in order, with their minutes
 gpu:
-	$(PYTHON) -m benchmarks.gpu_suite --out $(or $(OUT),build/gpu) $(if $(STAGE),--stage $(STAGE)) $(if $(RESUME),--resume)
+	$(PYTHON) -m benchmarks.gpu_suite --out $(or $(OUT),build/gpu) $(if $(STAGE),--stage $(STAGE)) \
+		$(if $(RESUME),--resume) $(if $(PLAN),--plan)
 
 # `vllm serve` on a CPU. This package is not in its environment: the tests decide which servers find it
 test-vllm: $(VLLM_VENV)/.installed

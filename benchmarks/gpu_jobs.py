@@ -26,13 +26,13 @@ from unittest import mock
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer, TrainingArguments
 
-from benchmarks import attention, loss_memory, model_gpu
+from benchmarks import attention, loss_memory, model_gpu, profile_gpu
 from benchmarks.attention_ways import WAYS, Case, Problem, make_problem
 from benchmarks.report import first_line, mebibytes, rounded
 from benchmarks.texts import STANDARD_LIBRARY, python_sources
-from benchmarks.timing import Step, Wrong, device_time, peak_memory, take_turns
+from benchmarks.timing import MIN_ROUNDS, Step, Wrong, device_time, peak_memory, take_turns
 from diff_transformer import DiffTransformerConfig, cl100k_tokenizer, flash_diff, flash_diff_blocks
 from diff_transformer.training.architectures import transformer_twin
 
@@ -59,6 +59,7 @@ class Sizes(NamedTuple):
     candidates: int = 15  # blocks of a kernel
     model: Mapping[str, Any] = {"max_length": 4096}
     model_lengths: Sequence[int] = (2048, 4096)
+    torch_compile: Mapping[str, Any] = {}  # options in place of those of model_gpu.COMPILED
     trained: Mapping[str, Any] = {"hidden_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 4}
     row: int = 2048  # tokens of text to train on, in batches of 16
     batch: int = 16
@@ -80,6 +81,7 @@ class Sizes(NamedTuple):
 FULL = Sizes()
 _KERNELS = {"dtype": "float16", "hidden_size": 32, "lengths": (16,), "dims": {16: 1}, "tokens": 16, "checked": 16}
 _MODELS = {"model": {"max_length": 4, "layers": 1, "tiny": True}, "model_lengths": (4,), "rounds": 1, "candidates": 1}
+_MODELS["torch_compile"] = {"backend": "aot_eager"}
 _TRAINING = {"row": 16, "batch": 2, "steps": 3, "learning_rate": 3e-3, "ranks": 512, "files": 3}
 _TRAINING["trained"] = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1}
 _TESTS = ("-q", "-k", "imported_again or device_up_once")
@@ -108,6 +110,10 @@ def plan(stage: str, sizes: Sizes) -> list[list[Job]]:
         compiled = dims[:2] if sizes.device == "cuda" else []
         jobs += [Job(f"d={d} flex", "attention_ways", {"d": d, "suffix": " beside flex"}) for d in compiled]
         return [[job] for job in jobs]
+    if stage == "compiled":
+        # Separate processes: torch compiles a function 8 times at most, and the models share some of transformers'
+        tasks = model_gpu.COMPILED if sizes.device == "cuda" else ["forward+backward, compiled"]
+        return [[Job(task, "model", {"compiled": task})] for task in tasks]
     if stage == "tuning":
         jobs = [Job(f"compile {part}", "compile_candidates", {"part": part}) for part in parts]
         timed = [Job(f"time d={d}", "time_candidates", {"d": d}) for d in dims]
@@ -357,22 +363,33 @@ def time_splits(emit: Emit, done: Done, sizes: Sizes) -> None:
 # ------------------------------------------------------------------------------------------------------ model, loss
 
 
-def model(emit: Emit, done: Done, sizes: Sizes) -> None:
-    """benchmarks.model_gpu."""
-    cells = [
-        (task, length)
-        for length, task in product(sizes.model_lengths, model_gpu.TASKS)
-        if f"{task} {length} DIFF flash_diff" not in done
-    ]
+def build_models(sizes: Sizes) -> dict[str, PreTrainedModel]:
     dtype = getattr(torch, sizes.dtype if sizes.device == "cuda" else "float32")
+    return model_gpu.build_models(dtype=dtype, device=sizes.device, **sizes.model)
+
+
+def model(emit: Emit, done: Done, sizes: Sizes, compiled: str | None = None) -> None:
+    """benchmarks.model_gpu: its tasks at all lengths, or a compiled one at the last."""
+    cells = [(compiled, sizes.model_lengths[-1])] if compiled else product(model_gpu.TASKS, sizes.model_lengths)
+    left = [(task, length) for task, length in cells if f"{task} {length} DIFF flash_diff" not in done]
     try:
-        models = model_gpu.build_pair(dtype=dtype, device=sizes.device, **sizes.model) if cells else {}
+        models = build_models(sizes) if left else {}
     except Wrong as error:
-        return emit("error of the model", "RED", str(error))
-    for task, length in cells:
+        return emit("error of the models", "RED", str(error))
+    for task, length in left:
         tokens, rounds = max(sizes.model_lengths), min(10, sizes.rounds)
-        for row in model_gpu.measure(task, length, models, tokens, rounds, sizes.device):
+        for row in model_gpu.measure(task, length, models, tokens, rounds, sizes.device, sizes.torch_compile):
             emit(f"{task} {length} {row['model']}", **row)
+
+
+def profile(emit: Emit, done: Done, sizes: Sizes) -> None:
+    """benchmarks.profile_gpu: a training step at the last length, and decoding after the first."""
+    models, rounds = build_models(sizes), min(MIN_ROUNDS, sizes.rounds)
+    cells = [("forward+backward", sizes.model_lengths[-1]), ("decode", sizes.model_lengths[0])]
+    for (task, length), name in product(cells, model_gpu.DEFAULTS):
+        if f"{task} {length} {name}" not in done:
+            row = profile_gpu.measure(task, length, name, models, rounds, sizes.device)
+            emit(f"{task} {length} {name}", **row)
 
 
 def loss(emit: Emit, done: Done, sizes: Sizes) -> None:

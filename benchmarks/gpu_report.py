@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import attention
+from benchmarks import attention, profile_gpu
 from benchmarks.report import columns_of, table
 
 ROWS = "gpu_suite.jsonl"  # in the folder of a run
@@ -145,9 +145,11 @@ def _columns(names: str):
 
 SECTIONS = {  # of the stages, in the order in which they run
     "correctness": _correctness,
+    "profile": profile_gpu.page,
     "attention": _attention,
-    "tuning": _tuning,
     "model": _columns("task length batch model tokens_per_second over_transformer peak_gib reason"),
+    "compiled": _columns("task length model tokens_per_second over_transformer peak_gib compile_seconds reason"),
+    "tuning": _tuning,
     "loss": _columns("name status peak_mib ms loss hidden_size vocab_size reason"),
     "training": _columns("name status validation_loss peak_gib steps tokens parameters reason"),
 }

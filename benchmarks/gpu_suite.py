@@ -3,15 +3,10 @@
 
     python -m benchmarks.gpu_suite --out FOLDER [--stage NAME ...] [--resume]
     python -m benchmarks.gpu_suite --report FOLDER
+    python -m benchmarks.gpu_suite --plan
 
 runs on a machine with torch, triton, transformers and pytest and without a network; it installs and builds nothing.
-
-    correctness  tests/test_flash_diff.py, bfloat16 against float32, equal bits of two runs, compute-sanitizer
-    attention    forward, backward, both and decoding against every installed rival
-    tuning       candidates of the block table, compiled in parallel, then each kernel timed alone; splits of decoding
-    model        layers of the paper's 3B against its Transformer twin: tokens per second, memory, decoding
-    loss         LM head and loss of 64K tokens with and without the logits
-    training     a short training of DIFF and its twin on Python's and torch's own sources
+--plan shows the stages in order: what matters most comes first, as a GPU may be there for half an hour only.
 
 FOLDER gets `gpu_suite.jsonl` (a row per result, written at once), `report.md` with its plot `gpu_suite.png` (where
 matplotlib is installed), `blocks.json` (the winners of the tuning, for DIFF_TRANSFORMER_BLOCKS) and `log.txt`. What
@@ -44,7 +39,16 @@ if TYPE_CHECKING:  # main sets the environment before torch and triton are impor
     from benchmarks.gpu_jobs import Job
 
 ROOT = Path(__file__).parents[1]
-STAGES = ("correctness", "attention", "tuning", "model", "loss", "training")
+STAGES = {  # minutes on an H100, of profile, compiled and training estimated; what it finds
+    "correctness": (2, "tests/test_flash_diff.py, bfloat16 against float32, equal bits, compute-sanitizer"),
+    "profile": (2, "kernels of a training step and of decoding: the paper's 3B, V2 and their Transformer"),
+    "attention": (4, "forward, backward, both and decoding against every installed rival"),
+    "model": (4, "the same models: tokens per second, memory, decoding"),
+    "compiled": (8, "through torch.compile: decoding with CUDA graphs, then a training step; RESUME=1 for the rest"),
+    "tuning": (2, "candidates of the block table, each kernel timed alone; splits of decoding"),
+    "loss": (1, "LM head and loss of 64K tokens with and without the logits"),
+    "training": (3, "a short training of DIFF and its Transformer on Python's and torch's own sources"),
+}
 MINUTES = 8  # that a stage may take
 SECONDS_TO_END = 20  # of them, kept to end processes and write the report
 
@@ -184,6 +188,14 @@ def environment(dry_run: bool, command: str) -> dict[str, Any]:
     }
 
 
+def plan(out: Path) -> str:
+    """A line for each stage: minutes, command, what it finds."""
+    commands = {f"make gpu STAGE={stage} OUT={out}": about for stage, about in STAGES.items()}
+    study = f"python -m diff_transformer reproduce --scale gpu --out {out / 'study'}"
+    commands[study] = (MINUTES, "what each part of DIFF does; the same command again for the rest")
+    return "\n".join(f"{minutes} min  {command}  # {what}" for command, (minutes, what) in commands.items())
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Returns 1 if anything failed, otherwise 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -191,9 +203,13 @@ def main(arguments: list[str] | None = None) -> int:
     add("--out", type=Path, help="folder of the results; another run adds to it")
     add("--stage", nargs="+", choices=STAGES, default=list(STAGES), metavar="NAME", help="default: all, in order")
     add("--resume", action="store_true", help="keep what a stage has in the folder, and run what is missing")
+    add("--plan", action="store_true", help="print a command for each stage with its minutes, and end")
     add("--dry-run", action="store_true", help="try everything on a CPU, with tiny sizes")
     add("--report", type=Path, metavar="FOLDER", help="print the page of a folder or of a file of rows; draw its plot")
     options = parser.parse_args(arguments)
+    if options.plan:
+        print(plan(options.out or Path("build/gpu")))
+        return 0
     if (options.out is None) == (options.report is None):
         parser.error("name a folder for the results with --out, or one to read with --report")
     os.environ["HF_HUB_OFFLINE"] = "1"

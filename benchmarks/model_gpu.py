@@ -1,36 +1,50 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Tokens per second of the paper's 3B on one GPU, against a Transformer of equal size (Table 7, arXiv:2410.05258).
 
-The stage `model` of benchmarks.gpu_suite. DIFF is our model, Transformer is transformers' own Llama with 2h heads of
-d. Both have the same widths, layers and vocabulary, and random weights. All configurations run in one process and
-take turns. Every figure is the median wall-clock time over the rounds, including Python.
+The stages `model` and `compiled` of benchmarks.gpu_suite. DIFF and DIFF V2 are our models, Transformer is
+transformers' own Llama with 2h heads of d. All have the same hidden size, layers and vocabulary, as many parameters
+and random weights. All configurations run in one process and take turns. Every figure is the median wall-clock time
+over the rounds, including Python.
 
 forward computes the logits of all tokens. forward+backward computes the loss and all gradients, without an optimizer.
 decode generates tokens one by one after a context of the length, with transformers' default cache; its peak memory
-includes the cache and the forward pass of the context.
-Before anything is timed, the logits and the gradients of a DIFF model with two layers are compared with float32.
+includes the cache and the forward pass of the context. "decode static" has a static cache with room for just these
+tokens, whose memory is not counted. The tasks of `COMPILED` call what torch.compile makes of the whole model, except
+for the context. (Compiling by the layer saves nothing: each of DIFF has its own lambda_init, and thus its own graph.)
+
+Before anything is timed, the logits and the gradients of our models with two layers are compared with float32, and
+so are the logits of every compiled model.
 """
 
 import copy
+import time
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, StaticCache
 
-from benchmarks.report import hardware, versions
 from benchmarks.timing import Step, Wrong, take_turns, wall_time
 from diff_transformer import DiffTransformerConfig
-from diff_transformer.training.architectures import transformer_twin
+from diff_transformer.training.architectures import diff_v2_twin, transformer_twin
 from tests.tolerances import allowed_error
 
-TASKS = ("forward", "forward+backward", "decode")
+TASKS = ("forward", "forward+backward", "decode", "decode static")
+COMPILED: dict[str, tuple[str, dict[str, Any]]] = {  # name -> task, options of torch.compile; first what matters most
+    "decode static, CUDA graphs": ("decode static", {"mode": "reduce-overhead"}),  # the default of `generate`
+    "forward+backward, compiled": ("forward+backward", {}),
+    "decode static, compiled": ("decode static", {}),
+}
 DECODED = 16  # tokens that decode generates, at most as many as the context has
 CONTESTANTS = {  # name -> model, attention
     "DIFF flash_diff": ("DIFF", "flash_diff"),
     "DIFF sdpa": ("DIFF", "sdpa"),
+    "DIFF V2 sdpa": ("DIFF V2", "sdpa"),
     "Transformer sdpa": ("Transformer", "sdpa"),
     "Transformer flash_attention_2": ("Transformer", "flash_attention_2"),
 }
+DEFAULTS = ("DIFF flash_diff", "DIFF V2 sdpa", "Transformer sdpa")  # what a user gets
 TINY = {"vocab_size": 199, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2}
 
 
@@ -44,17 +58,30 @@ def weight_bytes(model: PreTrainedModel) -> int:
     return sum(p.nbytes for p in model.parameters())
 
 
-def fault(config: DiffTransformerConfig, dtype: torch.dtype, device: str) -> str:
-    """What is wrong with flash_diff in a model with two layers, over 256 tokens; "" if nothing.
+def _contiguous(x: torch.Tensor) -> torch.Tensor:
+    return x.clone(memory_format=torch.contiguous_format)  # for other strides a model is compiled once more
 
-    The logits and the gradients of the weight matrices are compared with eager in float32 (float64 for float32). The
-    errors of eager in `dtype` say how large theirs may be: see `allowed_error`.
+
+def exact_copy(model: PreTrainedModel) -> PreTrainedModel:
+    return copy.deepcopy(model).to(torch.float64 if model.dtype == torch.float32 else torch.float32)
+
+
+def off(name: str, exact: torch.Tensor, eager: torch.Tensor, ours: torch.Tensor) -> str:
+    """How wrong `ours` is, "" if it is not. The error of eager in its type says how large that of ours may be."""
+    allowed, error = allowed_error(exact, eager), (ours - exact).abs().max()
+    is_right = error <= allowed  # NaN is not
+    return "" if is_right else f"{name} is off by {error.item():.1e}, {allowed.item():.1e} are allowed"
+
+
+def fault(config: PreTrainedConfig, attention: str, dtype: torch.dtype, device: str) -> str:
+    """What is wrong with an attention in a model with two layers, over 256 tokens; "" if nothing.
+
+    The logits and the gradients of the weight matrices are compared with eager in float32 (float64 for float32).
     """
     config = copy.deepcopy(config)
     config.num_hidden_layers = min(2, config.num_hidden_layers)
     ids = torch.randint(0, config.vocab_size, (1, min(256, config.max_position_embeddings)), device=device)
     low = build(config, dtype, device)
-    exact = copy.deepcopy(low).to(torch.float64 if dtype == torch.float32 else torch.float32)
 
     def results(model: PreTrainedModel, attention: str) -> dict[str, torch.Tensor]:
         model.set_attn_implementation(attention)
@@ -63,64 +90,113 @@ def fault(config: DiffTransformerConfig, dtype: torch.dtype, device: str) -> str
         gradients = torch.autograd.grad(out.loss, list(matrices.values()), materialize_grads=True)
         return {"logits": out.logits.detach(), **dict(zip(matrices, gradients, strict=True))}
 
-    expected, eager, ours = results(exact, "eager"), results(low, "eager"), results(low, "flash_diff")
-    for name, right in expected.items():
-        allowed, error = allowed_error(right, eager[name]), (ours[name] - right).abs().max()
-        if not error <= allowed:  # NaN is at fault too
-            return f"{name} is off by {error.item():.1e}, {allowed.item():.1e} are allowed"
-    return ""
+    expected, eager, ours = results(exact_copy(low), "eager"), results(low, "eager"), results(low, attention)
+    return next(filter(None, (off(name, right, eager[name], ours[name]) for name, right in expected.items())), "")
 
 
-def build_pair(
+def build_models(
     max_length: int, dtype: torch.dtype, device: str, layers: int | None = None, tiny: bool = False
 ) -> dict[str, PreTrainedModel]:
-    """DIFF and its Transformer. Raises Wrong if flash_diff does not compute what eager does."""
+    """DIFF, DIFF V2 and their Transformer. Raises Wrong if one of ours does not compute what eager does."""
     changes = {"max_position_embeddings": max_length, "eos_token_id": None} | (TINY if tiny else {})
     if layers is not None:
         changes["num_hidden_layers"] = layers
     config = DiffTransformerConfig.from_paper_size("3B", **changes)
-    if device != "meta" and (wrong := fault(config, dtype, device)):
-        raise Wrong(f"flash_diff is wrong: {wrong}")
-    configs = {"DIFF": config, "Transformer": transformer_twin(config)}
+    configs = {"DIFF": config, "DIFF V2": diff_v2_twin(config), "Transformer": transformer_twin(config)}
+    for name, attention in ("DIFF", "flash_diff"), ("DIFF V2", "sdpa"):
+        if device != "meta" and (wrong := fault(configs[name], attention, dtype, device)):
+            raise Wrong(f"{attention} of {name} is wrong: {wrong}")
     return {name: build(one, dtype, device) for name, one in configs.items()}
 
 
-def step(task: str, model: PreTrainedModel, ids: torch.Tensor, decoded: int = 1) -> Step:
-    """A task. decode generates `decoded` tokens after a context of ids, which its set-up runs through the model."""
+def step(task: str, model: PreTrainedModel, ids: torch.Tensor, decoded: int = 1, call: Callable | None = None) -> Step:
+    """A task. decode generates `decoded` tokens after a context of ids, which its set-up runs through the model. What
+    is timed calls `call`, by default the model."""
+    call, first = model if call is None else call, _contiguous(ids[:, -1:])
+    # One for all rounds: CUDA graphs keep its address
+    static = StaticCache(model.config, max_cache_len=ids.shape[1] + decoded) if task == "decode static" else None
 
     @torch.no_grad()
     def forward(_):
-        model(ids, use_cache=False)
+        call(ids, use_cache=False)
 
     def forward_backward(_):
-        model(ids, labels=ids, use_cache=False).loss.backward()
+        call(ids, labels=ids, use_cache=False).loss.backward()
         model.zero_grad(set_to_none=True)
 
     @torch.no_grad()
     def context():
-        return model(ids, use_cache=True, logits_to_keep=1).past_key_values
+        if static is not None:
+            static.reset()
+        return model(ids, past_key_values=static, use_cache=True, logits_to_keep=1).past_key_values
 
     @torch.no_grad()
     def decode(past):
-        token = ids[:, -1:]
+        token = first
         for _ in range(decoded):
-            token = model(token, past_key_values=past, use_cache=True).logits.argmax(-1)
+            token = call(token, past_key_values=past, use_cache=True).logits.argmax(-1)
 
-    tasks = {"forward": Step(forward), "forward+backward": Step(forward_backward), "decode": Step(decode, context)}
-    return tasks[task]
+    if task.startswith("decode"):
+        return Step(decode, context)
+    return Step({"forward": forward, "forward+backward": forward_backward}[task])
+
+
+def check_compiled(one: Step, task: str, model: PreTrainedModel, call: Callable, ids: torch.Tensor) -> float:
+    """Compares the logits of `call`, the compiled model in the step `one`, with float32. Returns the seconds of its
+    first calls. Raises Wrong, and RuntimeError if torch makes no CUDA graph where it should."""
+
+    def logits(call: Callable, one: Step) -> torch.Tensor:
+        if task == "forward+backward":
+            return call(ids, labels=ids, use_cache=False).logits.detach()
+        with torch.no_grad():
+            past = one.set_up()
+            tokens = map(_contiguous, ids[:, :2].split(1, dim=1))  # the second reads what the first wrote to the cache
+            return torch.cat([call(x, past_key_values=past, use_cache=True).logits.clone() for x in tokens], dim=1)
+
+    attention = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        eager = logits(model, one)
+        exact = exact_copy(model)
+        expected = logits(exact, step(task, exact, ids, decoded=2))
+    del exact
+    model.set_attn_implementation(attention)
+    counters = torch._dynamo.utils.counters["inductor"]
+    skipped, start = counters["cudagraph_skips"], time.perf_counter()
+    ours = logits(call, one)
+    seconds = round(time.perf_counter() - start, 1)
+    if wrong := off("logits", expected, eager, ours):
+        raise Wrong(wrong)
+    if counters["cudagraph_skips"] > skipped:
+        raise RuntimeError("torch made no CUDA graph: see the log")
+    return seconds
 
 
 def measure(
-    task: str, length: int, models: dict[str, PreTrainedModel], tokens: int, rounds: int, device: str
+    task: str,
+    length: int,
+    models: dict[str, PreTrainedModel],
+    tokens: int,
+    rounds: int,
+    device: str,
+    options: Mapping[str, Any] = {},
 ) -> list[dict]:
-    """The rows of a cell, one for each contestant."""
+    """The rows of a cell, one for each contestant. `options` replace those of torch.compile."""
+    kind, compilation = COMPILED.get(task, (task, None))
+    names = CONTESTANTS if compilation is None and kind != "decode static" else DEFAULTS
     batch, decoded = max(1, tokens // length), min(DECODED, length)
-    config = models["DIFF"].config
+    config, compile_seconds = models["DIFF"].config, {}
     ids = torch.randint(0, config.vocab_size, (batch, length), device=device)
 
     def prepare(name: str) -> Step:
         model, attention = models[CONTESTANTS[name][0]], CONTESTANTS[name][1]
-        one = step(task, model, ids, decoded)
+        if compilation is None:
+            one = step(kind, model, ids, decoded)
+        else:
+            model.set_attn_implementation(attention)
+            call = torch.compile(model, fullgraph=True, dynamic=False, **(options or compilation))
+            one = step(kind, model, ids, decoded, call)
+            compile_seconds[name] = check_compiled(one, kind, model, call, ids)
 
         def set_up():
             for other in models.values():
@@ -130,20 +206,22 @@ def measure(
 
         return Step(one.timed, set_up)
 
-    found = take_turns({name: partial(prepare, name) for name in CONTESTANTS}, wall_time, device, rounds)
-    processed = batch * (decoded if task == "decode" else length)
+    found = take_turns({name: partial(prepare, name) for name in names}, wall_time, device, rounds)
+    processed = batch * (decoded if kind.startswith("decode") else length)
     speed = {name: 1000 * processed / one["ms"] for name, one in found.items() if "ms" in one}
     best = max((value for name, value in speed.items() if name.startswith("Transformer")), default=None)
     rows = []
-    for name, (model, _) in CONTESTANTS.items():
+    for name in names:
+        model = models[CONTESTANTS[name][0]]
         row = {"task": task, "length": length, "batch": batch, "model": name, "status": found[name]["status"]}
         row |= dict.fromkeys(("tokens_per_second", "over_transformer", "peak_gib"))
         if name in speed:
             row["tokens_per_second"] = round(speed[name], 1)
             row["over_transformer"] = round(speed[name] / best, 3) if best else None
-            # The weights of its model and what the run allocates, without the other model
-            row["peak_gib"] = round((found[name]["peak"] + weight_bytes(models[model])) / 2**30, 2)
+            # The weights of its model and what the run allocates, without the other models
+            row["peak_gib"] = round((found[name]["peak"] + weight_bytes(model)) / 2**30, 2)
+            row["compile_seconds"] = compile_seconds.get(name)
         row |= {"rounds": rounds, "layers": config.num_hidden_layers, "hidden_size": config.hidden_size}
-        row |= {"dtype": str(models[model].dtype).removeprefix("torch."), "reason": found[name].get("reason", "")}
-        rows.append({**row, "hardware": hardware(device), **versions("torch", "triton", "transformers")})
+        row |= {"dtype": str(model.dtype).removeprefix("torch."), "reason": found[name].get("reason", "")}
+        rows.append(row)
     return rows

@@ -231,19 +231,27 @@ def model_gpu(load):
 
 
 def test_model_gpu_compares_models_of_equal_size(model_gpu):
-    diff, llama = model_gpu.build_pair(4096, torch.bfloat16, "meta").values()
-    assert llama.config.head_dim == diff.config.diff_head_dim == 128 and llama.config.num_attention_heads == 24
-    extra = 28 * (4 * 128 + 256)  # lambda vectors and the head norm of every layer
-    assert diff.num_parameters() - llama.num_parameters() == extra
+    diff, diff_v2, llama = model_gpu.build_models(4096, torch.bfloat16, "meta").values()
+    assert llama.config.head_dim == diff_v2.config.head_dim == diff.config.diff_head_dim == 128
+    assert llama.config.num_attention_heads == diff_v2.config.num_differential_heads == 24
+    size = llama.num_parameters()
+    assert diff.num_parameters() - size == 28 * (4 * 128 + 256), "lambda vectors and the head norm of every layer"
+    assert diff_v2.num_parameters() == pytest.approx(size, rel=1e-3)
+
+
+@pytest.fixture
+def tiny_models(model_gpu):
+    return model_gpu.build_models(32, torch.float32, "cpu", layers=1, tiny=True)
 
 
 @pytest.mark.slow
-def test_model_gpu_rows(model_gpu):
-    models = model_gpu.build_pair(32, torch.float32, "cpu", layers=1, tiny=True)
+def test_model_gpu_rows(model_gpu, tiny_models):
     for task in model_gpu.TASKS:
-        rows = model_gpu.measure(task, 16, models, tokens=32, rounds=1, device="cpu")
-        assert [row["model"] for row in rows] == list(model_gpu.CONTESTANTS)
-        best = max(row["tokens_per_second"] for row in rows[2:] if row["status"] == "ok")
+        rows = model_gpu.measure(task, 16, tiny_models, tokens=32, rounds=1, device="cpu")
+        names = model_gpu.DEFAULTS if task == "decode static" else model_gpu.CONTESTANTS
+        assert [row["model"] for row in rows] == list(names)
+        ours = [row["tokens_per_second"] for row in rows if row["model"].startswith("Transformer")]
+        best = max(filter(None, ours))
         for row in rows:
             if row["model"].endswith("flash_attention_2"):
                 assert row["status"] == "ok" or "FlashAttention2" in row["reason"]
@@ -253,11 +261,89 @@ def test_model_gpu_rows(model_gpu):
                 assert row["over_transformer"] == pytest.approx(ratio, rel=1e-2, abs=2e-3)
 
 
-def test_model_gpu_times_nothing_that_is_wrong(model_gpu, monkeypatch):
-    kernel = "diff_transformer.attention_diff.flash_diff_attention_cpu"
-    monkeypatch.setattr(kernel, lambda query, *_, **__: query.transpose(1, 2))
-    with pytest.raises(model_gpu.Wrong, match="flash_diff is wrong: logits is off by"):
-        model_gpu.build_pair(16, torch.float32, "cpu", layers=1, tiny=True)
+@pytest.mark.compile
+@pytest.mark.parametrize(("task", "factor"), [("decode static, CUDA graphs", 1), ("forward+backward, compiled", 1.03)])
+def test_model_gpu_checks_compiled_models(model_gpu, tiny_models, monkeypatch, task, factor):
+    """Also that the check and the rounds share one graph."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        compiled = torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+        return lambda *x: [factor * y if y.is_floating_point() else y for y in compiled(*x)]
+
+    torch.compiler.reset()
+    monkeypatch.setattr(model_gpu, "DEFAULTS", ["DIFF flash_diff"])
+    [row] = model_gpu.measure(task, 16, tiny_models, 16, 1, "cpu", {"backend": backend})
+    assert len(graphs) == 1
+    if factor == 1:
+        assert row["status"] == "ok" and row["tokens_per_second"] > 0 < row["compile_seconds"], row["reason"]
+    else:
+        assert row["status"] == "RED" and row["reason"].startswith("logits is off by")
+
+
+WRONG_MODELS = {  # the function of the attention, and another
+    "DIFF": ("attention_diff.flash_diff_attention_cpu", lambda query, *_, **__: query.transpose(1, 2)),
+    "DIFF V2": (
+        "modeling_diff_v2.differential_attention",
+        lambda _, __, q, *x, **y: (q[:, ::2].transpose(1, 2), None),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_MODELS)
+def test_model_gpu_times_nothing_that_is_wrong(model_gpu, monkeypatch, name):
+    function, wrong = WRONG_MODELS[name]
+    monkeypatch.setattr(f"diff_transformer.{function}", wrong)
+    with pytest.raises(model_gpu.Wrong, match=f" of {name} is wrong: logits is off by"):
+        model_gpu.build_models(16, torch.float32, "cpu", layers=1, tiny=True)
+
+
+KERNELS = {  # as torch.profiler names them: group, what is shown
+    "forward_kernel": ("attention", "forward_kernel"),
+    "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<128, 64>, true>(Flash_fwd_params)": (
+        "attention",
+        "pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<128, 64>, true>",
+    ),
+    "fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel<T>::Params)": (
+        "attention",
+        "fmha_cutlassF_bf16_aligned_64x128_rf_sm80",
+    ),
+    "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT": ("matmul", "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT"),
+    "std::enable_if<!(false), void>::type internal::gemvx::kernel<int, float, false>(cublasGemvParamsEx<int>)": (
+        "matmul",
+        "gemvx::kernel<int, float, false>",
+    ),
+    "Memcpy DtoD (Device -> Device)": ("copies", "Memcpy DtoD"),
+    "void at::native::elementwise_kernel<4, at::native::gpu_kernel_impl<at::native::direct_copy_kernel_cuda("
+    "at::TensorIteratorBase&)::{lambda()#3}::operator()() const::{lambda(float)#1}>(at::TensorIteratorBase&, float "
+    "const&)::{lambda(int)#1}>(int, at::native::gpu_kernel_impl<int>(int)::{lambda(int)#1})": (
+        "copies",
+        "elementwise_kernel<4, gpu_kernel_impl<direct_copy_kernel_cuda>>",
+    ),
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>, 3ul>(int)": (
+        "norm, elementwise",
+        "vectorized_elementwise_kernel<4, CUDAFunctor_add<BFloat16>, 3ul>",
+    ),
+    "triton_red_fused_mean_mul_2": ("norm, elementwise", "triton_red_fused_mean_mul_2"),
+    "void at::native::(anonymous namespace)::indexSelectSmallIndex<int>(int)": ("other", "indexSelectSmallIndex<int>"),
+}
+
+
+def test_profile_gpu_names_kernels(load):
+    profile_gpu = load("profile_gpu")
+    assert {kernel: (profile_gpu.group(kernel), profile_gpu.short(kernel)) for kernel in KERNELS} == KERNELS
+
+
+def test_profile_gpu_counts_by_token_and_layer(load, tiny_models):
+    profile_gpu = load("profile_gpu")
+    for task, attention in {"forward+backward": 5, "decode": 2}.items():  # operators of torch around one call
+        row = profile_gpu.measure(task, 16, "Transformer sdpa", tiny_models, rounds=1, device="cpu")
+        assert row["groups"]["attention"][1] == attention
+        ms, launches = map(sum, zip(*row["groups"].values(), strict=True))
+        assert row["gpu_ms"] == pytest.approx(ms, rel=1e-2)
+        assert row["launches_a_layer"] == pytest.approx(launches, rel=1e-2), "there is one layer"
+        assert len(row["costliest"]) == profile_gpu.SHOWN and row["costliest"][0][2] > row["costliest"][1][2] > 0
 
 
 @pytest.fixture
@@ -291,15 +377,6 @@ def test_model_cpu_compares_models_of_equal_size(model_cpu):
     size = {name: model.num_parameters() for name, model in model_cpu.untrained_models().items()}
     assert size["DIFF"] - size["Llama"] == 4 * 8 + 16, "lambda vectors and the head norm"
     assert size["DIFF V2"] - size["Llama GQA"] == 4 * 64 - 64 * 4 * 64, "lambda_proj, and half of o_proj"
-
-
-WRONG_MODELS = {  # the function of the attention, and another
-    "DIFF": ("attention_diff.flash_diff_attention_cpu", lambda query, *_, **__: query.transpose(1, 2)),
-    "DIFF V2": (
-        "modeling_diff_v2.differential_attention",
-        lambda _, __, q, *x, **y: (q[:, ::2].transpose(1, 2), None),
-    ),
-}
 
 
 @pytest.mark.parametrize("name", WRONG_MODELS)

@@ -59,7 +59,8 @@ def test_dry_run_fills_every_stage(suite, gpu_report, tmp_path):
     assert {row["task"] for row in rows if row.get("way") == "flash_diff"} == {"forward", "backward", "both", "decode"}
     assert [row["rule"] for row in rows if row["name"].startswith("splits d=")] == [1], "16 keys are not split"
     speeds = {row["name"] for row in rows if row.get("tokens_per_second")}
-    assert {"decode 4 DIFF flash_diff", "forward+backward 4 Transformer sdpa"} <= speeds
+    assert {"decode 4 DIFF flash_diff", "decode static 4 DIFF V2 sdpa", "forward 4 Transformer sdpa"} <= speeds
+    assert {f"forward+backward, compiled 4 {name}" for name in ("DIFF flash_diff", "Transformer sdpa")} <= speeds
     found = {row["name"] for row in rows if row["status"] == "ok"}
     assert {"chunks 16", "logits 16", "DIFF", "Transformer", "equal bits varlen d=16 16 norm float16"} <= found
     with pytest.raises(SystemExit, match="of a dry run"):
@@ -76,6 +77,16 @@ def test_dry_run_fills_every_stage(suite, gpu_report, tmp_path):
     ):
         assert text in page
     assert "Not run" not in page
+    for text in ("|  | DIFF flash_diff | DIFF V2 sdpa |", "### decode, 4: DIFF V2 sdpa", "| aten::mm |"):
+        assert text in page
+
+
+def test_plan_names_a_command_for_every_stage_without_torch():
+    blocked = "import sys; sys.modules['torch'] = None; from benchmarks.gpu_suite import main; main(['--plan'])"
+    lines = subprocess.check_output([sys.executable, "-c", blocked], cwd=ROOT, text=True).splitlines()
+    stages = [line.split("STAGE=")[1].split()[0] for line in lines[:-1]]
+    assert stages[0] == "correctness" and "reproduce --scale gpu" in lines[-1]
+    assert all(0 < int(line.split()[0]) <= 8 for line in lines), "a call of a lent machine ends after ten minutes"
 
 
 def test_jobs_take_their_arguments_on_a_gpu(suite, jobs, monkeypatch):
