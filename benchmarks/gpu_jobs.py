@@ -174,8 +174,11 @@ def kernels(emit: Emit, done: Done, sizes: Sizes, d: int, norm: bool) -> None:
 
 
 def small_shape() -> None:
-    """What compute-sanitizer watches: odd lengths, so that every mask at an edge is used."""
-    for task in ("both", "varlen", "decode"):
+    """What compute-sanitizer watches: odd lengths, so that every mask at an edge is used, and decoding in two splits,
+    with two kernels and with one."""
+    flash_diff._SPLIT_KEYS = 32
+    for task, combines in (("both", False), ("varlen", False), ("decode", False), ("decode", True)):
+        flash_diff._LAST_SPLIT_COMBINES = combines
         case = Case(task, 64, 77, 2 * 77, 2, torch.bfloat16, "cuda", norm=True)
         attention.results(task, OURS, make_problem(case))
     torch.cuda.synchronize()
@@ -327,7 +330,8 @@ def split_counts(rule: int, kv_len: int) -> list[int]:
 
 
 def time_splits(emit: Emit, done: Done, sizes: Sizes) -> None:
-    """Times decoding with other numbers of splits, in turns: for the batch of the stage attention and for one row."""
+    """Times decoding with other numbers of splits, and with those of the rule in one kernel, in turns: for the batch
+    of the stage attention and for one row."""
     cases = [
         sizes.case("decode", d, length, tokens)
         for d, count in sizes.dims.items()
@@ -343,17 +347,20 @@ def time_splits(emit: Emit, done: Done, sizes: Sizes) -> None:
             decode(None)
         rule, *others = split_counts(flash_diff._num_splits(*counted.call_args.args), case.length)
 
-        def prepare(count: int, case: Case = case, decode: Callable = decode) -> Step:
-            patched = mock.patch.object(flash_diff, "_num_splits", lambda *_: count)
+        def prepare(count: int, in_one: bool, case: Case = case, decode: Callable = decode) -> Step:
+            values = {"_num_splits": lambda *_: count, "_LAST_SPLIT_COMBINES": in_one}
+            patched = mock.patch.multiple(flash_diff, **values)
             if wrong := patched(attention.fault.__wrapped__)(OURS, case):
-                raise Wrong(f"{count} splits: {wrong}")
+                raise Wrong(f"{count} splits{' in one kernel' * in_one}: {wrong}")
             return Step(patched(decode))
 
-        steps = {count: partial(prepare, count) for count in (rule, *others)}
+        steps = {count: partial(prepare, count, False) for count in (rule, *others)}
+        steps["one kernel"] = partial(prepare, rule, True)
         found = take_turns(steps, device_time, sizes.device, min(30, sizes.rounds))
         ms = {count: rounded(one["ms"]) for count, one in found.items() if "ms" in one}
-        best = min(ms, key=ms.get, default=rule)
         row = {"d": case.d, "length": case.length, "heads": heads, "rule": rule, "rule_ms": ms.get(rule)}
+        row["one_kernel_ms"] = ms.pop("one kernel", None)
+        best = min(ms, key=ms.get, default=rule)
         row |= {"best": best, "best_ms": ms.get(best), "ms_of_splits": ms}
         row |= {"spread": rounded(max(one.get("spread", 0) for one in found.values()))}  # the largest
         failed = next((one for one in found.values() if one["status"] != "ok"), {"status": "ok", "reason": ""})
