@@ -61,7 +61,8 @@ def _inspect(name: str, compiled, constants: dict) -> Compiled:
         )
     registers, stack, local = map(int, re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage).groups())
     memory = compiled.metadata.shared, getattr(compiled.metadata, "tmem_size", 0) or 0
-    return Compiled(name, constants, registers, stack + local, *memory, compiled.asm["ttgir"], compiled.asm["ptx"], sass)
+    code = compiled.asm["ttgir"], compiled.asm["ptx"], sass
+    return Compiled(name, constants, registers, stack + local, *memory, *code)
 
 
 @contextmanager

@@ -342,7 +342,7 @@ def main_loop(compiled: Compiled, architecture: int, warps: int) -> Cost:
     costs = [cost(loop, products, architecture, warps) for loop in tensor_loops(compiled.sass)]
     costs.sort(key=lambda one: (one.serial(0), one.overlapped))
     *amounts, instructions = zip(*costs[: tensor_partitions(compiled.ttgir)], strict=True)
-    return Cost(*map(sum, amounts), " + ".join(sorted({one for several in instructions for one in several.split(" + ")})))
+    return Cost(*map(sum, amounts), " + ".join(sorted({*" + ".join(instructions).split(" + ")})))
 
 
 def occupancy(compiled: Compiled, architecture: int, warps: int) -> int:

@@ -16,13 +16,13 @@ import pytest
 triton = pytest.importorskip("triton", reason="the kernels are written in Triton's Gluon")
 
 import torch  # noqa: E402
-from tests.tolerances import assert_same_computation  # noqa: E402
 
 from benchmarks import hopper, kernel_compiler, kernel_model  # noqa: E402
 from benchmarks.hopper import forward  # noqa: E402
 from diff_transformer import flash_diff_attention  # noqa: E402
 from diff_transformer.attention_diff import eager_attention_forward  # noqa: E402
 from diff_transformer.flash_diff_blocks import SHARED_MEMORY  # noqa: E402
+from tests.tolerances import assert_same_computation  # noqa: E402
 
 RECORD = Path(__file__).parent / "fixtures/hopper_compiled.txt"
 PEAK = 989  # TFLOP/s of an H100, which kernel_model takes for 2048 multiply-adds per cycle and multiprocessor

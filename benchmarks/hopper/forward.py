@@ -75,8 +75,8 @@ def multiply_values(p, acc, ring, n):
 
 @gluon.jit
 def online_softmax(scores, acc, maximum, total, scale, DTYPE: gl.constexpr):
-    """One step of a base-2 softmax over (rows, keys) scores: probabilities relative to the new maximum; what was summed
-    before, relative to it; the new maximum and total."""
+    """One step of a base-2 softmax over (rows, keys) scores: probabilities relative to the new maximum, earlier sums
+    relative to it, the new maximum and the total."""
     new = gl.maximum(maximum, gl.max(scores, 1) * scale)
     probabilities = gl.exp2(scores * scale - new[:, None])
     factor = gl.exp2(maximum - new)
