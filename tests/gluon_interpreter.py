@@ -1,16 +1,17 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Runs a module of Gluon kernels for sm_90 on a CPU: its own code, with torch in place of triton.
 
-Partitions of warps are threads, mbarriers have their phases, arrivals and bytes, and a kernel in which all threads wait
-raises an error. What is asynchronous happens either at once or as late as the kernel allows (`late`): a product at its
-wait, a copy from memory when its barrier is waited for, a copy to memory at `store_wait`. A tile that is overwritten
-or read too early is wrong in one of both. Layouts, registers, fences and the barriers that Triton inserts are not
-checked.
+Partitions of warps are threads, mbarriers have their phases, arrivals and bytes, and a kernel whose threads all wait
+raises an error. Either copies to shared memory or products happen as late as the kernel allows (`State.late`), when
+they are waited for, and the other of both at once: a tile that is read or overwritten too early gives wrong results.
+Copies from shared memory are always late. Layouts, registers, fences, and the barriers that Triton inserts within a
+partition, are not checked.
 """
 
 import importlib.util
 import sys
 import threading
+import time
 import types
 from pathlib import Path
 from unittest import mock
@@ -88,7 +89,7 @@ class Descriptor:
 class State:
     """Of the program that runs."""
 
-    late = False
+    late = "copies"  # or "products"
     program, grid = (0, 0, 0), (1, 1, 1)
     changed = threading.Condition()
     running = 0
@@ -123,6 +124,7 @@ def barrier_arrive(barrier, count=1, expected=0):
         barrier.bytes += expected
         assert barrier.pending >= 0, "more arrivals than the barrier counts"
         barrier.complete()
+    time.sleep(1e-4)  # let the other partitions go as far as they may
 
 
 def barrier_expect(barrier, size):
@@ -163,7 +165,7 @@ def copy_to_shared(descriptor, coordinates, barrier, result):
 
     assert result.shape == list(descriptor.block_shape)
     with State.changed:
-        if State.late:
+        if State.late == "copies":
             barrier.copies.append(land)
             State.changed.notify_all()
         else:
@@ -176,10 +178,7 @@ def copy_to_global(descriptor, coordinates, shared):
     def land():
         descriptor.base[outer] = shared.data[inner]
 
-    if State.late:
-        State.thread.stores.append(land)
-    else:
-        land()
+    State.thread.stores.append(land)
 
 
 def store_wait(pending):
@@ -202,7 +201,7 @@ class Product:
 def mma(a, b, acc, use_acc=True, is_async=False):
     product = Product(a, b, acc, use_acc)
     State.thread.products.append(product)
-    if not State.late:
+    if State.late != "products":
         product.run()
     return product if is_async else mma_wait(0, (product,))
 

@@ -10,10 +10,12 @@ import math
 import os
 import subprocess
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 triton = pytest.importorskip("triton", reason="the kernels are written in Triton's Gluon")
+
 
 import torch  # noqa: E402
 
@@ -22,6 +24,7 @@ from benchmarks.hopper import forward  # noqa: E402
 from diff_transformer import flash_diff_attention  # noqa: E402
 from diff_transformer.attention_diff import eager_attention_forward  # noqa: E402
 from diff_transformer.flash_diff_blocks import SHARED_MEMORY  # noqa: E402
+from tests import gluon_interpreter  # noqa: E402
 from tests.tolerances import assert_same_computation  # noqa: E402
 
 RECORD = Path(__file__).parent / "fixtures/hopper_compiled.txt"
@@ -46,8 +49,8 @@ needs_compilation = pytest.mark.skipif(
 )
 
 
-def launch_forward(d: int, dtype: torch.dtype = torch.bfloat16, norm: bool = True, save: bool = True, causal=True):
-    tensors = kernel_compiler.inputs(d, dtype) | ({} if norm else {"norm_weight": None})
+def launch_forward(d, dtype=torch.bfloat16, tokens=256, norm=True, save=True, causal=True):
+    tensors = kernel_compiler.inputs(d, dtype, tokens) | ({} if norm else {"norm_weight": None})
     forward.forward(**tensors, save=save, causal=causal, scale=d**-0.5, eps=1e-5, out_scale=0.2)
 
 
@@ -97,7 +100,7 @@ def test_kernel_neither_spills_nor_waits_nor_computes_twice(name, d, tmp_path):
 @pytest.mark.compile
 @needs_compilation
 @pytest.mark.parametrize("d", [64, 128])
-@pytest.mark.parametrize("changed", [{"causal": False}, {"dtype": torch.float16}])
+@pytest.mark.parametrize("changed", [{"causal": False, "tokens": 1}, {"dtype": torch.float16}])
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernel_compiles_for_every_kind_of_input(name, changed, d):
     with kernel_compiler.compiled_for(90) as compiled:
@@ -154,28 +157,40 @@ def reference(q, k, v, lambda_full, norm_weight, causal):
     return out.to(q.dtype), diff, second, lse.transpose(1, 2).flatten(2)
 
 
+def interpreted(late: str):
+    """The kernel itself, on a CPU."""
+
+    def compute(*args):
+        with mock.patch.object(gluon_interpreter.State, "late", late):
+            return gluon_interpreter.interpreted(forward.__file__).forward(*args)
+
+    return compute
+
+
 @pytest.mark.parametrize(
-    "compute",
+    ("compute", "device"),
     [
-        forward.emulate_forward,
-        pytest.param(forward.forward, marks=pytest.mark.skipif(not ON_HOPPER, reason="needs a GPU of sm_90")),
+        pytest.param(forward.emulate_forward, "cpu", id="emulated"),
+        pytest.param(interpreted("copies"), "cpu", id="interpreted with late copies"),
+        pytest.param(interpreted("products"), "cpu", id="interpreted with late products"),
+        pytest.param(
+            forward.forward, "cuda", id="GPU", marks=pytest.mark.skipif(not ON_HOPPER, reason="needs a GPU of sm_90")
+        ),
     ],
 )
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    ("q_len", "kv_len", "heads", "kv_heads", "d", "causal"),
+    ("q_len", "kv_len", "heads", "kv_heads", "d", "causal", "dtype"),
     [
-        (1, 1, 1, 1, 64, True),
-        (63, 63, 2, 2, 128, True),
-        (130, 200, 4, 2, 64, True),
-        (130, 200, 2, 1, 128, True),
-        (257, 257, 2, 1, 128, True),
-        (200, 130, 2, 2, 64, False),
-        (63, 200, 3, 1, 128, False),
+        (1, 1, 1, 1, 64, True, torch.bfloat16),
+        (63, 63, 2, 2, 128, True, torch.float16),
+        (130, 200, 4, 2, 64, True, torch.bfloat16),
+        (130, 200, 2, 1, 128, True, torch.float16),
+        (257, 257, 2, 1, 128, True, torch.bfloat16),
+        (200, 130, 2, 2, 64, False, torch.float16),
+        (63, 200, 3, 1, 128, False, torch.bfloat16),
     ],
 )
-def test_forward_is_the_formula(q_len, kv_len, heads, kv_heads, d, causal, dtype, compute):
-    device = "cpu" if compute is forward.emulate_forward else "cuda"
+def test_forward_is_the_formula(q_len, kv_len, heads, kv_heads, d, causal, dtype, compute, device):
     q = torch.randn(2, q_len, heads, 2 * d).to(device, dtype)
     k, v = (torch.randn(2, kv_len, kv_heads, 2 * d).to(device, dtype) for _ in range(2))
     lambda_full, weight = torch.tensor(0.55, device=device), (1 + torch.rand(2 * d)).to(device, dtype)
