@@ -30,26 +30,31 @@ BLOCKS = {64: (128, 3), 128: (64, 2)}  # by d: keys of a block, blocks in the ri
 
 
 @gluon.jit
-def load_blocks(q, k, v, queries, ring, q_full, start, head, key_head, z, blocks):
+def load_block(x, z, row, head, column, tiles, full, empty, n):
+    """Block n of the ring, as soon as the one that it replaces has been read."""
+    STAGES: gl.constexpr = tiles.shape[0]
+    mbarrier.wait(empty.index(n % STAGES), (n // STAGES & 1) ^ 1)
+    mbarrier.expect(full.index(n % STAGES), x.block_type.nbytes)
+    tma.async_copy_global_to_shared(x, [z, row, head, column], full.index(n % STAGES), tiles.index(n % STAGES))
+
+
+@gluon.jit
+def load(q, k, v, queries, ring, q_full, start, head, key_head, z, blocks):
     """The warp that loads: queries and keys of the second map, with the values, and then of the first."""
     keys, values, k_full, k_empty, v_full, v_empty = ring
-    STAGES: gl.constexpr = keys.shape[0]
+    BLOCK_N: gl.constexpr = k.block_shape[1]
     D: gl.constexpr = k.block_shape[3]
     for i in gl.static_range(2):
         mbarrier.expect(q_full.index(i), 2 * q.block_type.nbytes)
         for group in gl.static_range(2):
             coordinates = [z, start + group * q.block_shape[1], head, D - i * D]
             tma.async_copy_global_to_shared(q, coordinates, q_full.index(i), queries.index(2 * i + group))
-    for n in range(2 * blocks):
-        stage, phase = n % STAGES, n // STAGES & 1
-        row = n % blocks * k.block_shape[1]
-        mbarrier.wait(k_empty.index(stage), phase ^ 1)
-        mbarrier.expect(k_full.index(stage), k.block_type.nbytes)
-        coordinates = [z, row, key_head, gl.where(n < blocks, D, 0)]
-        tma.async_copy_global_to_shared(k, coordinates, k_full.index(stage), keys.index(stage))
-        mbarrier.wait(v_empty.index(stage), phase ^ 1)
-        mbarrier.expect(v_full.index(stage), v.block_type.nbytes)
-        tma.async_copy_global_to_shared(v, [z, row, key_head, 0], v_full.index(stage), values.index(stage))
+    for n in range(2 * blocks + 1):  # keys are read, and their place is free, one block before values
+        if n < 2 * blocks:
+            column = gl.where(n < blocks, D, 0)
+            load_block(k, z, n % blocks * BLOCK_N, key_head, column, keys, k_full, k_empty, n)
+        if n > 0:
+            load_block(v, z, (n - 1) % blocks * BLOCK_N, key_head, 0, values, v_full, v_empty, n - 1)
 
 
 @gluon.jit
@@ -237,7 +242,7 @@ def forward_kernel(
         [
             (compute_rows, (shared, outputs, lambda_full, norm_weight, numbers, start, 0, CAUSAL)),
             (compute_rows, (shared, outputs, lambda_full, norm_weight, numbers, start + M, 1, CAUSAL)),
-            (load_blocks, (q, k, v, queries, ring, q_full, start, head, head // GROUPS, z, blocks)),
+            (load, (q, k, v, queries, ring, q_full, start, head, head // GROUPS, z, blocks)),
         ],
         [4, 1],  # warps of the last two; the first has the launch's 4
         [240, 24],  # registers
