@@ -96,6 +96,7 @@ class State:
     waits: dict = {}  # barrier and parity that a thread waits for
     failed = False
     thread = threading.local()  # pending products and stores
+    barriers: list = []
 
 
 class Barriers(list):
@@ -107,6 +108,7 @@ class MBarrier:
     def __init__(self):
         self.count = self.pending = self.bytes = self.phase = 0
         self.copies = []
+        State.barriers.append(self)
 
     def complete(self):
         if self.pending == 0 and self.bytes == 0:
@@ -240,6 +242,7 @@ def warp_specialize(partitions, num_warps, num_registers):
         one.join()
     if errors:
         raise errors[0]
+    assert all(barrier.bytes == 0 for barrier in State.barriers), "copies that nobody waits for"
 
 
 class Kernel:
@@ -251,12 +254,12 @@ class Kernel:
 
     def __getitem__(self, grid):
         def launch(*args, num_warps=4, **constants):
-            args = [Pointer(one.flatten()) if isinstance(one, torch.Tensor) else one for one in args]
+            args = [Pointer(one.view(-1)) if isinstance(one, torch.Tensor) else one for one in args]
             State.grid = (*grid, 1, 1)[:3]
             for z in range(State.grid[2]):
                 for y in range(State.grid[1]):
                     for x in range(State.grid[0]):
-                        State.program = (x, y, z)
+                        State.program, State.barriers = (x, y, z), []
                         self.function(*args, **constants)
 
         return launch
