@@ -23,10 +23,11 @@ test: $(VENV)/.installed
 test-fast: $(VENV)/.installed
 	$(VENV)/bin/python $(PYTEST) -m "not process and not compile and not slow" $(TESTS)
 
-# Ahead-of-time compilation of the Triton kernels, and the digest of what was compiled (`make test` compares it)
+# Ahead-of-time compilation of the kernels, and the digests of what was compiled (`make test` compares them)
 test-compile: $(VENV)/.installed
-	COMPILE_KERNELS=1 $(VENV)/bin/python -m pytest -n $(WORKERS) tests/test_flash_diff_compile.py
+	COMPILE_KERNELS=1 $(VENV)/bin/python -m pytest -n $(WORKERS) tests/test_flash_diff_compile.py tests/test_hopper.py
 	$(VENV)/bin/python -m tests.test_flash_diff_compile
+	$(VENV)/bin/python -m tests.test_hopper
 
 # The Triton kernels: in Triton's interpreter on a CPU, and on a GPU
 test-kernels: $(VENV)/.installed

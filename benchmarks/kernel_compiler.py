@@ -18,7 +18,7 @@ from triton.runtime.jit import JITFunction
 
 from diff_transformer import flash_diff
 
-CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 
 
 class Compiled(NamedTuple):
@@ -31,6 +31,7 @@ class Compiled(NamedTuple):
     shared: int  # bytes of shared memory per program
     tensor_memory: int  # columns per program (sm_100)
     ttgir: str
+    ptx: str
     sass: str
 
 
@@ -55,12 +56,13 @@ def _inspect(name: str, compiled, constants: dict) -> Compiled:
         cubin = Path(folder) / "kernel.cubin"
         cubin.write_bytes(compiled.asm["cubin"])
         usage, sass = (
-            subprocess.run([CUOBJDUMP, option, cubin], check=True, capture_output=True, text=True).stdout
+            subprocess.run([TOOLS / "cuobjdump", option, cubin], check=True, capture_output=True, text=True).stdout
             for option in ("-res-usage", "-sass")
         )
     registers, stack, local = map(int, re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage).groups())
     memory = compiled.metadata.shared, getattr(compiled.metadata, "tmem_size", 0) or 0
-    return Compiled(name, constants, registers, stack + local, *memory, compiled.asm["ttgir"], sass)
+    code = compiled.asm["ttgir"], compiled.asm["ptx"], sass
+    return Compiled(name, constants, registers, stack + local, *memory, *code)
 
 
 @contextmanager

@@ -329,11 +329,20 @@ def cost(loop: list[list[Instruction]], products: list[Dot], architecture: int, 
     return Cost(*(amount / pairs for amount in amounts), " + ".join(sorted(names)))
 
 
+def tensor_partitions(ttgir: str) -> int:
+    """How many groups of warps compute products: the partitions of a warp-specialised kernel that do, otherwise 1."""
+    _, *partitions = re.split(r"^ *(?:\} )?(?:default|partition\d+\(.*) \{$", ttgir, flags=re.M)
+    return sum("warp_group_dot " in one for one in partitions) or 1
+
+
 def main_loop(compiled: Compiled, architecture: int, warps: int) -> Cost:
-    """What the cheapest loop costs: the one without masks, where there are two."""
+    """What the cheapest loop costs: the one without masks, where there are two. The partitions of a warp-specialised
+    kernel, of `warps` each, have one such loop each, and run at the same time: their costs add up."""
     products = dots(compiled.ttgir)
     costs = [cost(loop, products, architecture, warps) for loop in tensor_loops(compiled.sass)]
-    return min(costs, key=lambda one: (one.serial(0), one.overlapped))
+    costs.sort(key=lambda one: (one.serial(0), one.overlapped))
+    *amounts, instructions = zip(*costs[: tensor_partitions(compiled.ttgir)], strict=True)
+    return Cost(*map(sum, amounts), " + ".join(sorted({*" + ".join(instructions).split(" + ")})))
 
 
 def occupancy(compiled: Compiled, architecture: int, warps: int) -> int:
