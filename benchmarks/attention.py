@@ -41,10 +41,11 @@ UNITS = {  # in 2 N^2 d FLOPs per differential head, see above
 def results(task: str, way: Way, p: Problem) -> dict[str, torch.Tensor | None]:
     """The output and, for tasks with a backward, the gradients."""
     if task not in WITH_GRADIENTS:
-        with torch.no_grad():
+        with way.context(), torch.no_grad():
             return {"output": way.run(p)}
-    out = way.run(p)
-    gradients = torch.autograd.grad(out, list(p.leaves.values()), p.grad_out, allow_unused=True)
+    with way.context():
+        out = way.run(p)
+        gradients = torch.autograd.grad(out, list(p.leaves.values()), p.grad_out, allow_unused=True)
     return {"output": out.detach(), **dict(zip(p.leaves, gradients, strict=True))}
 
 
@@ -80,16 +81,15 @@ def fault(way: Way, case: Case) -> str:
 
 
 def step(task: str, way: Way, p: Problem) -> Step:
-    def without_gradients(_):
-        with torch.no_grad():
-            way.run(p)
+    def forward(_):
+        with way.context(), torch.set_grad_enabled(task in WITH_GRADIENTS):
+            return way.run(p)
 
-    def gradients(out):
-        torch.autograd.grad(out, list(p.leaves.values()), p.grad_out, allow_unused=True)
+    def backward(out):
+        with way.context():
+            torch.autograd.grad(out, list(p.leaves.values()), p.grad_out, allow_unused=True)
 
-    if task not in WITH_GRADIENTS:
-        return Step(without_gradients)
-    return Step(lambda _: way.run(p), then=gradients)
+    return Step(forward, then=backward) if task in WITH_GRADIENTS else Step(forward)
 
 
 def useful_flops(case: Case, task: str, kind: str) -> float:

@@ -3,7 +3,7 @@
 
 A *way* is a composition over a backend. With q1, q2, k1, k2 of width d and values of width 2d for each of h heads:
 
-- `flash_diff`: our fused kernels;
+- `flash_diff`: our fused kernels, `hopper`: with those of benchmarks/hopper in their place;
 - `eager`: Eq. 1 (arXiv:2410.05258) as it is written, the reference of all other ways;
 - `packed/...`: one call with two zero-padded queries of width 2d per head (`diff_transformer.attention_diff`);
 - `one_call/...`: one call with 2h heads of d and values of 2d, which are repeated for both maps;
@@ -15,7 +15,8 @@ A *way* is a composition over a backend. With q1, q2, k1, k2 of width d and valu
 import functools
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -297,10 +298,21 @@ def standard(attend: Callable, p: Problem) -> torch.Tensor:
     return attend(p, view(p.q), view(p.k), view(p.v)).unflatten(-2, (-1, 2)).flatten(-2)
 
 
+@contextmanager
+def hopper_kernels() -> Iterator[None]:
+    from benchmarks import hopper  # needs triton
+
+    with hopper.kernels() as launched:
+        yield
+    if not launched:
+        raise ValueError("none of the kernels of benchmarks/hopper takes this")
+
+
 @dataclass(frozen=True)
 class Way:
     kind: str  # "ours", "rival" or "standard"
     run: Callable[[Problem], torch.Tensor]
+    context: Callable[[], AbstractContextManager] = nullcontext  # of its forward and its backward
 
 
 BACKENDS = {
@@ -321,7 +333,8 @@ COMPOSITIONS = {
     four_calls: ("sdpa_flash", "sdpa_cudnn", *_FLASH_ATTN),
     standard: ("sdpa_flash", "sdpa_cudnn", *_FLASH_ATTN),
 }
-WAYS = {"flash_diff": Way("ours", flash_diff), "eager": Way("rival", eager)} | {
+HOPPER = Way("ours", flash_diff, hopper_kernels)
+WAYS = {"flash_diff": Way("ours", flash_diff), "hopper": HOPPER, "eager": Way("rival", eager)} | {
     f"{compose.__name__}/{name}": Way("standard" if compose is standard else "rival", partial(compose, BACKENDS[name]))
     for compose, names in COMPOSITIONS.items()
     for name in names

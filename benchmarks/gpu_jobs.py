@@ -114,6 +114,14 @@ def plan(stage: str, sizes: Sizes) -> list[list[Job]]:
         # Separate processes: torch compiles a function 8 times at most, and the models share some of transformers'
         tasks = model_gpu.COMPILED if sizes.device == "cuda" else ["forward+backward, compiled"]
         return [[Job(task, "model", {"compiled": task})] for task in tasks]
+    if stage == "hopper":  # right, and then fast
+        dims = [d for d in dims if d in (64, 128)]
+        jobs = [Job(f"tests {part}", "tests", {"part": part, "file": "tests/test_hopper.py"}) for part in parts]
+        for d, norm in product(dims, (False, True)):
+            jobs.append(Job(f"kernels d={d}{' norm' * norm}", "kernels", {"d": d, "norm": norm, "way": "hopper"}))
+        jobs.append(Job("memcheck", "memcheck", {"watched": "small_hopper_shapes"}))
+        ways = ("flash_diff", "hopper", "standard/sdpa_cudnn")
+        return [jobs, *([Job(f"d={d}", "attention_ways", {"d": d, "ways": ways})] for d in dims)]
     if stage == "tuning":
         jobs = [Job(f"compile {part}", "compile_candidates", {"part": part}) for part in parts]
         timed = [Job(f"time d={d}", "time_candidates", {"d": d}) for d in dims]
@@ -145,25 +153,28 @@ class _Recorder:
             self.emit(report.nodeid, test_seconds=rounded(report.duration))
 
 
-def tests(emit: Emit, done: Done, sizes: Sizes, part: int) -> None:
-    """A part of tests/test_flash_diff.py."""
+def tests(emit: Emit, done: Done, sizes: Sizes, part: int, file: str = "tests/test_flash_diff.py") -> None:
+    """A part of the tests of a file that need a GPU, or of all tests of the kernels."""
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # warnings are errors in the tests, those of plugins too
-    arguments = ["tests/test_flash_diff.py", "-p", "no:cacheprovider", *sizes.tests]
+    arguments = [file, "-p", "no:cacheprovider", *sizes.tests]
+    if file == "tests/test_hopper.py":
+        arguments += ["-k", "GPU"]  # the others compile, or run on a CPU
     status = pytest.main(arguments, plugins=[_Recorder(emit, done, part, sizes.processes)])
     nothing_left = pytest.ExitCode.NO_TESTS_COLLECTED
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, nothing_left):
         raise RuntimeError(f"pytest ended with {status!r}: see log.txt")
 
 
-def kernels(emit: Emit, done: Done, sizes: Sizes, d: int, norm: bool) -> None:
+def kernels(emit: Emit, done: Done, sizes: Sizes, d: int, norm: bool, way: str = "flash_diff") -> None:
     """The kernels against float32, and twice against themselves."""
 
     def unequal(case: Case) -> str:
-        first, second = (attention.results(case.task, OURS, make_problem(case)) for _ in range(2))
+        first, second = (attention.results(case.task, WAYS[way], make_problem(case)) for _ in range(2))
         return ", ".join(name for name, x in first.items() if not torch.equal(x, second[name]))
 
-    checks = {"error": partial(attention.fault, OURS), "equal bits": unequal}
-    for task, (what, check) in product(("both", "varlen", "decode"), checks.items()):
+    checks = {"error": partial(attention.fault, WAYS[way]), "equal bits": unequal}
+    tasks = ("both",) if way == "hopper" else ("both", "varlen", "decode")
+    for task, (what, check) in product(tasks, checks.items()):
         name = f"{what} {task} d={d} {sizes.checked}{' norm' * norm} {sizes.dtype}"
         if name not in done:
             try:
@@ -184,15 +195,22 @@ def small_shape() -> None:
     torch.cuda.synchronize()
 
 
-def memcheck(emit: Emit, done: Done, sizes: Sizes) -> None:
-    """compute-sanitizer's memcheck on one small shape, if the tool is there and can attach to the device."""
+def small_hopper_shapes() -> None:
+    for d in (64, 128):
+        case = Case("both", d, 150, 2 * 150, 2, torch.bfloat16, "cuda", norm=True)
+        attention.results("both", WAYS["hopper"], make_problem(case))
+    torch.cuda.synchronize()
+
+
+def memcheck(emit: Emit, done: Done, sizes: Sizes, watched: str = "small_shape") -> None:
+    """compute-sanitizer's memcheck on small shapes, if the tool is there and can attach to the device."""
     name, tool = "compute-sanitizer memcheck", shutil.which("compute-sanitizer")
     if name in done:
         return
     if tool is None or sizes.device == "cpu":
         reason = "the tool is not on PATH" if tool is None else "there is nothing to check on a CPU"
         return emit(name, "skipped", reason)
-    command = [sys.executable, "-c", "from benchmarks.gpu_jobs import small_shape; small_shape()"]
+    command = [sys.executable, "-c", f"from benchmarks import gpu_jobs; gpu_jobs.{watched}()"]
     subprocess.run(command, check=True)  # compiles the kernels, and shows an error that is not the tool's
     options = ["--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", str(FOUND_BY_MEMCHECK)]
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # every tensor has its own bounds
@@ -206,11 +224,15 @@ def memcheck(emit: Emit, done: Done, sizes: Sizes) -> None:
 # ------------------------------------------------------------------------------------------------- attention, tuning
 
 
-def attention_ways(emit: Emit, done: Done, sizes: Sizes, d: int, suffix: str = "") -> None:
+def attention_ways(
+    emit: Emit, done: Done, sizes: Sizes, d: int, suffix: str = "", ways: Sequence[str] | None = None
+) -> None:
     """benchmarks.attention at one d: forward, backward and both, and one token after a cache. With a suffix, which
-    ends the names, it compares with flex_attention, and at the first length only."""
-    ways = [way for way in WAYS if way.endswith("/flex") == bool(suffix)]
-    for length, task in product(sizes.lengths[: 1 if suffix else sizes.dims[d]], ("both", "decode")):
+    ends the names, it compares with flex_attention, and at the first length only. `ways` that are given
+    do not decode."""
+    tasks = ("both",) if ways else ("both", "decode")
+    ways = ways or [way for way in WAYS if way.endswith("/flex") == bool(suffix) and way != "hopper"]
+    for length, task in product(sizes.lengths[: 1 if suffix else sizes.dims[d]], tasks):
         if f"{task} d={d} {length} flash_diff{suffix}" not in done:
             case, check_length = sizes.case(task, d, length, sizes.tokens), min(512, sizes.checked)
             compared = ["flash_diff", *ways] if suffix else ways

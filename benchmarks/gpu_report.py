@@ -126,6 +126,11 @@ def _attention(rows: list[dict]) -> list[str]:
     return [*lines, "", "Beside flex_attention:", "", *attention.tables(beside)] if beside else lines
 
 
+def _hopper(rows: list[dict]) -> list[str]:
+    timed = [row for row in rows if "way" in row]
+    return [*_correctness([row for row in rows if row not in timed]), *([""] + attention.tables(timed)) * bool(timed)]
+
+
 def _tuning(rows: list[dict]) -> list[str]:
     now = {(row["kernel"], row["d"]): row for row in rows if row.get("is_in_table")}
     lines = []
@@ -151,6 +156,7 @@ SECTIONS = {  # of the stages, in the order in which they run
     "attention": _attention,
     "model": _columns("task length batch model tokens_per_second over_transformer peak_gib reason"),
     "compiled": _columns("task length model tokens_per_second over_transformer peak_gib compile_seconds reason"),
+    "hopper": _hopper,
     "tuning": _tuning,
     "loss": _columns("name status peak_mib ms loss hidden_size vocab_size reason"),
     "training": _columns("name status validation_loss peak_gib steps tokens parameters reason"),

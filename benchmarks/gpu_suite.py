@@ -45,7 +45,8 @@ STAGES = {  # minutes on an H100, of profile, compiled and training estimated; w
     "attention": (4, "forward, backward, both and decoding against every installed rival"),
     "model": (4, "the same models: tokens per second, memory, decoding"),
     "compiled": (8, "through torch.compile: decoding with CUDA graphs, then a training step; RESUME=1 for the rest"),
-    "tuning": (2, "candidates of the block table, each kernel timed alone; splits of decoding"),
+    "hopper": (4, "the kernels of benchmarks/hopper: right, and then their speed"),
+    "tuning": (3, "candidates of the block table, each kernel timed alone; splits of decoding"),
     "loss": (1, "LM head and loss of 64K tokens with and without the logits"),
     "training": (3, "a short training of DIFF and its Transformer on Python's and torch's own sources"),
 }

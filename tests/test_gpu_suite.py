@@ -200,7 +200,7 @@ def test_kernels_job_shows_errors_and_unequal_bits(jobs, monkeypatch):
         calls.append(p)
         return jobs.WAYS["eager"].run(p) * (1 + 0.1 * len(calls))
 
-    monkeypatch.setattr(jobs, "OURS", jobs.attention.Way("ours", drifting))
+    monkeypatch.setitem(jobs.WAYS, "flash_diff", jobs.attention.Way("ours", drifting))
     rows = {}
     sizes = jobs.DRY._replace(checked=8, dtype="float32")
     jobs.kernels(lambda name, status, reason: rows.update({name: (status, reason)}), {}, sizes, d=16, norm=True)
