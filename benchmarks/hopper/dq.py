@@ -90,10 +90,10 @@ def probabilities(scores, scale, logsum, cols, seen, HIDDEN: gl.constexpr):
 
 @gluon.jit
 def compute_rows(
-    shared, barriers, statistics, lambda_full, start, T, S, scale, scale2,
+    shared, barriers, statistics, lambda_full, grad_q, start, numbers,
     GROUP: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """A group of warps: 64 rows, from `start` on. Leaves their gradients where their queries were."""
+    """A group of warps: 64 rows, from `start` on."""
     queries, grads, keys1, keys2, values = shared
     rows_full, k1_full, k2_full, k_empty, v_full, v_empty = barriers
     M: gl.constexpr = queries.shape[2]
@@ -104,6 +104,7 @@ def compute_rows(
     DS_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, Q_LAYOUT, k_width=2)
     rows = start + gl.arange(0, M, gl.SliceLayout(1, S_LAYOUT))
     cols = gl.arange(0, N, gl.SliceLayout(0, S_LAYOUT))[None, :]
+    head, z, T, S, scale, scale2 = numbers
     lse, deltas, stat_row, map_stride = statistics
     stats = stat_row + rows
     # Rows that are none get probabilities of zero
@@ -149,9 +150,13 @@ def compute_rows(
             dq1, dq2 = warpgroup_mma_wait(0, deps=(dq1, dq2))
             mbarrier.arrive(k_empty.index(stage))
 
+    # By way of the place of the queries, which nobody reads any more
     tile(queries, 2 * GROUP).store((dq1 * scale).to(queries.dtype))
     tile(queries, 2 * GROUP + 1).store((dq2 * (-scale * gl.load(lambda_full))).to(queries.dtype))
     fence_async_shared()
+    for i in gl.static_range(2):
+        tma.async_copy_shared_to_global(grad_q, [z, start, head, i * D], queries.index(2 * GROUP + i))
+    tma.store_wait(0)
 
 
 @gluon.jit
@@ -194,18 +199,16 @@ def dq_kernel(
     barriers = (rows_full, k1_full, k2_full, k_empty, v_full, v_empty)
     stat_row = head.to(gl.int64) * num_stats + z.to(gl.int64) * T
     statistics = (lse, deltas, stat_row, gl.num_programs(1).to(gl.int64) * num_stats)
+    numbers = (head, z, T, S, scale, scale2)
     gl.warp_specialize(
         [
-            (compute_rows, (shared, barriers, statistics, lambda_full, start, T, S, scale, scale2, 0, CAUSAL)),
-            (compute_rows, (shared, barriers, statistics, lambda_full, start + M, T, S, scale, scale2, 1, CAUSAL)),
+            (compute_rows, (shared, barriers, statistics, lambda_full, grad_q, start, numbers, 0, CAUSAL)),
+            (compute_rows, (shared, barriers, statistics, lambda_full, grad_q, start + M, numbers, 1, CAUSAL)),
             (load_blocks, ((q, k, v, grad), shared, barriers, start, head, head // GROUPS, z, blocks)),
         ],
         [4, 1],  # warps of the last two; the first has the launch's 4
         [240, 24],  # registers
     )
-    for i in gl.static_range(4):
-        tma.async_copy_shared_to_global(grad_q, [z, start + i // 2 * M, head, i % 2 * D], queries.index(i))
-    tma.store_wait(0)
 
 
 def launch(q, k, v, lambda_full, grad_diff, lse, deltas, grad_q, causal: bool, scale: float) -> None:
