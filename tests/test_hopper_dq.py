@@ -39,6 +39,13 @@ def gradient(q, k, v, grad, causal):
     return torch.autograd.grad(difference(q, k, v, causal)[0], q, grad)[0]
 
 
+def of_forward(q, k, v, grad, causal):
+    """Base-2 log-sums of exponentials, and the sums of grad times the outputs of the maps: (2, H, B * T), float32."""
+    lse = maps(q, k, causal).logsumexp(-1) / math.log(2)
+    deltas = (difference(q, k, v, causal)[1] * grad).sum(-1).transpose(2, 3)
+    return [x.transpose(1, 2).flatten(2).float().contiguous() for x in (lse, deltas)]
+
+
 def interpreted(late: str):
     """The kernel itself, on a CPU."""
 
@@ -49,7 +56,7 @@ def interpreted(late: str):
     return compute
 
 
-@pytest.mark.parametrize(
+WAYS = pytest.mark.parametrize(
     ("compute", "device"),
     [
         pytest.param(dq.emulate_dq, "cpu", id="emulated"),
@@ -58,6 +65,9 @@ def interpreted(late: str):
         pytest.param(dq.dq, "cuda", id="GPU", marks=pytest.mark.skipif(not ON_HOPPER, reason="needs a GPU of sm_90")),
     ],
 )
+
+
+@WAYS
 @pytest.mark.parametrize(
     ("q_len", "kv_len", "heads", "kv_heads", "d", "causal", "dtype"),
     [
@@ -74,14 +84,20 @@ def interpreted(late: str):
 def test_gradient_of_the_queries_is_the_formulas(q_len, kv_len, heads, kv_heads, d, causal, dtype, compute, device):
     q, grad = (torch.randn(2, q_len, heads, 2 * d).to(device, dtype) for _ in range(2))
     k, v = (torch.randn(2, kv_len, kv_heads, 2 * d).to(device, dtype) for _ in range(2))
-    # What is hidden must not matter, however small the visible scores are: 2^-lse is infinite
-    q[:, :1] *= 30
-    exact_inputs = [x.double() for x in (q, k, v, grad)]
-    exact = gradient(*exact_inputs, causal)
-    plain = gradient(q, k, v, grad, causal)
-    lse = maps(*exact_inputs[:2], causal).logsumexp(-1) / math.log(2)
-    deltas = (difference(*exact_inputs[:3], causal)[1] * exact_inputs[3]).sum(-1)
-    lse, deltas = (x.transpose(1, 2).flatten(2).float().contiguous() for x in (lse, deltas.transpose(2, 3)))
-    lambda_full = torch.tensor(LAMBDA, device=device)
-    ours = compute(q, k, v, lambda_full, grad, lse, deltas, causal, d**-0.5)
-    assert_same_computation(ours, plain, exact)
+    in_float64 = [x.double() for x in (q, k, v, grad)]
+    lse, deltas = of_forward(*in_float64, causal)
+    ours = compute(q, k, v, torch.tensor(LAMBDA, device=device), grad, lse, deltas, causal, d**-0.5)
+    assert_same_computation(ours, gradient(q, k, v, grad, causal), gradient(*in_float64, causal))
+
+
+@WAYS
+@pytest.mark.parametrize("causal", [False, True])
+def test_probabilities_of_keys_that_are_none_do_not_overflow(causal, compute, device):
+    """The scores of the keys are about -184 (base 2), but 0 where a block has no keys any more."""
+    q = torch.full((1, 3, 1, 128), -4.0, dtype=torch.bfloat16, device=device)
+    v = torch.randn(1, 3, 1, 128, device=device).to(q)
+    inputs = [x.double() for x in (q, -q, v, v)]
+    lse, deltas = of_forward(*inputs, causal)
+    ours = compute(q, -q, v, torch.tensor(LAMBDA, device=device), v, lse, deltas, causal, 64**-0.5)
+    assert lse.max() < -128, "not small enough for the purpose"
+    assert ours.isfinite().all()

@@ -81,7 +81,7 @@ def multiply(a, b, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def probabilities(scores, scale, logsum, cols, seen, HIDDEN: gl.constexpr):
-    """A softmax map again, from scores and their base-2 log-sum of exponentials (+inf for rows that are none)."""
+    """A softmax map again, from scores and their base-2 log-sum of exponentials."""
     if HIDDEN:
         # cols < seen. A thread's columns are 2 (lane % 4) + {0, 1} + 8 j: in two parts, all but one are immediates
         scores = gl.where((cols & -7) < seen - (cols & 6), scores, float("-inf"))
@@ -102,16 +102,17 @@ def compute_rows(
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
     Q_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     DS_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, Q_LAYOUT, k_width=2)
+    EARLY: gl.constexpr = D <= 64  # registers are left for the scores of the second map besides those of the first
     rows = start + gl.arange(0, M, gl.SliceLayout(1, S_LAYOUT))
     cols = gl.arange(0, N, gl.SliceLayout(0, S_LAYOUT))[None, :]
     head, z, T, S, scale, scale2 = numbers
     lse, deltas, stat_row, map_stride = statistics
     stats = stat_row + rows
-    # Rows that are none get probabilities of zero
-    logsum1 = gl.load(lse + stats, mask=rows < T, other=float("inf"))[:, None]
-    logsum2 = gl.load(lse + map_stride + stats, mask=rows < T, other=float("inf"))[:, None]
-    delta1 = gl.load(deltas + stats, mask=rows < T, other=0.0)[:, None]
-    delta2 = gl.load(deltas + map_stride + stats, mask=rows < T, other=0.0)[:, None]
+    inside = rows < T  # what the other rows get does not matter: they are not written
+    logsum1 = gl.load(lse + stats, mask=inside)[:, None]
+    logsum2 = gl.load(lse + map_stride + stats, mask=inside)[:, None]
+    delta1 = gl.load(deltas + stats, mask=inside)[:, None]
+    delta2 = gl.load(deltas + map_stride + stats, mask=inside)[:, None]
     # The blocks before `full` hide nothing. Beyond S, keys are zeros, but 2^-lse may be infinite, and its product NaN
     full, blocks, seen = S // N, gl.cdiv(S, N), S
     if CAUSAL:  # the last row sees all S keys
@@ -137,11 +138,16 @@ def compute_rows(
             dp = multiply(tile(grads, GROUP + zero), tile(values, v_stage + zero), S_LAYOUT)
             s1 = warpgroup_mma_wait(1, deps=(s1,))
             p = probabilities(s1, scale2, logsum1, cols, seen - i * N, HIDDEN)
-            dp = warpgroup_mma_wait(0, deps=(dp,))
+            # Here and below: ptxas moves no work across a wait for a barrier, but across one for products it does
+            mbarrier.wait(k2_full.index(stage), phase)
+            if EARLY:
+                s2 = multiply(tile(queries, 2 * GROUP + 1 + zero), k2, S_LAYOUT)
+            dp = warpgroup_mma_wait(1 if EARLY else 0, deps=(dp,))
             mbarrier.arrive(v_empty.index(v_stage))
             ds = gl.convert_layout((p * (dp - delta1)).to(queries.dtype), DS_LAYOUT)
-            mbarrier.wait(k2_full.index(stage), phase)
-            s2 = multiply(tile(queries, 2 * GROUP + 1 + zero), k2, S_LAYOUT)
+            if not EARLY:
+                mbarrier.wait(k2_full.index(stage), phase)
+                s2 = multiply(tile(queries, 2 * GROUP + 1 + zero), k2, S_LAYOUT)
             dq1 = warpgroup_mma(ds, k1, dq1, is_async=True)
             s2 = warpgroup_mma_wait(1, deps=(s2,))
             p = probabilities(s2, scale2, logsum2, cols, seen - i * N + zero, HIDDEN)
@@ -274,12 +280,12 @@ def emulate_dq(q, k, v, lambda_full, grad_diff, lse, deltas, causal, scale):
         x = torch.nn.functional.pad(x.float(), (0, 0, 0, 0, 0, -x.shape[1] % multiple))
         return x.repeat_interleave(H // x.shape[2], 2).transpose(1, 2)
 
-    def rows_of(x: torch.Tensor, value: float) -> torch.Tensor:
-        x = x.view(2, H, B, T).transpose(1, 2)
-        return torch.nn.functional.pad(x, (0, -T % ROWS), value=value)[..., None]
+    def statistics(x: torch.Tensor) -> torch.Tensor:
+        """(2, B, H, rows, 1)"""
+        return torch.nn.functional.pad(x.view(2, H, B, T).transpose(1, 2), (0, -T % ROWS))[..., None]
 
     q, grad, k, v = heads(q, ROWS), heads(grad_diff, ROWS), heads(k, KEYS), heads(v, KEYS)
-    lse, deltas = rows_of(lse, float("inf")), rows_of(deltas, 0.0)
+    lse, deltas = statistics(lse), statistics(deltas)
     grad_q = torch.zeros_like(q)
     for start in range(0, T, ROWS):
         m = slice(start, start + ROWS)
