@@ -7,13 +7,13 @@ blocks of keys and values by TMA into rings; two groups of four warps read them,
     dP = dO V^T, S_i = Q_i K_i^T, P_i = 2^(S_i scale log2(e) - lse_i), dS_i = P_i (dP - D_i), dQ_i += dS_i K_i
 
 dS_i goes to the tensor cores in registers, so that nothing is written to shared memory before the end. While a group
-computes P1, the tensor cores compute its dP; P2 and dS2 overlap with dQ1, and everything with the other group.
+computes P1, the tensor cores compute its dP; P2 and dS2 overlap with dQ1, and all of it with the other group.
 
-Why it ends, and nothing is read too late: a barrier `full` of a stage completes once per load of it, a barrier `empty`
-once both groups have waited for every product that reads the stage. The loader waits for the `empty` of block
-i - stages before it loads block i, and loads in the order in which the groups need: K1, V, K2. A group needs nothing
-else, and gives back V and K of all its blocks. The second group sees at most one block more than the first, the last,
-whose place the first need not give back.
+Why nobody waits for ever, and no tile is overwritten too early: the barrier `full` of a stage completes once for each
+block loaded into it, its `empty` once both groups have waited for all products that read the block. The loader waits
+for `empty` before it loads the next block into a stage, and loads in the order in which the groups wait: K1, V, K2.
+For block i it thus needs no more than that both groups finish a block before i, all of which is loaded already. The
+second group sees at most one block more than the first; that is the last, and nobody waits for the first to empty it.
 
 Legend for shapes: B batch, T query tokens, S key tokens, H query heads, K key/value heads, 2d the width of a head.
 """
@@ -83,7 +83,7 @@ def multiply(a, b, LAYOUT: gl.constexpr):
 def probabilities(scores, scale, logsum, cols, seen, HIDDEN: gl.constexpr):
     """A softmax map again, from scores and their base-2 log-sum of exponentials."""
     if HIDDEN:
-        # cols < seen. A thread's columns are 2 (lane % 4) + {0, 1} + 8 j: in two parts, all but one are immediates
+        # cols < seen. A thread's columns are 2 (lane % 4) + {0, 1} + 8 j; this way the last two terms are immediates
         scores = gl.where((cols & -7) < seen - (cols & 6), scores, float("-inf"))
     return gl.exp2(scores * scale - logsum)
 
@@ -125,8 +125,8 @@ def compute_rows(
     mbarrier.wait(rows_full.index(GROUP), 0)
     for HIDDEN in gl.static_range(2):
         for i in range(full * HIDDEN, blocks if HIDDEN else full):
-            # A zero that compilers cannot see: with it, they compute the addresses of operands that do not move here,
-            # and do not hold them in dozens of registers
+            # A zero, unknown to the compilers. It keeps them from holding the addresses of operands that never move in
+            # dozens of registers
             zero = i >> 30
             stage, phase = i % keys1.shape[0], i // keys1.shape[0] & 1
             v_stage, v_phase = i % values.shape[0], i // values.shape[0] & 1
@@ -138,7 +138,8 @@ def compute_rows(
             dp = multiply(tile(grads, GROUP + zero), tile(values, v_stage + zero), S_LAYOUT)
             s1 = warpgroup_mma_wait(1, deps=(s1,))
             p = probabilities(s1, scale2, logsum1, cols, seen - i * N, HIDDEN)
-            # Here and below: ptxas moves no work across a wait for a barrier, but across one for products it does
+            # Here and below, where nothing new is waited for: ptxas moves work across a wait for products (P1 behind
+            # dP, S2 before dS1), but not across one for a barrier
             mbarrier.wait(k2_full.index(stage), phase)
             if EARLY:
                 s2 = multiply(tile(queries, 2 * GROUP + 1 + zero), k2, S_LAYOUT)
@@ -272,7 +273,7 @@ def dq(
 
 def emulate_dq(q, k, v, lambda_full, grad_diff, lse, deltas, causal, scale):
     """`dq` in float32 on any device: the same blocks in the same order, rounded where the kernel rounds."""
-    (B, T, H, width), (S, K) = q.shape, k.shape[1:3]
+    (B, T, H, width), S = q.shape, k.shape[1]
     d = width // 2
 
     def heads(x: torch.Tensor, multiple: int) -> torch.Tensor:
