@@ -71,6 +71,7 @@ class Descriptor:
         assert list(base.shape) == shape and list(base.stride()) == strides and strides[-1] == 1
         assert all(stride * base.element_size() % 16 == 0 for stride in strides[:-1])
         self.base, self.block_shape, self.layout, self.dtype = base, block_shape, layout, base.dtype
+        self.shape = shape
         self.block_type = types.SimpleNamespace(nbytes=torch.Size(block_shape).numel() * base.element_size())
 
     def region(self, coordinates):
@@ -120,7 +121,9 @@ def barrier_init(barrier, count):
     barrier.count = barrier.pending = count
 
 
-def barrier_arrive(barrier, count=1, expected=0):
+def barrier_arrive(barrier, count=1, expected=0, pred=True):
+    if not pred:
+        return
     with State.changed:
         barrier.pending -= count
         barrier.bytes += expected
@@ -166,6 +169,32 @@ def copy_to_shared(descriptor, coordinates, barrier, result):
         barrier.complete()
 
     assert result.shape == list(descriptor.block_shape)
+    with State.changed:
+        if State.late == "copies":
+            barrier.copies.append(land)
+            State.changed.notify_all()
+        else:
+            land()
+
+
+def copy_by_threads(result, pointer, mask):
+    """cp.async: elements that are masked out are zeros."""
+    result.data.fill_(torch.nan)
+    State.thread.copies.append((result, load(pointer, mask)))
+
+
+def arrive_after_copies(barrier, increment_count):
+    """All 32 threads of a warp."""
+    assert not increment_count
+    copies, State.thread.copies = State.thread.copies, []
+
+    def land():
+        for result, values in copies:
+            result.data.copy_(values)
+        barrier.pending -= 32
+        assert barrier.pending >= 0, "more arrivals than the barrier counts"
+        barrier.complete()
+
     with State.changed:
         if State.late == "copies":
             barrier.copies.append(land)
@@ -222,10 +251,10 @@ def warp_specialize(partitions, num_warps, num_registers):
     errors = []
 
     def run(function, args):
-        State.thread.products, State.thread.stores = [], []
+        State.thread.products, State.thread.stores, State.thread.copies = [], [], []
         try:
             function(*args)
-            assert not State.thread.products and not State.thread.stores, "not waited for"
+            assert not (State.thread.products or State.thread.stores or State.thread.copies), "not waited for"
         except BaseException as error:  # handed to the caller
             errors.append(error)
         with State.changed:
@@ -260,9 +289,14 @@ class Kernel:
                 for y in range(State.grid[1]):
                     for x in range(State.grid[0]):
                         State.program, State.barriers = (x, y, z), []
+                        State.thread.stores = []
                         self.function(*args, **constants)
 
         return launch
+
+
+def jit(function=None, **options):
+    return Kernel if function is None else Kernel(function)
 
 
 def of_both(on_tensors, on_numbers):
@@ -298,6 +332,11 @@ def allocate(dtype, shape, layout):
     return Shared(torch.full(shape, torch.nan, dtype=dtype))
 
 
+def round_pairs(asm, constraints, args, dtype, is_pure, pack):
+    assert asm.startswith("cvt.rn.") and asm.endswith("x2.f32 $0, $2, $1;") and pack == 2
+    return args[0].to(dtype)
+
+
 def nothing(*args, **options):
     return None
 
@@ -306,12 +345,13 @@ language = types.SimpleNamespace(
     constexpr=int, int32=torch.int32, int64=torch.int64, float32=torch.float32, bfloat16=torch.bfloat16,
     float16=torch.float16,
     NVMMASharedLayout=types.SimpleNamespace(get_default_for=nothing), NVMMADistributedLayout=nothing,
-    SliceLayout=nothing, DotOperandLayout=nothing, BlockedLayout=nothing,
+    SliceLayout=nothing, DotOperandLayout=nothing, BlockedLayout=nothing, SwizzledSharedLayout=nothing,
     program_id=lambda axis: Integer(State.program[axis]), num_programs=lambda axis: Integer(State.grid[axis]),
     arange=lambda start, end, layout: tensor(torch.arange(start, end, dtype=torch.int32)),
     full=lambda shape, value, dtype, layout: tensor(torch.full(shape, value, dtype=dtype)),
     zeros=lambda shape, dtype, layout: tensor(torch.zeros(shape, dtype=dtype)),
-    convert_layout=lambda x, layout: x, static_range=range, cdiv=triton.cdiv,
+    convert_layout=lambda x, layout: x, expand_dims=lambda x, axis: x.unsqueeze(axis), static_range=range,
+    inline_asm_elementwise=round_pairs, cdiv=triton.cdiv,
     minimum=of_both(torch.minimum, min), maximum=of_both(torch.maximum, max), where=where,
     max=lambda x, axis: x.amax(axis), sum=lambda x, axis: x.sum(axis), exp2=torch.exp2, log2=torch.log2,
     rsqrt=torch.rsqrt, load=load, store=store, allocate_shared_memory=allocate, warp_specialize=warp_specialize,
@@ -327,17 +367,24 @@ hopper = types.SimpleNamespace(
 )  # fmt: skip
 
 
+ampere = types.SimpleNamespace(
+    async_copy=types.SimpleNamespace(async_copy_global_to_shared=copy_by_threads, mbarrier_arrive=arrive_after_copies)
+)
+
+
 def interpreted(path: Path) -> types.ModuleType:
     """The module of kernels at `path`, whose launches are interpreted."""
-    gluon = types.SimpleNamespace(jit=Kernel, language=language)
+    gluon = types.SimpleNamespace(jit=jit, language=language)
     modules = {
         "triton.experimental": types.SimpleNamespace(gluon=gluon),
         "triton.experimental.gluon": gluon,
+        "triton.experimental.gluon.language.nvidia.ampere": ampere,
         "triton.experimental.gluon.language.nvidia.hopper": hopper,
         "triton.experimental.gluon.nvidia.hopper": types.SimpleNamespace(TensorDescriptor=Descriptor),
     }
     spec = importlib.util.spec_from_file_location(f"interpreted_{Path(path).stem}", path)
     module = importlib.util.module_from_spec(spec)
     with mock.patch.dict(sys.modules, modules):
+        sys.modules.pop("benchmarks.hopper.descriptors", None)  # it is imported again, with these modules
         spec.loader.exec_module(module)
     return module

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from benchmarks.hopper import forward
+from benchmarks.hopper import dkdv, dq, forward
 from diff_transformer import flash_diff
 
 # By the kernels that flash_diff launches: what launches ours, and the number of tensors among its arguments
-LAUNCHES = {"forward": (forward.launch, 9)}
+LAUNCHES = {"forward": (forward.launch, 9), "dq": (dq.launch, 8)}
+LAUNCHES |= dict.fromkeys(("dkdv", "dk", "dv"), (dkdv.launch, 9))
 
 
 def _applies(tensors: tuple, spans_and_mask: tuple, d: int) -> bool:
