@@ -190,11 +190,12 @@ def environment(dry_run: bool, command: str) -> dict[str, Any]:
 
 
 def plan(out: Path) -> str:
-    """A line for each stage: minutes, command, what it finds."""
-    commands = {f"make gpu STAGE={stage} OUT={out}": about for stage, about in STAGES.items()}
+    """A line for each stage, and for the study after those that measure: minutes, command, what it finds."""
+    lines = [f"{minutes} min  make gpu STAGE={stage} OUT={out}  # {what}" for stage, (minutes, what) in STAGES.items()]
     study = f"python -m diff_transformer reproduce --scale gpu --out {out / 'study'}"
-    commands[study] = (MINUTES, "what each part of DIFF does; the same command again for the rest")
-    return "\n".join(f"{minutes} min  {command}  # {what}" for command, (minutes, what) in commands.items())
+    what = "what each part of DIFF does; the same command again for the rest"
+    lines.insert(list(STAGES).index("hopper") + 1, f"{MINUTES} min  {study}  # {what}")
+    return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
