@@ -287,8 +287,9 @@ def _fused_attention(
     if mask is not None and mask.ndim == 4:  # includes causality
         causal, mask = False, mask[:, 0].expand(batch, -1, -1)
     options |= {"causal": causal, "mask": mask}
+    options["cache_seqlens"] = cache_lengths
     if not torch.is_grad_enabled() and can_decode(q_len, num_heads // key.shape[1]) and spans is None:
-        return flash_diff_attention_with_kvcache(q, k, v, lambda_full, cache_lengths, **options)
+        return flash_diff_attention_with_kvcache(q, k, v, lambda_full, **options)
     return flash_diff_attention(q, k, v, lambda_full, spans=spans, **options)
 
 

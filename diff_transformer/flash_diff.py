@@ -487,6 +487,7 @@ def flash_diff_attention(
     causal: bool = False,
     mask: torch.Tensor | None = None,
     spans: tuple[torch.Tensor, torch.Tensor] | None = None,
+    cache_seqlens: torch.Tensor | None = None,
     norm_weight: torch.Tensor | None = None,
     norm_eps: float = 1e-5,
     out_scale: float = 1.0,
@@ -507,6 +508,8 @@ def flash_diff_attention(
             keys, or (B, T, S).
         spans (`tuple`, *optional*): In place of a mask for a padded batch with T = S: where the tokens of each row
             start and end, two (B,) integer tensors. Padding costs nothing, and its output and gradients are zero.
+        cache_seqlens (`torch.Tensor`, *optional*): In place of spans: (B,) integers, how many keys of each row are
+            valid, those of q included; S unless given. The others are not read.
         norm_weight (`torch.Tensor`, *optional*): (2d,). With it the output is
             `out_scale * norm_weight * RMSNorm(difference)` (Eq. 3), computed in the same kernel.
         norm_eps (`float`): Epsilon of the norm.
@@ -529,7 +532,14 @@ def flash_diff_attention(
         )
     for rows in spans or ():
         _check_integers("A tensor of spans", rows, q.shape[:1], q)
-    lengths = (*(spans or (None, None)) * 2, mask, q.shape[1], k.shape[1])
+    ends = (spans or (None, None)) * 2
+    if cache_seqlens is not None:
+        if spans is not None:
+            raise ValueError("Got spans and cache_seqlens; spans describe a batch without a cache. Pass one of them.")
+        _check_integers("cache_seqlens", cache_seqlens, q.shape[:1], q)
+        zeros = torch.zeros_like(cache_seqlens)
+        ends = (zeros, zeros + q.shape[1], zeros, cache_seqlens)
+    lengths = (*ends, mask, q.shape[1], k.shape[1])
     return _attend(q, k, v, lambda_full, norm_weight, *lengths, scale, causal, norm_eps, out_scale)
 
 

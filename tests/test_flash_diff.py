@@ -221,6 +221,22 @@ def test_nothing_outside_of_the_tensors_is_read_or_left_unwritten(monkeypatch):
     torch.testing.assert_close(decoded, out[:, -2:])
 
 
+@pytest.mark.parametrize("lengths", [[33], [20, 33, 50]], ids=str)
+def test_keys_beyond_the_lengths_of_a_cache_are_not_read(lengths):
+    """They are NaN; their gradients are zero."""
+    inputs = random_inputs((len(lengths), 20, 4, 32), (len(lengths), 50, 2, 32))
+    lengths = torch.tensor(lengths, device=DEVICE)
+    valid = torch.arange(50, device=DEVICE) < lengths[:, None]
+    rows = torch.arange(20, device=DEVICE)[:, None]
+    seen = valid[:, None] & (torch.arange(50, device=DEVICE) <= rows + lengths[:, None, None] - 20)
+
+    def ours(q, k, v, lambda_full, weight):
+        k, v = (torch.where(valid[..., None, None], x, float("nan")) for x in (k, v))
+        return attend(q, k, v, lambda_full, weight, cache_seqlens=lengths)
+
+    check(ours, lambda q, k, v, lam, w: reference(q, k, v, lam, seen, w), inputs, torch.float32)
+
+
 @pytest.mark.parametrize(("q_len", "groups"), [(1, 1), (1, 4), (3, 2), (16, 2)])
 def test_decode_reads_a_cache_in_its_own_layout_with_lengths_and_masks(q_len, groups):
     torch.manual_seed(0)
@@ -471,6 +487,8 @@ SHAPES = "have the shapes .* where K divides H"
         (flash_diff_attention, INPUTS | {"norm_weight": zeros(16)}, "norm_weight has the shape"),
         (flash_diff_attention, INPUTS | {"v": zeros(1, 8, 2, 32).to("meta")}, "move them to one device"),
         (flash_diff_attention, INPUTS | {"spans": (OFFSETS[:1],) * 2}, "as many queries as keys"),
+        (flash_diff_attention, INPUTS | SAME | {"spans": (OFFSETS[:1],) * 2, "cache_seqlens": OFFSETS[:1]}, "one of"),
+        (flash_diff_attention, INPUTS | {"cache_seqlens": OFFSETS}, "cache_seqlens is"),
         (flash_diff_attention, INPUTS | SAME | {"spans": (OFFSETS,) * 2}, r"integers of shape \(1,\)"),
         (flash_diff_attention, INPUTS | SAME | {"spans": (OFFSETS[:1].float(),) * 2}, "integers"),
         (flash_diff_attention_with_kvcache, STEP | {"mask": zeros(2, 8, dtype=torch.long)}, "mask is torch.int64 of"),
@@ -586,23 +604,27 @@ def test_generation(models, launches, cache):
     assert launches == {"flash_diff_attention": 2, "flash_diff_attention_with_kvcache": 10}
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered")
 @torch.no_grad()
 def test_unfilled_end_of_a_static_cache_is_not_read(models, monkeypatch):
     """Its values would show, as NaN does also where a mask hides it."""
     from diff_transformer import attention_diff
 
     model, oracle = models
-    ids = torch.randint(0, 199, (2, 12), device=DEVICE)
+    ids = torch.randint(0, 199, (2, 30), device=DEVICE)
     expected = oracle(input_ids=ids).logits
-    cache = StaticCache(config=model.config, max_cache_len=64)
+    cache = StaticCache(config=model.config, max_cache_len=40)
     model(input_ids=ids[:, :9], past_key_values=cache)
     for layer in cache.layers:
         layer.keys[:, :, 9:] = float("nan")
         layer.values[:, :, 9:] = float("nan")
-    for new in (ids[:, 9:11], ids[:, 11:]):  # several tokens, one
-        logits = model(input_ids=new, past_key_values=cache).logits
-        assert relative_error(logits, expected[:, cache.get_seq_length() - new.shape[1] :][:, : new.shape[1]]) < 1e-5
-    monkeypatch.setattr(attention_diff, "can_decode", lambda *_: False)
+    for start, end in ((9, 27), (27, 29), (29, 30)):  # more tokens than a step of decoding has, a few, one
+        logits = model(input_ids=ids[:, start:end], past_key_values=cache).logits
+        assert relative_error(logits, expected[:, start:end]) < 1e-5
+    real = attention_diff._fused_attention
+    monkeypatch.setattr(
+        attention_diff, "_fused_attention", lambda *args, **options: real(*args[:6], None, *args[7:], **options)
+    )
     assert model(input_ids=ids[:, :1], past_key_values=cache).logits.isnan().any(), "the test sees what is read"
 
 

@@ -142,6 +142,7 @@ VARIANTS = {
     "mask of keys": lambda: train(inputs(96), mask=KEYS),
     "mask of rows and keys": lambda: train(inputs(96), mask=ROWS, causal=False),
     "padding": lambda: train(inputs(96), spans=(ONE, 9 * ONE)),
+    "mask of rows and keys, lengths": lambda: train(inputs(96), mask=ROWS, causal=False, cache_seqlens=ONE),
     "one token": lambda: train(inputs(96, tokens=1)),
     "no norm": lambda: train(inputs(96) | {"norm_weight": None}),
     "padded width": lambda: train(inputs(72)),
