@@ -116,9 +116,11 @@ def plan(stage: str, sizes: Sizes) -> list[list[Job]]:
         return [[Job(task, "model", {"compiled": task})] for task in tasks]
     if stage == "hopper":  # right, and then fast
         dims = [d for d in dims if d in (64, 128)]
-        jobs = [Job(f"tests {part}", "tests", {"part": part, "file": "tests/test_hopper.py"}) for part in parts]
+        on_gpu = {"file": "tests/test_hopper.py", "options": ("-k", "GPU")}  # the others compile, or run on a CPU
+        jobs = [Job(f"tests {part}", "tests", {"part": part, **on_gpu}) for part in parts]
         for d, norm in product(dims, (False, True)):
-            jobs.append(Job(f"kernels d={d}{' norm' * norm}", "kernels", {"d": d, "norm": norm, "way": "hopper"}))
+            arguments = {"d": d, "norm": norm, "way": "hopper", "tasks": ("both",)}
+            jobs.append(Job(f"kernels d={d}{' norm' * norm}", "kernels", arguments))
         jobs.append(Job("memcheck", "memcheck", {"watched": "small_hopper_shapes"}))
         ways = ("flash_diff", "hopper", "standard/sdpa_cudnn")
         return [jobs, *([Job(f"d={d}", "attention_ways", {"d": d, "ways": ways})] for d in dims)]
@@ -153,19 +155,32 @@ class _Recorder:
             self.emit(report.nodeid, test_seconds=rounded(report.duration))
 
 
-def tests(emit: Emit, done: Done, sizes: Sizes, part: int, file: str = "tests/test_flash_diff.py") -> None:
-    """A part of the tests of a file that need a GPU, or of all tests of the kernels."""
+def tests(
+    emit: Emit,
+    done: Done,
+    sizes: Sizes,
+    part: int,
+    file: str = "tests/test_flash_diff.py",
+    options: Sequence[str] = (),
+) -> None:
+    """A part of the tests of a file."""
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # warnings are errors in the tests, those of plugins too
-    arguments = [file, "-p", "no:cacheprovider", *sizes.tests]
-    if file == "tests/test_hopper.py":
-        arguments += ["-k", "GPU"]  # the others compile, or run on a CPU
+    arguments = [file, "-p", "no:cacheprovider", *sizes.tests, *options]
     status = pytest.main(arguments, plugins=[_Recorder(emit, done, part, sizes.processes)])
     nothing_left = pytest.ExitCode.NO_TESTS_COLLECTED
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, nothing_left):
         raise RuntimeError(f"pytest ended with {status!r}: see log.txt")
 
 
-def kernels(emit: Emit, done: Done, sizes: Sizes, d: int, norm: bool, way: str = "flash_diff") -> None:
+def kernels(
+    emit: Emit,
+    done: Done,
+    sizes: Sizes,
+    d: int,
+    norm: bool,
+    way: str = "flash_diff",
+    tasks: Sequence[str] = ("both", "varlen", "decode"),
+) -> None:
     """The kernels against float32, and twice against themselves."""
 
     def unequal(case: Case) -> str:
@@ -173,7 +188,6 @@ def kernels(emit: Emit, done: Done, sizes: Sizes, d: int, norm: bool, way: str =
         return ", ".join(name for name, x in first.items() if not torch.equal(x, second[name]))
 
     checks = {"error": partial(attention.fault, WAYS[way]), "equal bits": unequal}
-    tasks = ("both",) if way == "hopper" else ("both", "varlen", "decode")
     for task, (what, check) in product(tasks, checks.items()):
         name = f"{what} {task} d={d} {sizes.checked}{' norm' * norm} {sizes.dtype}"
         if name not in done:

@@ -7,18 +7,12 @@ and one backward; while decoding, the kernel that subtracts the maps computes it
 
 from __future__ import annotations  # tl.constexpr in signatures, also where triton is absent
 
-from .flash_diff_forward import constexpr_function, jit, tl
-
-
-@constexpr_function
-def padded(width):
-    """The next power of two, which `tl.arange` needs."""
-    return 1 << (width - 1).bit_length()
+from .flash_diff_forward import jit, tl, triton
 
 
 @jit
 def load_vector(pointer, D: tl.constexpr):
-    dims = tl.arange(0, padded(D))
+    dims = tl.arange(0, triton.next_power_of_2(D))
     return tl.load(pointer + dims, mask=dims < D, other=0.0).to(tl.float32)
 
 
@@ -42,7 +36,7 @@ def lambda_kernel(q1, k1, q2, k2, out, init, D: tl.constexpr):
 @jit
 def store_grads(grad, a, b, grad_a, grad_b, D: tl.constexpr):
     """Of `grad` a . b: `grad` b and `grad` a."""
-    dims = tl.arange(0, padded(D))
+    dims = tl.arange(0, triton.next_power_of_2(D))
     tl.store(grad_a + dims, (grad * load_vector(b, D)).to(grad_a.dtype.element_ty), mask=dims < D)
     tl.store(grad_b + dims, (grad * load_vector(a, D)).to(grad_b.dtype.element_ty), mask=dims < D)
 

@@ -318,18 +318,15 @@ def test_last_split_that_arrives_combines_all(monkeypatch, q_len, groups, width)
     q, weight = torch.randn(2, q_len, 2 * groups, width, device=DEVICE), torch.randn(width, device=DEVICE)
     k, v = torch.randn(2, 2, 90, 2, width, device=DEVICE)
     lengths = torch.tensor([q_len, 90], dtype=torch.int32, device=DEVICE)
-    counters, launched, real = [], [], flash_diff.combine_kernel
+    counters = torch.zeros(2 * 2, dtype=torch.int32, device=DEVICE)  # of each sequence and key head
+    launched, real = [], flash_diff.combine_kernel
 
     class Spy:
         def __getitem__(self, grid):
             return lambda *args, **kwargs: launched.append("combine") or real[grid](*args, **kwargs)
 
-    def kept(q, size):
-        counters.append(torch.zeros(size, dtype=torch.int32, device=DEVICE)) if not counters else None
-        return counters[0]
-
     monkeypatch.setattr(flash_diff, "combine_kernel", Spy())
-    monkeypatch.setattr(flash_diff, "_arrival_counters", kept)
+    monkeypatch.setattr(flash_diff, "_arrival_counters", lambda q, size: counters)
     for norm_weight, lambda_full in ((weight, lambda_vectors(width // 2)), (None, torch.tensor(0.5, device=DEVICE))):
         results = []
         for combines in (False, True, True):
@@ -339,7 +336,7 @@ def test_last_split_that_arrives_combines_all(monkeypatch, q_len, groups, width)
                     q, k, v, lambda_full, lengths, causal=True, norm_weight=norm_weight, **NORM
                 )
             )
-            assert len(launched) == (not combines) and (not combines or counters[0].eq(0).all())
+            assert len(launched) == (not combines) and counters.eq(0).all()
             launched.clear()
         assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
