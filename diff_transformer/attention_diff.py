@@ -11,7 +11,11 @@ There are two kinds of attention function:
   packed keys [k1 | k2] and the shared values as neighbouring heads of one grouped-query attention. It is one call,
   because a paged cache is updated inside it.
 
-Legend for shapes: B batch, H query heads, K key/value heads, T query tokens, S key tokens, D = 2d = head_dim.
+In grouped differential attention (arXiv:2510.06949) n neighbouring heads share their second query, and the queries of
+such a group are packed as [q1 of the first | ... | q1 of the last | q2]; the paper's is n = 1.
+
+Legend for shapes: B batch, H heads, N second queries (n = H / N), K key/value heads, T query tokens, S key tokens,
+D = 2d = head_dim.
 """
 
 import sys
@@ -63,6 +67,12 @@ def differential_lambda(
     return exponent1.exp() - exponent2.exp() + lambda_init
 
 
+def split_queries(query: torch.Tensor, d: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first queries (B, N, n, T, d) and the second (B, N, 1, T, d) of packed ones (B, N, T, (n + 1) d)."""
+    groups = query.unflatten(-1, (-1, d)).transpose(2, 3)
+    return groups[:, :, :-1], groups[:, :, -1:]
+
+
 def eager_attention_forward(
     module: nn.Module,
     query: torch.Tensor,
@@ -76,18 +86,20 @@ def eager_attention_forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Eq. 1 as written: the oracle.
 
-    query (B, H, T, D), key and value (B, K, S, D), attention_mask (B or 1, H or 1, T, S), additive or boolean.
+    query (B, N, T, (n + 1) d), key and value (B, K, S, D), attention_mask (B or 1, H or 1, T, S), additive or boolean.
     Returns the output (B, T, H, D) and the differential map `softmax1 - lambda softmax2` (B, H, T, S). Dropout drops
     entries of that map.
     """
-    groups = query.shape[1] // key.shape[1]
+    query1, query2 = split_queries(query, key.shape[-1] // 2)
+    query1, query2 = query1.flatten(1, 2), query2.expand_as(query1).flatten(1, 2)
+    groups = query1.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     dtype = torch.promote_types(query.dtype, torch.float32)
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         hidden = torch.finfo(dtype).min
         attention_mask = torch.zeros_like(attention_mask, dtype=dtype).masked_fill_(~attention_mask, hidden)
     maps = []
-    for q, k in zip(query.chunk(2, dim=-1), key.chunk(2, dim=-1), strict=True):
+    for q, k in zip((query1, query2), key.chunk(2, dim=-1), strict=True):
         scores = torch.matmul(q, k.transpose(2, 3)) * scaling
         if attention_mask is not None:
             scores = scores + attention_mask
@@ -122,33 +134,35 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """Differential attention from one call of an ordinary attention function (shapes as in the oracle).
 
-    `module.num_key_value_groups` must be 2 H / K: the function sees 2 H query heads. vLLM and SGLang build their
+    `module.num_key_value_groups` must be (H + N) / K: the function sees H + N query heads. vLLM and SGLang build their
     layers for the H heads of the configuration, except vLLM with our plugin (`vllm_plugin.py`): there, two calls with
     H each.
     """
     reject_dropout(module, dropout)
     _reject_split_sequences(module)
-    batch, num_heads, q_len, head_dim = query.shape
-    query1, query2 = query.chunk(2, dim=-1)
-    pad = head_dim // 2
-    packed = torch.stack((nn.functional.pad(query1, (0, pad)), nn.functional.pad(query2, (pad, 0))), dim=2)
+    query1, query2 = split_queries(query, key.shape[-1] // 2)
+    batch, num_groups, n, q_len, d = query1.shape
+    query1, query2 = nn.functional.pad(query1, (0, d)), nn.functional.pad(query2, (d, 0))
     if is_flash_attention_requested(module.config):
         # Documents come as lengths (`prepare_attention`). From positions, transformers would guess them in every
         # layer, by another rule and for one row only
         kwargs["position_ids"] = None
     options = {"scaling": scaling, "dropout": 0.0, **kwargs}
-    if _engine_heads(module, kwargs) == num_heads:
+    if _engine_heads(module, kwargs) == num_groups * n:
         # The second call writes the same keys and values to the same slots of the paged cache
-        outputs = [attention_interface(module, q, key, value, attention_mask, **options)[0] for q in packed.unbind(2)]
-        attn_output = torch.stack([output.view(batch, q_len, num_heads, head_dim) for output in outputs], dim=3)
+        queries = (x.flatten(1, 2) for x in (query1, query2.expand_as(query1)))
+        outputs = [attention_interface(module, q, key, value, attention_mask, **options)[0] for q in queries]
+        output1, output2 = (x.view(batch, q_len, num_groups, n, 2 * d) for x in outputs)
     else:
         if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 4 and attention_mask.shape[1] > 1:
             attention_mask = attention_mask.repeat_interleave(2, dim=1)  # a mask for each head, for its two queries
-        attn_output, _ = attention_interface(module, packed.flatten(1, 2), key, value, attention_mask, **options)
-        # Sequence parallelism returns (B, T, 2 H D), everything else (B, T, 2 H, D)
-        attn_output = attn_output.reshape(batch, q_len, num_heads, 2, head_dim)
-    output1, output2 = attn_output.to(lambda_full.dtype).unbind(3)
-    return output1 - lambda_full * output2, None
+        packed = torch.cat((query1, query2), dim=2).flatten(1, 2)
+        attn_output, _ = attention_interface(module, packed, key, value, attention_mask, **options)
+        # Sequence parallelism returns (B, T, (H + N) D), everything else (B, T, H + N, D)
+        attn_output = attn_output.reshape(batch, q_len, num_groups, n + 1, 2 * d)
+        output1, output2 = attn_output.split((n, 1), dim=3)
+    output1, output2 = output1.to(lambda_full.dtype), output2.to(lambda_full.dtype)
+    return (output1 - lambda_full * output2).flatten(2, 3), None
 
 
 def flash_diff_kernel(
@@ -219,7 +233,7 @@ def flash_diff_attention_forward(
         )
     is_causal = bool(module.is_causal) if is_causal is None else is_causal
     if kernel is None:
-        kernel = flash_diff_kernel(query.device, query.dtype, query.shape[-1], attention_mask)
+        kernel = flash_diff_kernel(query.device, query.dtype, key.shape[-1], attention_mask)
     if kernel == "triton":
         layout = (attention_mask, padding_spans, cache_lengths, cu_seq_lens_q, max_length_q, is_causal)
         options = {"softmax_scale": scaling, **(head_norm or {})}
@@ -276,7 +290,8 @@ def _is_exporting() -> bool:
 def _fused_attention(
     query, key, value, lambda_full, mask, spans, cache_lengths, cu_seq_lens, max_length, causal: bool, **options
 ) -> torch.Tensor:
-    batch, num_heads, q_len, _ = query.shape
+    batch, num_groups, q_len, width = query.shape
+    num_heads = num_groups * (2 * width // key.shape[-1] - 1)
     # Views (B, tokens, heads, D) of one type: autocast leaves rotated queries and keys in float32
     q, k, v = (x.to(value.dtype).transpose(1, 2) for x in (query, key, value))
     if cu_seq_lens is not None:

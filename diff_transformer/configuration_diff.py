@@ -9,6 +9,7 @@ Symbols of the paper and their names here:
 | L | `num_hidden_layers` | decoder layers |
 | h | `num_attention_heads` | *differential* heads |
 | h_k | `num_key_value_heads` | differential key/value heads (grouped-query attention; not in the paper) |
+| | `num_noise_heads` | second queries, each shared by n = h / `num_noise_heads` heads (arXiv:2510.06949) |
 | 2d | `head_dim` | width of a head's packed queries [q1 | q2], packed keys [k1 | k2] and values |
 | d | `diff_head_dim` | width of one of the two query or key vectors of a head |
 | lambda_init | `lambda_init` | `"exponential"` is the schedule of Eq. 2, a number is the constant of Table 6 |
@@ -55,6 +56,9 @@ class DiffTransformerConfig(DiffTransformerBaseConfig):
         num_attention_heads (`int`, defaults to 12): Differential heads h, half as many as the heads of a Transformer
             of the same size (h = hidden_size / 2d).
         num_key_value_heads (`int`, *optional*): Differential key/value heads; by default `num_attention_heads`.
+        num_noise_heads (`int`, *optional*): Second queries, whose maps are subtracted; by default one for each head.
+            With fewer, n = num_attention_heads / num_noise_heads neighbouring heads, which must share a key/value
+            head, have one second query: grouped differential attention (arXiv:2510.06949), as in Motif-2-12.7B.
         head_dim (`int`, *optional*): 2d, the width of a head's packed queries, packed keys and values; by default
             `hidden_size / num_attention_heads`. A multiple of 4, so that each half can be rotated.
         lambda_init (`"exponential"`, `float` or `list[float]`, defaults to `"exponential"`): `0.8 - 0.6 exp(-0.3 l)`
@@ -96,6 +100,7 @@ class DiffTransformerConfig(DiffTransformerBaseConfig):
         "layers.*.self_attn": "replicated_with_grad_allreduce",
     }
 
+    num_noise_heads: int | None = None
     lambda_init: str | float | list[float] = "exponential"
     lambda_std_dev: float = 0.1
     use_subln: bool = True
@@ -141,6 +146,11 @@ class DiffTransformerConfig(DiffTransformerBaseConfig):
         """d, the paper's head dimension: the width of each of q1, q2, k1, k2 and of a lambda vector."""
         return self.head_dim // 2  # type: ignore[operator]  # None only before __post_init__
 
+    @property
+    def num_query_heads(self) -> int:
+        """Queries of width d for each token, what an attention function of transformers or a serving engine counts."""
+        return self.num_attention_heads + (self.num_noise_heads or self.num_attention_heads)
+
     def layer_lambda_init(self, layer_idx: int) -> float:
         """lambda_init of the layer with 0-based index `layer_idx` (Eq. 2; the paper counts layers from 1)."""
         if self.lambda_init == "exponential":
@@ -158,6 +168,13 @@ class DiffTransformerConfig(DiffTransformerBaseConfig):
             raise ValueError(
                 f"num_key_value_heads={self.num_key_value_heads} was given, which does not divide "
                 f"num_attention_heads={self.num_attention_heads}. Both count differential heads."
+            )
+        heads, noise_heads, key_heads = self.num_attention_heads, self.num_noise_heads, self.num_key_value_heads
+        if noise_heads is not None and (noise_heads < 1 or heads % noise_heads != 0 or noise_heads % key_heads != 0):
+            raise ValueError(
+                f"num_noise_heads={noise_heads} was given; heads that share a second query also share their keys, so "
+                f"it must divide num_attention_heads={heads} and be a multiple of num_key_value_heads={key_heads}. "
+                "Omit it for one in each head."
             )
         values = self.lambda_init
         if isinstance(values, list):

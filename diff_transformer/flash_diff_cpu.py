@@ -5,8 +5,8 @@ Subtracting the two maps *before* multiplying by the values leaves one product w
 rows sees only the keys up to its diagonal, so causal attention skips the upper triangle. No map outlives its block:
 memory is O(tokens) in training too, where the backward recomputes the maps (docs/how_it_works.md has the mathematics).
 
-Shapes: B batch, H query heads, K key/value heads, R = H / K, T query tokens, S key tokens, D = 2d = head_dim.
-G key/value heads computed together, N rows of a block, E keys of a block.
+Shapes: B batch, H heads, N second queries, n = H / N, K key/value heads, R = H / K, T query tokens, S key tokens,
+D = 2d = head_dim. G key/value heads computed together, M rows of a block, E keys of a block.
 
 Scores, maps and sums are float32 for every input type (float64 for float64).
 """
@@ -72,7 +72,7 @@ class _Block(NamedTuple):
 
     rows: slice
     keys: slice
-    mask: torch.Tensor | None  # broadcastable to (H, N, E)
+    mask: torch.Tensor | None  # broadcastable to (H, M, E)
     above: int | None  # first key that the block's first row may not see
 
 
@@ -97,7 +97,7 @@ def _blocks(span: _Span, rows_per_block: int) -> Iterator[_Block]:
 
 
 def _softmax_(scores, block: _Block, heads: slice, repeats: int, triangle: torch.Tensor):
-    """Masks (G, R N, E) scores and turns them into probabilities, in place."""
+    """Masks (G, R M, E) scores and turns them into probabilities, in place."""
     num_rows = block.rows.stop - block.rows.start
     grouped = scores.view(-1, repeats, num_rows, scores.shape[-1])
     if block.above is not None and block.above < scores.shape[-1]:
@@ -121,17 +121,21 @@ class _Group(NamedTuple):
 
     heads: slice  # of the K key/value heads
     query1: torch.Tensor  # (G, R, T', d)
-    query2: torch.Tensor
+    query2: torch.Tensor  # (G, R / n, T', d)
     key1: torch.Tensor  # (G, S', d)
     key2: torch.Tensor
     value: torch.Tensor  # (G, S', D)
 
-    def query_heads(self) -> slice:
-        repeats = self.query1.shape[1]
+    def query_heads(self, repeats: int) -> slice:
         return slice(self.heads.start * repeats, self.heads.stop * repeats)
 
+    def by_second_query(self, x: torch.Tensor, block: _Block) -> torch.Tensor:
+        """A view (G, R / n, n, M, E) of what belongs to the first queries, (G, R M, E), or (G, R / n, 1, M, E) of what
+        belongs to the second."""
+        return x.unflatten(1, (self.query2.shape[1], -1, block.rows.stop - block.rows.start))
+
     def maps(self, block: _Block, buffers) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both softmax maps of a block, each (G, R N, E), in the given buffers."""
+        """Both softmax maps of a block, (G, R M, E) and (G, R / n M, E), in the given buffers."""
         maps = []
         for query, key, buffer in ((self.query1, self.key1, buffers[0]), (self.query2, self.key2, buffers[1])):
             rows = query[:, :, block.rows].flatten(1, 2)
@@ -145,7 +149,7 @@ class _Group(NamedTuple):
 def _groups(span: _Span, query, key, value, scale: float, rows_per_block: int) -> Iterator[_Group]:
     num_kv_heads, repeats, d = key.shape[1], query.shape[1] // key.shape[1], key.shape[3] // 2
     num_keys, dtype = span.k_end - span.k_start, _compute_dtype(query)
-    size = max(1, min(num_kv_heads, _SCORES // (repeats * rows_per_block * num_keys)))
+    size = max(1, min(num_kv_heads, _SCORES // (_num_heads(query, key) // num_kv_heads * rows_per_block * num_keys)))
     triangle = torch.full((rows_per_block, rows_per_block), _MASKED, dtype=dtype).triu()
     for start in range(0, num_kv_heads, size):
         heads = slice(start, min(start + size, num_kv_heads))
@@ -153,36 +157,41 @@ def _groups(span: _Span, query, key, value, scale: float, rows_per_block: int) -
         q = q.unflatten(0, (-1, repeats)).to(dtype) * scale
         k = key[span.batch, heads, span.k_start : span.k_end].to(dtype)
         v = value[span.batch, heads, span.k_start : span.k_end].to(dtype)
+        q1 = q[..., :-d].unflatten(-1, (-1, d)).transpose(2, 3).flatten(1, 2)
         # Contiguous halves: the products read them once per block of rows
         k1, k2 = k[..., :d].contiguous(), k[..., d:].contiguous()
-        yield _Group(triangle, heads, q[..., :d], q[..., d:], k1, k2, v.contiguous())
+        yield _Group(triangle, heads, q1, q[..., -d:], k1, k2, v.contiguous())
+
+
+def _num_heads(query, key) -> int:
+    return query.shape[1] * (2 * query.shape[3] // key.shape[3] - 1)
 
 
 def _rows_per_block(query, key) -> int:
-    return max(16, _ROWS * key.shape[1] // query.shape[1])
+    return max(16, _ROWS * key.shape[1] // _num_heads(query, key))
 
 
 def _buffers(count: int, query, key) -> list[torch.Tensor]:
     """Flat scratch memory, each large enough for the map of one block."""
-    repeats, num_rows = query.shape[1] // key.shape[1], min(_rows_per_block(query, key), query.shape[2])
+    repeats, num_rows = _num_heads(query, key) // key.shape[1], min(_rows_per_block(query, key), query.shape[2])
     size = max(_SCORES, repeats * num_rows * key.shape[2])
     size = min(size, key.shape[1] * repeats * num_rows * key.shape[2])
     return [torch.empty(size, dtype=_compute_dtype(query)) for _ in range(count)]
 
 
 def _forward(query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal):
-    batch, num_heads, q_len, head_dim = query.shape
     lam = lambda_full.item()
-    out = value.new_zeros(batch, q_len, num_heads, head_dim)
+    out = value.new_zeros(query.shape[0], query.shape[2], _num_heads(query, key), key.shape[3])
     rows_per_block = _rows_per_block(query, key)
     buffers = _buffers(2, query, key)
     for span in _spans(query, key, attention_mask, cu_seq_lens, is_causal):
         for group in _groups(span, query, key, value, scale, rows_per_block):
-            repeats, heads = group.query1.shape[1], group.query_heads()
+            repeats = group.query1.shape[1]
+            heads = group.query_heads(repeats)
             out_span = out[span.batch, span.q_start : span.q_end, heads]
             for block in _blocks(span, rows_per_block):
                 map1, map2 = group.maps(block, buffers)
-                map1.sub_(map2, alpha=lam)
+                group.by_second_query(map1, block).sub_(group.by_second_query(map2, block), alpha=lam)
                 block_out = torch.bmm(map1, group.value[:, block.keys])
                 out_span[block.rows] = block_out.unflatten(1, (repeats, -1)).flatten(0, 1).transpose(0, 1)
     return out
@@ -190,7 +199,7 @@ def _forward(query, key, value, lambda_full, attention_mask, cu_seq_lens, scale,
 
 def _backward(grad_out, query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal):
     lam = lambda_full.item()
-    d = query.shape[-1] // 2
+    d = key.shape[-1] // 2
     grad_query, grad_key, grad_value = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
     grad_lambda, map_dtype = 0.0, _compute_dtype(query)
     rows_per_block = _rows_per_block(query, key)
@@ -198,33 +207,36 @@ def _backward(grad_out, query, key, value, lambda_full, attention_mask, cu_seq_l
     for span in _spans(query, key, attention_mask, cu_seq_lens, is_causal):
         q_rows, k_rows = slice(span.q_start, span.q_end), slice(span.k_start, span.k_end)
         for group in _groups(span, query, key, value, scale, rows_per_block):
-            repeats, heads = group.query1.shape[1], group.query_heads()
-            grad_out_group = grad_out[span.batch, q_rows, heads].transpose(0, 1).to(map_dtype)
+            repeats, groups = group.query1.shape[1], group.query2.shape[1]
+            grad_out_group = grad_out[span.batch, q_rows, group.query_heads(repeats)].transpose(0, 1).to(map_dtype)
             grad_out_group = grad_out_group.unflatten(0, (-1, repeats))  # (G, R, T', D)
-            grad_query_span = grad_query[span.batch, heads, q_rows].unflatten(0, (-1, repeats))
+            grad_query_span = grad_query[span.batch, group.query_heads(groups), q_rows].unflatten(0, (-1, groups))
+            grad_query_span = grad_query_span.unflatten(-1, (-1, d)).transpose(2, 3)  # (G, R / n, n + 1, T', d)
             grad_key1, grad_key2, grad_v = (torch.zeros_like(x) for x in (group.key1, group.key2, group.value))
             for block in _blocks(span, rows_per_block):
                 map1, map2 = group.maps(block, buffers)
                 dout = grad_out_group[:, :, block.rows].flatten(1, 2)
                 dmap = buffers[2][: map1.numel()].view_as(map1)
                 torch.bmm(dout, group.value[:, block.keys].transpose(1, 2), out=dmap)
-                grad_lambda -= torch.dot(map2.view(-1), dmap.view(-1)).item()
+                # The second map of a group has its gradient from all of the group's heads
+                dmap2 = dmap if groups == repeats else group.by_second_query(dmap, block).sum(2).view_as(map2)
+                grad_lambda -= torch.dot(map2.view(-1), dmap2.view(-1)).item()
                 # dS = P (dP - rowsum(P dP)), and for the second map times -lambda
                 dscores = []
-                for i, probabilities in enumerate((map1, map2)):
-                    dscore = buffers[3 + i][: map1.numel()].view_as(map1)
-                    torch.ops.aten._softmax_backward_data.out(dmap, probabilities, -1, map_dtype, grad_input=dscore)
+                for i, (probabilities, grad) in enumerate(((map1, dmap), (map2, dmap2))):
+                    dscore = buffers[3 + i][: grad.numel()].view_as(grad)
+                    torch.ops.aten._softmax_backward_data.out(grad, probabilities, -1, map_dtype, grad_input=dscore)
                     dscores.append(dscore)
-                map1.sub_(map2, alpha=lam)
+                group.by_second_query(map1, block).sub_(group.by_second_query(map2, block), alpha=lam)
                 grad_v[:, block.keys].baddbmm_(map1.transpose(1, 2), dout)
-                for dscore, q, k, grad_k, half, factor in (
-                    (dscores[0], group.query1, group.key1, grad_key1, slice(0, d), 1.0),
-                    (dscores[1], group.query2, group.key2, grad_key2, slice(d, 2 * d), -lam),
+                for dscore, q, k, grad_k, which, factor in (
+                    (dscores[0], group.query1, group.key1, grad_key1, slice(-1), 1.0),
+                    (dscores[1], group.query2, group.key2, grad_key2, slice(-1, None), -lam),
                 ):
                     rows = q[:, :, block.rows].flatten(1, 2)
                     grad_k[:, block.keys].baddbmm_(dscore.transpose(1, 2), rows, alpha=factor)
-                    grad_q = torch.bmm(dscore, k[:, block.keys]).mul_(factor * scale)
-                    grad_query_span[:, :, block.rows, half] = grad_q.unflatten(1, (repeats, -1)).to(query.dtype)
+                    grad_q = torch.bmm(dscore, k[:, block.keys]).mul_(factor * scale).to(query.dtype)
+                    grad_query_span[:, :, which, block.rows] = group.by_second_query(grad_q, block)
             grad_key[span.batch, group.heads, k_rows, :d] = grad_key1.to(key.dtype)
             grad_key[span.batch, group.heads, k_rows, d:] = grad_key2.to(key.dtype)
             grad_value[span.batch, group.heads, k_rows] = grad_v.to(value.dtype)
@@ -233,9 +245,9 @@ def _backward(grad_out, query, key, value, lambda_full, attention_mask, cu_seq_l
 
 def _decode(query, key, value, lambda_full, attention_mask, scale, is_causal):
     """A few query tokens against a long cache: K and V are read once each and never copied as a whole."""
-    batch, num_heads, q_len, head_dim = query.shape
-    num_kv_heads, d = key.shape[1], head_dim // 2
-    repeats = num_heads // num_kv_heads
+    (batch, _, q_len, _), (_, num_kv_heads, _, head_dim) = query.shape, key.shape
+    d, num_heads = head_dim // 2, _num_heads(query, key)
+    groups, repeats = query.shape[1] // num_kv_heads, num_heads // num_kv_heads
     mask = attention_mask
     if mask is not None and mask.ndim == 2:
         mask = mask[:, None, None, :]
@@ -250,11 +262,11 @@ def _decode(query, key, value, lambda_full, attention_mask, scale, is_causal):
 
     # Two zero-padded queries [q1 | 0] and [0 | q2] multiply the packed keys in one product
     dtype = _compute_dtype(query)
-    packed = torch.zeros(batch, num_kv_heads, 2, repeats, q_len, head_dim, dtype=dtype)
-    grouped = query.to(dtype).unflatten(1, (num_kv_heads, repeats)) * scale
-    packed[:, :, 0, ..., :d] = grouped[..., :d]
-    packed[:, :, 1, ..., d:] = grouped[..., d:]
-    packed = packed.view(batch * num_kv_heads, 2 * repeats * q_len, head_dim)
+    packed = torch.zeros(batch, num_kv_heads, repeats + groups, q_len, head_dim, dtype=dtype)
+    grouped = query.to(dtype).unflatten(1, (num_kv_heads, groups)) * scale
+    packed[:, :, :repeats, :, :d] = grouped[..., :-d].unflatten(-1, (-1, d)).transpose(3, 4).flatten(2, 3)
+    packed[:, :, repeats:, :, d:] = grouped[..., -d:]
+    packed = packed.view(batch * num_kv_heads, -1, head_dim)
     keys, values = key.flatten(0, 1), value.flatten(0, 1)  # views of a cache
     step = kv_len if key.dtype == dtype else _DECODE_KEYS
     scores = torch.empty(len(packed), packed.shape[1], kv_len, dtype=dtype)
@@ -262,10 +274,9 @@ def _decode(query, key, value, lambda_full, attention_mask, scale, is_causal):
         # keys first: a matrix-vector product that walks K row by row
         scores[..., i : i + step] = torch.bmm(keys[:, i : i + step].to(dtype), packed.transpose(1, 2)).transpose(1, 2)
 
-    by_head = scores.view(batch, num_kv_heads, 2, repeats, q_len, kv_len)
-    if mask is not None:
-        mask = mask.unflatten(1, (num_kv_heads, repeats)) if mask.shape[1] > 1 else mask[:, None]
-        mask = mask[:, :, None]  # (B, K or 1, 1, R or 1, T or 1, S)
+    by_head = scores.view(batch, num_kv_heads, repeats + groups, q_len, kv_len)
+    if mask is not None:  # (B, K or 1, 2 R or 1, T or 1, S)
+        mask = mask.unflatten(1, (num_kv_heads, repeats)).repeat(1, 1, 2, 1, 1) if mask.shape[1] > 1 else mask[:, None]
         if mask.dtype == torch.bool:
             by_head.masked_fill_(~mask, _MASKED)
         else:
@@ -273,7 +284,8 @@ def _decode(query, key, value, lambda_full, attention_mask, scale, is_causal):
     if is_causal and q_len > 1:
         by_head[..., kv_len - q_len :] += torch.full((q_len, q_len), _MASKED, dtype=dtype).triu(1)
     torch.softmax(scores, dim=-1, out=scores)
-    difference = by_head[:, :, 0] - lambda_full.item() * by_head[:, :, 1]
+    map1, map2 = by_head.split((repeats, groups), dim=2)
+    difference = map1.unflatten(2, (groups, -1)) - lambda_full.item() * map2[:, :, :, None]
     difference = difference.view(len(packed), repeats * q_len, kv_len)
 
     out = torch.bmm(difference[..., :step], values[:, :step].to(dtype))
@@ -317,8 +329,7 @@ def _backward_op(*args):
 
 @_forward_op.register_fake
 def _(query, key, value, *args):
-    batch, num_heads, q_len, head_dim = query.shape
-    return value.new_empty(batch, q_len, num_heads, head_dim)
+    return value.new_empty(query.shape[0], query.shape[2], _num_heads(query, key), key.shape[3])
 
 
 @_backward_op.register_fake
@@ -352,12 +363,13 @@ def flash_diff_attention_cpu(
     """Differential attention (Eq. 1, arXiv:2410.05258) on the CPU, with gradients for query, key, value and lambda.
 
     Args:
-        query (`torch.Tensor`): (B, H, T, 2d), each head packed as [q1 | q2]; any floating type, any strides.
-        key (`torch.Tensor`): (B, K, S, 2d), packed as [k1 | k2]; K divides H (grouped-query attention).
+        query (`torch.Tensor`): (B, N, T, (n + 1) d), the first queries of n heads with the second that they share:
+            [q1 | q2] for n = 1; any floating type, any strides.
+        key (`torch.Tensor`): (B, K, S, 2d), packed as [k1 | k2]; K divides N (grouped-query attention).
         value (`torch.Tensor`): (B, K, S, 2d).
         lambda_full (`torch.Tensor`): The scalar lambda (Eq. 2), float32.
         attention_mask (`torch.Tensor`, *optional*): (B, S) boolean, `True` for tokens to keep, on top of `is_causal`;
-            or (B or 1, H or 1, T, S), boolean or additive, instead of it.
+            or (B or 1, 1, T, S), boolean or additive, instead of it, for n = 1 also with a mask for each head.
         cu_seq_lens (`torch.Tensor`, *optional*): (documents + 1,) integer offsets into the B T tokens of a packed
             batch; every document is attended on its own. T must equal S, and no document crosses a row.
         scale (`float`): Factor on the scores, d^-0.5.

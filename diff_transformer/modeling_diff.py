@@ -58,7 +58,8 @@ class DiffTransformerAttention(nn.Module):
 
     `head_i = (1 - lambda_init) RMSNorm((softmax(Q1 K1^T / sqrt d) - lambda softmax(Q2 K2^T / sqrt d)) V)`, the heads
     concatenated and projected. q_proj gives each head its q1 and q2 as neighbours, k_proj each key head its k1 and k2,
-    as in the authors' flash modules; both maps of a head multiply the same values of width 2d.
+    as in the authors' flash modules; both maps of a head multiply the same values of width 2d. With fewer second
+    queries than heads, q_proj gives the q1 of all heads that share a q2, and then the q2 (arXiv:2510.06949).
     """
 
     def __init__(self, config: DiffTransformerConfig, layer_idx: int):
@@ -67,19 +68,22 @@ class DiffTransformerAttention(nn.Module):
         self.layer_idx = layer_idx
         self.head_dim = config.head_dim
         self.diff_head_dim = config.diff_head_dim
-        # To attention functions of transformers the two queries of a head are two heads (see `packed_attention`)
-        self.num_key_value_groups = 2 * config.num_attention_heads // config.num_key_value_heads
+        # To attention functions of transformers each query is a head (see `packed_attention`)
+        self.num_key_value_groups = config.num_query_heads // config.num_key_value_heads
+        # n + 1: n heads and the second query that they share
+        self.num_group_queries = config.num_query_heads // (config.num_query_heads - config.num_attention_heads)
         self.scaling = self.diff_head_dim**-0.5
         self.attention_dropout = config.attention_dropout
         self.is_causal = True
         self.lambda_init = config.layer_lambda_init(layer_idx)
         self.head_scale = 1 - self.lambda_init if config.use_head_scale else 1.0
 
-        query_size, key_size = config.num_attention_heads * self.head_dim, config.num_key_value_heads * self.head_dim
+        output_size, key_size = config.num_attention_heads * self.head_dim, config.num_key_value_heads * self.head_dim
+        query_size = config.num_query_heads * self.diff_head_dim
         self.q_proj = nn.Linear(config.hidden_size, query_size, bias=config.attention_bias)
         self.k_proj = nn.Linear(config.hidden_size, key_size, bias=config.attention_bias)
         self.v_proj = nn.Linear(config.hidden_size, key_size, bias=config.attention_bias)
-        self.o_proj = nn.Linear(query_size, config.hidden_size, bias=config.attention_bias)
+        self.o_proj = nn.Linear(output_size, config.hidden_size, bias=config.attention_bias)
         for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
             self.register_parameter(name, nn.Parameter(torch.zeros(self.diff_head_dim)))
         self.subln = DiffTransformerRMSNorm(self.head_dim, config.subln_eps) if config.use_subln else nn.Identity()
@@ -102,13 +106,14 @@ class DiffTransformerAttention(nn.Module):
         input_shape = hidden_states.shape[:-1]
         half_shape = (*input_shape, -1, self.diff_head_dim)
         hidden_shape = (*input_shape, -1, self.head_dim)
+        group_shape = (*input_shape, -1, self.num_group_queries * self.diff_head_dim)
 
-        query_states = self.q_proj(hidden_states).view(half_shape)  # (B, T, 2 H, d): q1, q2 of each head in turn
+        query_states = self.q_proj(hidden_states).view(half_shape)  # (B, T, H + N, d): the queries of each group
         key_states = self.k_proj(hidden_states).view(half_shape)
         cos, sin = position_embeddings
         query_states, key_states = apply_rotary_pos_emb(query_states, key_states, cos, sin, unsqueeze_dim=2)
 
-        query_states = query_states.view(hidden_shape).transpose(1, 2)  # (B, H, T, 2d)
+        query_states = query_states.view(group_shape).transpose(1, 2)  # (B, N, T, (n + 1) d)
         key_states = key_states.view(hidden_shape).transpose(1, 2)  # (B, K, T, 2d)
         value_states = self.v_proj(hidden_states).view(hidden_shape).transpose(1, 2)
 
@@ -207,7 +212,16 @@ class DiffTransformerPreTrainedModel(DiffTransformerBasePreTrainedModel):
 class DiffTransformerModel(DiffTransformerPreTrainedModel, DiffTransformerBaseModel):
     layer_class = DiffTransformerDecoderLayer
 
-    def _prepare_attention(self, inputs_embeds, *inputs, cu_seq_lens_q=None, **kwargs):
+    def _prepare_attention(self, inputs_embeds, attention_mask, *inputs, cu_seq_lens_q=None, **kwargs):
+        is_shared = self.config.num_query_heads < 2 * self.config.num_attention_heads
+        has_heads = getattr(attention_mask, "ndim", 2) == 4 and attention_mask.shape[1] > 1
+        if is_shared and has_heads and self.config._attn_implementation != "eager":
+            raise ValueError(
+                f"attention_mask has the shape {tuple(attention_mask.shape)}, but num_noise_heads="
+                f"{self.config.num_noise_heads}: heads with masks of their own cannot share a second query on "
+                f'{self.config._attn_implementation!r}. Load the model with attn_implementation="eager".'
+            )
+        inputs = (attention_mask, *inputs)
         if self.config._attn_implementation != FLASH_DIFF:
             return super()._prepare_attention(inputs_embeds, *inputs, cu_seq_lens_q=cu_seq_lens_q, **kwargs)
         kernel = flash_diff_kernel(inputs_embeds.device, inputs_embeds.dtype, self.config.head_dim)
