@@ -88,10 +88,10 @@ def compiled_for(architecture: int, *kernels: JITFunction) -> Iterator[list[Comp
     flash_diff._decode_plan.cache_clear()
 
 
-def inputs(d: int, dtype: torch.dtype = torch.bfloat16, tokens: int = 256, groups: int = 2) -> dict:
+def inputs(d: int, dtype: torch.dtype = torch.bfloat16, tokens: int = 256, groups: int = 2, signals: int = 1) -> dict:
     """q, k, v, lambda and the norm's weight of one sequence, for the functions of `flash_diff`; 2 key heads that
-    `groups` query heads share."""
-    q = torch.zeros(1, tokens, 2 * groups, 2 * d, dtype=dtype, requires_grad=True)
+    `groups` heads share, `signals` of which share their second query."""
+    q = torch.zeros(1, tokens, 2 * groups // signals, (signals + 1) * d, dtype=dtype, requires_grad=True)
     k, v = (torch.zeros(1, tokens, 2, 2 * d, dtype=dtype, requires_grad=True) for _ in range(2))
     weight = torch.ones(2 * d, dtype=dtype, requires_grad=True)
     return {"q": q, "k": k, "v": v, "lambda_full": torch.tensor(0.5), "norm_weight": weight}

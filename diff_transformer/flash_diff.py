@@ -6,7 +6,8 @@ keeps its maps to itself and ends with the head norm (flash_diff_forward), a det
 dP and dV (flash_diff_backward), and decoding that reads a cache once (flash_diff_decode). docs/how_it_works.md has the
 mathematics.
 
-Legend for shapes: B batch, T query tokens, S key tokens, H query heads, K key/value heads, 2d the width of a head.
+Legend for shapes: B batch, T query tokens, S key tokens, H heads, N second queries, each shared by n = H / N heads
+(grouped differential attention, arXiv:2510.06949; n = 1 in the paper), K key/value heads, 2d the width of a head.
 """
 
 import os
@@ -131,8 +132,9 @@ class _Call(NamedTuple):
 
     def constants(self, q: torch.Tensor, k: torch.Tensor) -> dict:
         return {
-            "GROUPS": q.shape[2] // k.shape[2],
-            "D": q.shape[-1] // 2,
+            "GROUPS": _num_heads(q, k) // k.shape[2],
+            "SIGNALS": _num_signals(q, k),
+            "D": k.shape[-1] // 2,
             "CAUSAL": self.causal,
             "MASK": _MASKS[0 if self.mask is None else self.mask.ndim],
             "PRECISION": dot_precision(q.dtype),
@@ -146,7 +148,7 @@ def _autotuned(name: str, kernel, capability: tuple[int, int], dtype: torch.dtyp
         triton.Config({"BLOCK_M": m, "BLOCK_N": n}, num_warps=warps, num_stages=stages)
         for m, n, warps, stages in candidates(name, capability, dtype, d)
     ]
-    return triton.autotune(configs, ["GROUPS", "D", "CAUSAL", "MASK"], cache_results=True)(kernel)
+    return triton.autotune(configs, ["GROUPS", "SIGNALS", "D", "CAUSAL", "MASK"], cache_results=True)(kernel)
 
 
 def _launch(name: str, kernel, q: torch.Tensor, grid: Callable[[dict], tuple[int, ...]], *args, **constants) -> None:
@@ -159,16 +161,30 @@ def _launch(name: str, kernel, q: torch.Tensor, grid: Callable[[dict], tuple[int
         kernel[grid(options)](*args, **constants, **options)
 
 
+def _num_signals(q: torch.Tensor, k: torch.Tensor) -> int:
+    """n, of the widths (n + 1) d of q and 2d of k."""
+    return 2 * q.shape[-1] // k.shape[-1] - 1
+
+
+def _num_heads(q: torch.Tensor, k: torch.Tensor) -> int:
+    return q.shape[-2] * _num_signals(q, k)
+
+
+def _new_heads(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return q.new_empty(*q.shape[:2], _num_heads(q, k), k.shape[-1])
+
+
 def _empty_like(x: torch.Tensor) -> torch.Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)  # contiguous, unlike torch.empty_like
 
 
 def _new_outputs(q, k, v, lambda_full, norm_weight, save: bool, *call):
-    """out, and what the backward needs: the heads before their norm, and both (2, H, tokens) base-2 log-sums of
-    exponentials, empty tensors if not `save`; the output of the second map."""
-    diff = _empty_like(q) if save and norm_weight is not None else q.new_empty(0)
-    lse = torch.empty(2 if save else 0, q.shape[2], q.shape[0] * q.shape[1], dtype=torch.float32, device=q.device)
-    return _empty_like(q), diff, _empty_like(q), lse
+    """out, and what the backward needs: the heads before their norm, and the (2, H, tokens) base-2 log-sums of
+    exponentials, empty tensors if not `save`; the output of the second maps (B, T, N, 2d)."""
+    out = _new_heads(q, k)
+    diff = _empty_like(out) if save and norm_weight is not None else q.new_empty(0)
+    lse = torch.empty(2 if save else 0, out.shape[2], q.shape[0] * q.shape[1], dtype=torch.float32, device=q.device)
+    return out, diff, torch.empty(*q.shape[:3], k.shape[-1], dtype=q.dtype, device=q.device), lse
 
 
 def _forward(q, k, v, lambda_full, norm_weight, save: bool, *options):
@@ -176,10 +192,10 @@ def _forward(q, k, v, lambda_full, norm_weight, save: bool, *options):
     out, diff, out2, lse = _new_outputs(q, k, v, lambda_full, norm_weight, save)
     if call.q_starts is not None:  # the kernel skips rows
         out.zero_()
-    for one_map in (2, 1):  # the first map subtracts what the second left
+    for one_map, heads in ((2, q.shape[2]), (1, out.shape[2])):  # the first map subtracts what the second left
         _launch(
             "forward", forward_kernel, q,
-            lambda size: (triton.cdiv(call.max_q, size["BLOCK_M"]), q.shape[2], call.batch(q)),
+            lambda size, heads=heads: (triton.cdiv(call.max_q, size["BLOCK_M"]), heads, call.batch(q)),
             q, k, v, lambda_full, norm_weight, out, diff, out2, lse, *call[:5],
             *call.strides(q, k, v, out), *_mask_strides(call.mask),
             call.length(q), call.length(k), lse.shape[2], call.scale, call.eps, call.out_scale,
@@ -191,7 +207,7 @@ def _forward(q, k, v, lambda_full, norm_weight, save: bool, *options):
 def _backward(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, *options):
     """Gradients of q, k, v, lambda and the norm's weight (an empty tensor without one)."""
     call = _Call(*options)
-    batch, (num_heads, width) = call.batch(q), q.shape[2:]
+    batch, (num_heads, width) = call.batch(q), grad_out.shape[2:]
     constants, masks = call.constants(q, k), _mask_strides(call.mask)
     grad_out = _unit_stride(grad_out)
     numbers = (call.length(q), call.length(k), lse.shape[2], call.scale)
@@ -199,20 +215,28 @@ def _backward(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, *opt
     grid = (triton.cdiv(call.max_q, _PREPARE_ROWS), num_heads, batch)
     grad_diff, grad_weight = grad_out, q.new_empty(0)
     if norm_weight is not None:
-        grad_diff = _empty_like(q)
+        grad_diff = _empty_like(grad_out)
         grad_weight = torch.empty(grid[0] * num_heads * batch, width, dtype=torch.float32, device=q.device)
     prepare_kernel[grid](
         grad_out, diff, out2, norm_weight, lambda_full, grad_diff, deltas, grad_weight, *call[:4],
         *call.strides(grad_out, diff), *numbers[:3], call.eps, call.out_scale,
-        D=constants["D"], BLOCK_M=_PREPARE_ROWS, num_warps=4,
+        SIGNALS=constants["SIGNALS"], D=constants["D"], BLOCK_M=_PREPARE_ROWS, num_warps=4,
     )  # fmt: skip
-    tensors, strides = (q, k, v, lambda_full, grad_diff, lse, deltas), call.strides(q, k, v, grad_diff)
 
     grad_q, grad_k, grad_v = call.new_like(q), call.new_like(k), call.new_like(v)
-    _launch(
-        "dq", dq_kernel, q, lambda size: (triton.cdiv(call.max_q, size["BLOCK_M"]), num_heads, batch),
-        *tensors, grad_q, *call[:5], *strides, *call.strides(grad_q), *masks, *numbers, **constants,
-    )  # fmt: skip
+    tensors, strides = (q, k, v, lambda_full, grad_diff, lse, deltas), call.strides(q, k, v, grad_diff)
+    maps = [(tensors, True, num_heads == q.shape[2])]
+    if num_heads > q.shape[2]:  # second queries have a program of their own, with the sums over their heads
+        n = num_heads // q.shape[2]
+        sums = grad_diff.unflatten(2, (-1, n)).sum(3), lse[1, ::n].contiguous(), deltas[1].unflatten(0, (-1, n)).sum(1)
+        maps.append(((*tensors[:4], *sums), False, True))
+    for given, first, second in maps:
+        _launch(
+            "dq", dq_kernel, q,
+            lambda size, heads=given[4].shape[2]: (triton.cdiv(call.max_q, size["BLOCK_M"]), heads, batch),
+            *given, grad_q, *call[:5], *call.strides(q, k, v, given[4], grad_q), *masks, *numbers, **constants,
+            FIRST=first, SECOND=second,
+        )  # fmt: skip
     for name in key_kernels(_capability(q.device), q.dtype, constants["D"]):
         _launch(
             name, dkdv_kernel, q, lambda size: (triton.cdiv(call.max_k, size["BLOCK_N"]), k.shape[2], batch),
@@ -225,13 +249,14 @@ def _backward(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, *opt
 
 
 @cache
-def _decode_plan(device, dtype, width, groups, q_len, causal, mask_ndim, precision) -> tuple[dict, dict, int]:
+def _decode_plan(device, dtype, width, groups, signals, q_len, causal, mask_ndim, precision) -> tuple[dict, dict, int]:
     """Constants of both kernels, those of split_kernel alone, and the number of multiprocessors."""
     shape = {"GROUPS": groups, "D": width // 2}
     kernel = "split16" if groups * q_len <= 16 else "split32"
     options = blocks(kernel, _capability(device), dtype, width // 2)._asdict()
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
-    return shape, {"CAUSAL": causal, "MASK": _MASKS[mask_ndim], "PRECISION": precision, **options}, multiprocessors
+    alone = {"SIGNALS": signals, "CAUSAL": causal, "MASK": _MASKS[mask_ndim], "PRECISION": precision, **options}
+    return shape, alone, multiprocessors
 
 
 def _num_splits(heads: int, kv_len: int, multiprocessors: int) -> int:
@@ -262,16 +287,16 @@ def _decode(
     q, k, v, lambda_parts, lambda_init, norm_weight, key_length, mask, scale, causal, eps, out_scale
 ) -> torch.Tensor:
     """lambda_parts are the number itself, or the four vectors."""
-    (batch, q_len, num_heads, width), (_, kv_len, num_kv_heads, _) = q.shape, k.shape
+    out = _new_heads(q, k)
+    (batch, q_len, num_heads, width), (_, kv_len, num_kv_heads, _) = out.shape, k.shape
     groups, mask_ndim = num_heads // num_kv_heads, 0 if mask is None else mask.ndim
     shape, constants, multiprocessors = _decode_plan(
-        q.device, q.dtype, width, groups, q_len, causal, mask_ndim, dot_precision(q.dtype)
+        q.device, q.dtype, width, groups, num_heads // q.shape[2], q_len, causal, mask_ndim, dot_precision(q.dtype)
     )
     num_rows = groups * q_len
     splits = _num_splits(batch * num_kv_heads, kv_len, multiprocessors)
     parts = torch.empty(batch, num_kv_heads, splits, 2, num_rows, width, dtype=torch.float32, device=q.device)
     stats = torch.empty(batch, num_kv_heads, splits, 2, 2, num_rows, dtype=torch.float32, device=q.device)
-    out = _empty_like(q)
     vectors = lambda_parts if len(lambda_parts) == 4 else (*lambda_parts, None, None, None)
     combination = (*vectors, lambda_init, norm_weight, out, *out.stride()[:3], eps, out_scale)
     arrived = _arrival_counters(q, batch * num_kv_heads) if _LAST_SPLIT_COMBINES else None
@@ -348,7 +373,7 @@ _decode_op = _operator(
     "(Tensor q, Tensor k, Tensor v, Tensor[] lambda_parts, float lambda_init, Tensor? norm_weight, "
     "Tensor? key_length, Tensor? mask, float scale, bool causal, float eps, float out_scale) -> Tensor",
     _decode,
-    lambda q, *args: _empty_like(q),
+    lambda q, k, *args: _new_heads(q, k),
 )
 _LIBRARY.impl("flash_diff_decode", torch.library.fallthrough_kernel, "Autograd")
 _lambda_op = _operator(
@@ -420,26 +445,29 @@ def _check(q, k, v, lambda_parts, norm_weight, softmax_scale: float | None, ndim
         or k_shape != v.shape
         or q_shape[: ndim - 3] != k_shape[: ndim - 3]
         or q_shape[-2] % k_shape[-2] != 0
-        or q_shape[-1] != k_shape[-1]
-        or not is_head_dim(q_shape[-1])
+        or not is_head_dim(k_shape[-1])
+        or q_shape[-1] < k_shape[-1]
+        or q_shape[-1] % (k_shape[-1] // 2) != 0
     ):
         batch = "" if ndim == 3 else "B, "
         raise ValueError(
             f"q, k and v have the shapes {tuple(q_shape)}, {tuple(k_shape)} and {tuple(v.shape)}; they must be "
-            f"({batch}T, H, 2d), ({batch}S, K, 2d) and ({batch}S, K, 2d), where K divides H, and 2d is from 4 to 256."
+            f"({batch}T, N, (n + 1) d), ({batch}S, K, 2d) and ({batch}S, K, 2d), where n heads share one of N second "
+            "queries (n = 1 in the paper), K divides N, and 2d is from 4 to 256."
         )
-    if len(lambda_parts) == 4 and any(x.shape != (q_shape[-1] // 2,) for x in lambda_parts):
+    width = k_shape[-1]
+    if len(lambda_parts) == 4 and any(x.shape != (width // 2,) for x in lambda_parts):
         shapes = ", ".join(str(tuple(x.shape)) for x in lambda_parts)
-        raise ValueError(f"The vectors of lambda have the shapes {shapes}; each must be ({q_shape[-1] // 2},).")
+        raise ValueError(f"The vectors of lambda have the shapes {shapes}; each must be ({width // 2},).")
     if len(lambda_parts) == 1 and (lambda_parts[0].numel() != 1 or lambda_parts[0].dtype != torch.float32):
         raise ValueError(
             f"lambda_full is {lambda_parts[0].dtype} of shape {tuple(lambda_parts[0].shape)}; it must be one float32 "
             "number, or LambdaVectors."
         )
-    if norm_weight is not None and norm_weight.shape != q_shape[-1:]:
-        raise ValueError(f"norm_weight has the shape {tuple(norm_weight.shape)}; it must be ({q_shape[-1]},).")
+    if norm_weight is not None and norm_weight.shape != (width,):
+        raise ValueError(f"norm_weight has the shape {tuple(norm_weight.shape)}; it must be ({width},).")
     if softmax_scale is None:
-        return (q_shape[-1] // 2) ** -0.5
+        return (width // 2) ** -0.5
     if softmax_scale <= 0:  # the maximum of the scores is scaled in place of the scores
         raise ValueError(f"softmax_scale is {softmax_scale}; it must be positive. Negate q to change the sign.")
     return softmax_scale
@@ -497,9 +525,10 @@ def flash_diff_attention(
     Equal inputs give equal bits, in the backward too.
 
     Args:
-        q (`torch.Tensor`): (B, T, H, 2d), each head packed as [q1 | q2]; bfloat16, float16 or float32, d up to 128,
-            any strides but 1 in the last dimension (otherwise it is copied).
-        k (`torch.Tensor`): (B, S, K, 2d), packed as [k1 | k2]; K divides H (grouped-query attention).
+        q (`torch.Tensor`): (B, T, N, (n + 1) d), the first queries of n heads and the second query that they share, or
+            (B, T, H, 2d), each head packed as [q1 | q2]; bfloat16, float16 or float32, d up to 128, any strides but 1
+            in the last dimension (otherwise it is copied).
+        k (`torch.Tensor`): (B, S, K, 2d), packed as [k1 | k2]; K divides N (grouped-query attention).
         v (`torch.Tensor`): (B, S, K, 2d).
         lambda_full (`torch.Tensor` or `LambdaVectors`): lambda (Eq. 2), one number in float32, or what it is made of.
         softmax_scale (`float`, *optional*): Positive factor on the scores, d^-0.5 unless given.
@@ -562,7 +591,7 @@ def flash_diff_attention_varlen(
     """Differential attention within each of several sequences of one packed batch.
 
     Args:
-        q (`torch.Tensor`): (query tokens, H, 2d), as in `flash_diff_attention`.
+        q (`torch.Tensor`): (query tokens, N, (n + 1) d), as in `flash_diff_attention`.
         k (`torch.Tensor`): (key tokens, K, 2d).
         v (`torch.Tensor`): (key tokens, K, 2d).
         lambda_full (`torch.Tensor` or `LambdaVectors`): As in `flash_diff_attention`.
@@ -606,7 +635,7 @@ def flash_diff_attention_with_kvcache(
     memory, so the call can be captured in a CUDA graph.
 
     Args:
-        q (`torch.Tensor`): (B, T, H, 2d), with T H / K at most 32.
+        q (`torch.Tensor`): (B, T, N, (n + 1) d), with T H / K at most 32.
         k_cache (`torch.Tensor`): (B, S, K, 2d), any strides but 1 in the last dimension: pass a cache of (B, K, S, 2d)
             as `cache.transpose(1, 2)`.
         v_cache (`torch.Tensor`): (B, S, K, 2d).
@@ -622,7 +651,7 @@ def flash_diff_attention_with_kvcache(
     """
     lambda_parts = _lambda_parts(lambda_full)
     scale = _check(q, k_cache, v_cache, lambda_parts, norm_weight, softmax_scale, 4)
-    rows = q.shape[1] * q.shape[2] // k_cache.shape[2]
+    rows = q.shape[1] * _num_heads(q, k_cache) // k_cache.shape[2]
     if rows > _DECODE_ROWS:
         raise ValueError(f"T H / K is {rows}; at most {_DECODE_ROWS} rows fit. Use flash_diff_attention for more.")
     inputs = (q, k_cache, v_cache, *lambda_parts, norm_weight)

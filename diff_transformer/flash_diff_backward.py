@@ -10,6 +10,9 @@
 No atomic operations, so that equal inputs give equal bits: dq owns rows and walks over keys, dkdv owns keys and walks
 over rows (of all heads that share them). Where the accumulators of dK and dV together leave no room for large blocks,
 dkdv is launched once for each, which computes the scores twice (flash_diff_blocks).
+
+Where several heads share a second query (SIGNALS > 1), its gradient is that of the sum of their dO, and dq is launched
+once for each map.
 """
 
 from __future__ import annotations  # tl.constexpr in signatures, also where triton is absent
@@ -36,7 +39,7 @@ def prepare_kernel(
     q_starts, q_ends, k_starts, k_ends,
     g_batch, g_token, g_head, o_batch, o_token, o_head,  # strides; grad_diff has out's
     T, S, num_stats, eps, out_scale,
-    D: tl.constexpr, BLOCK_M: tl.constexpr,
+    SIGNALS: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """D1 and D2 of a block of rows; with the head norm, first its backward: grad_diff and a share of grad_weight.
 
@@ -49,7 +52,8 @@ def prepare_kernel(
     grad_out += z * g_batch + q_row * g_token + head * g_head
     grad = load_tile(grad_out, g_token, start, T, BLOCK_M, 2 * D, False)
     diff = load_tile(out_diff + o_base, o_token, start, T, BLOCK_M, 2 * D, False)
-    second = load_tile(out2 + o_base, o_token, start, T, BLOCK_M, 2 * D, False)
+    out2 += z * (o_batch // SIGNALS) + q_row * (o_token // SIGNALS) + head // SIGNALS * o_head
+    second = load_tile(out2, o_token // SIGNALS, start, T, BLOCK_M, 2 * D, False)
     if norm_weight is not None:
         r = tl.rsqrt(sum_rows(diff, diff) / (2 * D) + eps)[:, None]
         program = (z * tl.num_programs(1) + head) * tl.num_programs(0) + tl.program_id(0)
@@ -101,32 +105,42 @@ def dq_kernel(
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head, g_batch, g_token, g_head,
     dq_batch, dq_token, dq_head, mask_batch, mask_row, mask_key,  # strides
     T, S, num_stats, scale,
-    GROUPS: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
-    MASK: tl.constexpr, PRECISION: tl.constexpr,
+    GROUPS: tl.constexpr, SIGNALS: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, MASK: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """The gradients of first queries (FIRST), of second queries (SECOND), or of a head's both (if SIGNALS is 1).
+
+    For second queries alone, grad_out, lse and deltas are theirs: grad_out and deltas are summed over their heads.
+    """
     head, z = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     q_row, k_row, stat_row, T, S = sequence(z, T, S, q_starts, q_ends, k_starts, k_ends)
     start = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     if start >= T:
         return
     rows = start + tl.arange(0, BLOCK_M)[:, None]
-    q += z * q_batch + q_row * q_token + head * q_head
+    group = head // SIGNALS if FIRST else head
+    kv_head = group // (GROUPS // SIGNALS)
+    first_query = head % SIGNALS * D
+    q += z * q_batch + q_row * q_token + group * q_head
     if MASK is not None:
         mask += z * mask_batch
-    k += z * k_batch + k_row * k_token + head // GROUPS * k_head
-    v += z * v_batch + k_row * v_token + head // GROUPS * v_head
+    k += z * k_batch + k_row * k_token + kv_head * k_head
+    v += z * v_batch + k_row * v_token + kv_head * v_head
     grad_out += z * g_batch + q_row * g_token + head * g_head
     stat1 = head * num_stats + stat_row
-    stat2 = stat1 + tl.num_programs(1) * num_stats
-    q1 = load_tile(q, q_token, start, T, BLOCK_M, D, False)
-    q2 = load_tile(q + D, q_token, start, T, BLOCK_M, D, False)
+    stat2 = stat1 + tl.num_programs(1) * num_stats if FIRST else stat1
     grad = load_tile(grad_out, g_token, start, T, BLOCK_M, 2 * D, False)
     # Rows that are none get probabilities of zero
-    logsum1 = load_stat(lse + stat1, start, T, float("inf"), BLOCK_M, False)[:, None]
-    logsum2 = load_stat(lse + stat2, start, T, float("inf"), BLOCK_M, False)[:, None]
-    delta1 = load_stat(deltas + stat1, start, T, 0.0, BLOCK_M, False)[:, None]
-    delta2 = load_stat(deltas + stat2, start, T, 0.0, BLOCK_M, False)[:, None]
-    grad_q1, grad_q2 = zero_tile(BLOCK_M, D), zero_tile(BLOCK_M, D)
+    if FIRST:
+        q1 = load_tile(q + first_query, q_token, start, T, BLOCK_M, D, False)
+        logsum1 = load_stat(lse + stat1, start, T, float("inf"), BLOCK_M, False)[:, None]
+        delta1 = load_stat(deltas + stat1, start, T, 0.0, BLOCK_M, False)[:, None]
+        grad_q1 = zero_tile(BLOCK_M, D)
+    if SECOND:
+        q2 = load_tile(q + SIGNALS * D, q_token, start, T, BLOCK_M, D, False)
+        logsum2 = load_stat(lse + stat2, start, T, float("inf"), BLOCK_M, False)[:, None]
+        delta2 = load_stat(deltas + stat2, start, T, 0.0, BLOCK_M, False)[:, None]
+        grad_q2 = zero_tile(BLOCK_M, D)
     scale2 = scale * 1.4426950408889634  # exp(x) = 2^(x log2 e)
 
     first, stop = key_blocks(start, T, S, BLOCK_M, BLOCK_N, CAUSAL, MASK)
@@ -135,22 +149,26 @@ def dq_kernel(
             cols = n + tl.arange(0, BLOCK_N)[None, :]
             values = load_tile(v, v_token, n, S, BLOCK_N, 2 * D, not HIDDEN)
             grad_p = dot_transposed(grad, values, PRECISION)
-            k1 = load_tile(k, k_token, n, S, BLOCK_N, D, not HIDDEN)
-            p = probabilities(
-                dot_transposed(q1, k1, PRECISION), scale2, logsum1, rows, cols, T, S, mask, mask_row, mask_key,
-                CAUSAL, MASK, HIDDEN,
-            )  # fmt: skip
-            grad_q1 = add_dot(p * (grad_p - delta1), k1, grad_q1, PRECISION)
-            k2 = load_tile(k + D, k_token, n, S, BLOCK_N, D, not HIDDEN)
-            p = probabilities(
-                dot_transposed(q2, k2, PRECISION), scale2, logsum2, rows, cols, T, S, mask, mask_row, mask_key,
-                CAUSAL, MASK, HIDDEN,
-            )  # fmt: skip
-            grad_q2 = add_dot(p * (grad_p - delta2), k2, grad_q2, PRECISION)
+            if FIRST:
+                k1 = load_tile(k, k_token, n, S, BLOCK_N, D, not HIDDEN)
+                p = probabilities(
+                    dot_transposed(q1, k1, PRECISION), scale2, logsum1, rows, cols, T, S, mask, mask_row, mask_key,
+                    CAUSAL, MASK, HIDDEN,
+                )  # fmt: skip
+                grad_q1 = add_dot(p * (grad_p - delta1), k1, grad_q1, PRECISION)
+            if SECOND:
+                k2 = load_tile(k + D, k_token, n, S, BLOCK_N, D, not HIDDEN)
+                p = probabilities(
+                    dot_transposed(q2, k2, PRECISION), scale2, logsum2, rows, cols, T, S, mask, mask_row, mask_key,
+                    CAUSAL, MASK, HIDDEN,
+                )  # fmt: skip
+                grad_q2 = add_dot(p * (grad_p - delta2), k2, grad_q2, PRECISION)
 
-    grad_q += z * dq_batch + q_row * dq_token + head * dq_head
-    store_tile(grad_q, dq_token, start, T, grad_q1, scale, D)
-    store_tile(grad_q + D, dq_token, start, T, grad_q2, -tl.load(lambda_full) * scale, D)
+    grad_q += z * dq_batch + q_row * dq_token + group * dq_head
+    if FIRST:
+        store_tile(grad_q + first_query, dq_token, start, T, grad_q1, scale, D)
+    if SECOND:
+        store_tile(grad_q + SIGNALS * D, dq_token, start, T, grad_q2, -tl.load(lambda_full) * scale, D)
 
 
 @jit
@@ -160,8 +178,8 @@ def dkdv_kernel(
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head, g_batch, g_token, g_head,
     dk_batch, dk_token, dk_head, mask_batch, mask_row, mask_key,  # strides; grad_v has grad_k's
     T, S, num_stats, scale,
-    GROUPS: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
-    MASK: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
+    GROUPS: tl.constexpr, SIGNALS: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, MASK: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a block of keys (DK), of their values (DV), or both."""
     kv_head, z = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -199,6 +217,8 @@ def dkdv_kernel(
         head = kv_head * GROUPS + group
         stat1 = head * num_stats + stat_row
         stat2 = stat1 + tl.num_programs(1) * GROUPS * num_stats
+        first_query = q + head // SIGNALS * q_head + head % SIGNALS * D
+        second_query = q + head // SIGNALS * q_head + SIGNALS * D
         for HIDDEN in tl.static_range(0 if MASK is None else 1, 2):
             # The blocks before and after the full ones are the hidden ones
             for i in range(first if HIDDEN else full, T - (full_end - full) if HIDDEN else full_end, BLOCK_M):
@@ -210,7 +230,7 @@ def dkdv_kernel(
                 grad = load_tile(grad_out + head * g_head, g_token, m, T, BLOCK_M, 2 * D, not HIDDEN)
                 if DK:
                     grad_p = dot_transposed(values, grad, PRECISION)
-                q1 = load_tile(q + head * q_head, q_token, m, T, BLOCK_M, D, not HIDDEN)
+                q1 = load_tile(first_query, q_token, m, T, BLOCK_M, D, not HIDDEN)
                 logsum = load_stat(lse + stat1, m, T, float("inf"), BLOCK_M, not HIDDEN)[None, :]
                 p1 = probabilities(
                     dot_transposed(k1, q1, PRECISION), scale2, logsum, rows, cols, T, S, mask, mask_row, mask_key,
@@ -219,7 +239,7 @@ def dkdv_kernel(
                 if DK:
                     delta = load_stat(deltas + stat1, m, T, 0.0, BLOCK_M, not HIDDEN)[None, :]
                     grad_k1 = add_dot(p1 * (grad_p - delta), q1, grad_k1, PRECISION)
-                q2 = load_tile(q + head * q_head + D, q_token, m, T, BLOCK_M, D, not HIDDEN)
+                q2 = load_tile(second_query, q_token, m, T, BLOCK_M, D, not HIDDEN)
                 logsum = load_stat(lse + stat2, m, T, float("inf"), BLOCK_M, not HIDDEN)[None, :]
                 p2 = probabilities(
                     dot_transposed(k2, q2, PRECISION), scale2, logsum, rows, cols, T, S, mask, mask_row, mask_key,

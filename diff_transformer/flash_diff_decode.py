@@ -79,8 +79,8 @@ def split_kernel(
     T, S, scale,
     arrived, lambda_q1, lambda_k1, lambda_q2, lambda_k2, lambda_init, norm_weight, out, o_batch, o_token, o_head,
     eps, out_scale,
-    GROUPS: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
-    MASK: tl.constexpr, PRECISION: tl.constexpr,
+    GROUPS: tl.constexpr, SIGNALS: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Unnormalised outputs of both maps, parts (B, K, splits, 2, GROUPS T, 2D), and their base-2 maxima and sums,
     stats (B, K, splits, 2, 2, GROUPS T), all float32, over the keys of one split.
@@ -103,14 +103,16 @@ def split_kernel(
     rows = tl.arange(0, BLOCK_M)
     num_rows = GROUPS * T
     head, token = kv_head * GROUPS + rows // T, rows % T
-    # Each row has its own place, so that the tile of queries is loaded by its rows' pointers
-    pointers = q + z * q_batch + (head * q_head + token * q_token)[:, None]
+    # Each row has its own place, so that the tile of queries is loaded by its rows' pointers. Heads that share their
+    # second query each have it in their row: the tile has at least 16
+    pointers = q + z * q_batch + (head // SIGNALS * q_head + token * q_token)[:, None]
+    first_query = (head % SIGNALS * D)[:, None]
     q1, q2 = (), ()
     for i in tl.static_range(num_parts(D)):
         dims = part_columns(D, i)[None, :]
         inside = (rows < num_rows)[:, None] & (dims < D)
-        q1 += (tl.load(pointers + dims, mask=inside, other=0.0),)
-        q2 += (tl.load(pointers + D + dims, mask=inside, other=0.0),)
+        q1 += (tl.load(pointers + first_query + dims, mask=inside, other=0.0),)
+        q2 += (tl.load(pointers + SIGNALS * D + dims, mask=inside, other=0.0),)
     max1 = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     max2 = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     sum1, sum2 = tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M,), tl.float32)

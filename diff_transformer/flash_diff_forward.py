@@ -7,6 +7,9 @@ writes, and for the first, where it reads that, subtracts and, if asked to, norm
 weights and scales it. Both maps in one program would leave no room for blocks that keep the tensor cores busy: its
 warps would compute the same scores twice.
 
+Of the GROUPS heads that share a key/value head, SIGNALS neighbours share their second query (arXiv:2510.06949; in the
+paper each head has its own). Their queries lie side by side, the second last: [q1 ... q1 | q2].
+
 A tile of a matrix is a tuple of parts whose widths are powers of two, as `tl.arange` and `tl.dot` need: 96 columns are
 64 + 32, and nothing is computed on padding.
 """
@@ -222,8 +225,8 @@ def forward_kernel(
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head, o_batch, o_token, o_head,
     mask_batch, mask_row, mask_key,  # strides
     T, S, num_stats, scale, eps, out_scale,
-    GROUPS: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
-    MASK: tl.constexpr, MAP: tl.constexpr, SAVE: tl.constexpr, PRECISION: tl.constexpr,
+    GROUPS: tl.constexpr, SIGNALS: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, MASK: tl.constexpr, MAP: tl.constexpr, SAVE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     head, z = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)  # 64 bits: a long cache has wide strides
     q_row, k_row, stat_row, T, S = sequence(z, T, S, q_starts, q_ends, k_starts, k_ends)
@@ -232,12 +235,17 @@ def forward_kernel(
     if start >= T:
         return
     rows = start + tl.arange(0, BLOCK_M)
-    q += z * q_batch + q_row * q_token + head * q_head
-    k += z * k_batch + k_row * k_token + head // GROUPS * k_head
-    v += z * v_batch + k_row * v_token + head // GROUPS * v_head
+    # The second map has a program for each second query, in place of each head
+    group = head // SIGNALS if MAP == 1 else head
+    kv_head = group // (GROUPS // SIGNALS)
+    q += z * q_batch + q_row * q_token + group * q_head
+    k += z * k_batch + k_row * k_token + kv_head * k_head
+    v += z * v_batch + k_row * v_token + kv_head * v_head
     if MAP == 2:
-        q += D
+        q += SIGNALS * D
         k += D
+    else:
+        q += head % SIGNALS * D
     if MASK is not None:
         mask += z * mask_batch
     queries = load_tile(q, q_token, start, T, BLOCK_M, D, False)
@@ -262,13 +270,21 @@ def forward_kernel(
     total = tl.where(saw_none, 1.0, total)
     acc = scale_rows(acc, 1.0 / total)
     if SAVE:  # for the backward; +inf makes the probabilities of a row that saw no key zero there
-        stat = lse + ((MAP - 1) * tl.num_programs(1) + head) * num_stats + stat_row + rows
-        tl.store(stat, tl.where(saw_none, float("inf"), maximum + tl.log2(total)), mask=rows < T)
+        logsum = tl.where(saw_none, float("inf"), maximum + tl.log2(total))
+        if MAP == 1:
+            tl.store(lse + head * num_stats + stat_row + rows, logsum, mask=rows < T)
+        else:  # for each head, so that the backward finds it where it finds the deltas of the head
+            for i in tl.static_range(SIGNALS):
+                stat = lse + ((tl.num_programs(1) + head) * SIGNALS + i) * num_stats + stat_row + rows
+                tl.store(stat, logsum, mask=rows < T)
     o_offset = z * o_batch + q_row * o_token + head * o_head
+    # out2 (.., H / SIGNALS, 2D) is contiguous, as out is
+    o2_token = o_token // SIGNALS
+    out2 += z * (o_batch // SIGNALS) + q_row * o2_token + group * o_head
     if MAP == 2:
-        store_tile(out2 + o_offset, o_token, start, T, acc, 1.0, 2 * D)
+        store_tile(out2, o2_token, start, T, acc, 1.0, 2 * D)
     else:
-        second = load_tile(out2 + o_offset, o_token, start, T, BLOCK_M, 2 * D, False)
+        second = load_tile(out2, o2_token, start, T, BLOCK_M, 2 * D, False)
         difference = add(acc, second, -tl.load(lambda_full))
         if SAVE and norm_weight is not None:
             store_tile(out_diff + o_offset, o_token, start, T, difference, 1.0, 2 * D)

@@ -38,11 +38,14 @@ def short_splits(monkeypatch):
 
 def reference(q, k, v, lambda_full, mask, norm_weight=None):
     """Eq. 1 and 3 as they are written; mask (B or 1, T, S), rows without a key give zero."""
-    groups, d = q.shape[2] // k.shape[2], q.shape[3] // 2
+    d = k.shape[3] // 2
+    *first, second = q.unflatten(3, (-1, d)).unbind(3)
+    queries = torch.stack(first, 3).flatten(2, 3), second.repeat_interleave(len(first), 2)
+    groups = queries[0].shape[2] // k.shape[2]
     k, v = k.repeat_interleave(groups, 2), v.repeat_interleave(groups, 2)
     maps = []
-    for half in (slice(0, d), slice(d, 2 * d)):
-        scores = torch.einsum("bthd,bshd->bhts", q[..., half], k[..., half]) * d**-0.5
+    for query, half in zip(queries, (slice(0, d), slice(d, 2 * d)), strict=True):
+        scores = torch.einsum("bthd,bshd->bhts", query, k[..., half]) * d**-0.5
         scores = scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
         scores = scores.masked_fill(~mask[:, None], -1e30)
         maps.append(scores.softmax(-1) * mask[:, None])
@@ -61,7 +64,7 @@ def random_inputs(q_shape, k_shape, norm=True, dtype=torch.float32):
     torch.manual_seed(sum(q_shape) + sum(k_shape))
     q, k, v = (torch.randn(shape, device=DEVICE).to(dtype) for shape in (q_shape, k_shape, k_shape))
     lambda_full = torch.tensor(0.55, device=DEVICE)
-    norm_weight = (1 + 0.2 * torch.randn(q_shape[-1], device=DEVICE)).to(dtype) if norm else None
+    norm_weight = (1 + 0.2 * torch.randn(k_shape[-1], device=DEVICE)).to(dtype) if norm else None
     return [q, k, v, lambda_full, norm_weight]
 
 
@@ -75,7 +78,7 @@ def check(function, reference_function, inputs, dtype):
     """Against float64: at most 2 times (gradients and float32: 3 times) the error of the same formula in the same
     type, and some roundings of the result or, for lambda, of the terms of its sum, which nearly cancel."""
     exact_inputs = [x.double() if x is not None else None for x in inputs]
-    grad_out = torch.randn(inputs[0].shape, device=DEVICE).to(dtype)
+    grad_out = torch.randn_like(reference_function(*exact_inputs)).to(dtype)
     expected = gradients(reference_function, exact_inputs, grad_out)
     got = gradients(function, inputs, grad_out)
     plain = gradients(reference_function, inputs, grad_out)
@@ -106,23 +109,26 @@ def check_attention(inputs, visible, dtype=torch.float32, **options):
 
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize(
-    ("q_len", "kv_len", "heads", "kv_heads", "d", "causal"),
+    ("q_len", "kv_len", "heads", "kv_heads", "signals", "d", "causal"),
     [
-        (1, 1, 1, 1, 16, True),
-        (111, 111, 1, 1, 32, False),
-        (33, 70, 4, 2, 24, True),
-        (70, 33, 2, 2, 16, False),
-        (70, 70, 4, 1, 16, True),
-        (70, 100, 2, 1, 16, True),  # 30 keys more: the first row sees a block of 16 but for its last key
-        (45, 45, 1, 1, 64, True),
-        (40, 40, 1, 1, 80, True),
-        (40, 50, 1, 1, 96, False),
-        (21, 21, 1, 1, 112, True),
-        (20, 37, 2, 1, 128, True),
+        (1, 1, 1, 1, 1, 16, True),
+        (111, 111, 1, 1, 1, 32, False),
+        (33, 70, 4, 2, 1, 24, True),
+        (70, 33, 2, 2, 1, 16, False),
+        (70, 70, 4, 1, 1, 16, True),
+        (70, 100, 2, 1, 1, 16, True),  # 30 keys more: the first row sees a block of 16 but for its last key
+        (45, 45, 1, 1, 1, 64, True),
+        (40, 40, 1, 1, 1, 80, True),
+        (40, 50, 1, 1, 1, 96, False),
+        (21, 21, 1, 1, 1, 112, True),
+        (20, 37, 2, 1, 1, 128, True),
+        (33, 70, 4, 2, 2, 24, True),  # several heads share a second query
+        (70, 33, 2, 2, 4, 16, False),
+        (21, 30, 1, 1, 4, 96, True),
     ],
 )
-def test_forward_and_gradients(q_len, kv_len, heads, kv_heads, d, causal, norm):
-    inputs = random_inputs((2, q_len, heads, 2 * d), (2, kv_len, kv_heads, 2 * d), norm)
+def test_forward_and_gradients(q_len, kv_len, heads, kv_heads, signals, d, causal, norm):
+    inputs = random_inputs((2, q_len, heads, (signals + 1) * d), (2, kv_len, kv_heads, 2 * d), norm)
     mask = causal_mask(q_len, kv_len) if causal else torch.ones_like(causal_mask(q_len, kv_len))
     check_attention(inputs, mask, causal=causal)
 
@@ -143,14 +149,17 @@ def test_blocks_has_a_valid_entry_for_every_width(capability, head_dim, monkeypa
 LOW_PRECISION = [torch.float16, torch.bfloat16] if ON_GPU else [torch.float16]
 
 
+@pytest.mark.parametrize("signals", [1, 4])
 @pytest.mark.parametrize("dtype", LOW_PRECISION, ids=str)
-def test_low_precision(dtype):
-    check_attention(random_inputs((1, 67, 4, 64), (1, 67, 2, 64), dtype=dtype), causal_mask(67, 67), dtype)
+def test_low_precision(dtype, signals):
+    check_attention(
+        random_inputs((1, 67, 4, (signals + 1) * 32), (1, 67, 2, 64), dtype=dtype), causal_mask(67, 67), dtype
+    )
 
 
-@pytest.mark.parametrize("full", [False, True])
-def test_masks(full):
-    inputs = random_inputs((3, 40, 2, 32), (3, 50, 1, 32))
+@pytest.mark.parametrize(("full", "width"), [(False, 32), (True, 32), (True, 48)])
+def test_masks(full, width):
+    inputs = random_inputs((3, 40, 2, width), (3, 50, 1, 32))
     torch.manual_seed(1)
     if full:
         mask = torch.rand(3, 40, 50, device=DEVICE) > 0.4
@@ -163,10 +172,11 @@ def test_masks(full):
     check_attention(inputs, seen, causal=not full, mask=mask)
 
 
+@pytest.mark.parametrize("width", [32, 80])
 @pytest.mark.parametrize("lengths", [[0, 15], [1, 1, 70, 3], [33, 0, 64, 17]], ids=str)
-def test_varlen_isolates_sequences(lengths):
+def test_varlen_isolates_sequences(lengths, width):
     total = sum(lengths)
-    inputs = random_inputs((total, 4, 32), (total, 2, 32))
+    inputs = random_inputs((total, 4, width), (total, 2, 32))
     offsets = torch.tensor([0, *lengths], device=DEVICE).cumsum(0)
     sequence = torch.repeat_interleave(torch.arange(len(lengths), device=DEVICE), offsets.diff())
     mask = (sequence[:, None] == sequence[None]) & causal_mask(total, total)
@@ -178,9 +188,9 @@ def test_varlen_isolates_sequences(lengths):
     check(ours, lambda q, k, v, lam, w: reference(q[None], k[None], v[None], lam, mask, w)[0], inputs, torch.float32)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_padding_is_neither_read_nor_written(causal):
-    inputs = random_inputs((4, 45, 4, 32), (4, 45, 2, 32))
+@pytest.mark.parametrize(("causal", "width"), [(True, 32), (False, 32), (True, 48)])
+def test_padding_is_neither_read_nor_written(causal, width):
+    inputs = random_inputs((4, 45, 4, width), (4, 45, 2, 32))
     starts, ends = torch.tensor([0, 17, 3, 5], device=DEVICE), torch.tensor([45, 45, 40, 5], device=DEVICE)
     positions = torch.arange(45, device=DEVICE)
     is_token = (starts[:, None] <= positions) & (positions < ends[:, None])
@@ -237,12 +247,14 @@ def test_keys_beyond_the_lengths_of_a_cache_are_not_read(lengths):
     check(ours, lambda q, k, v, lam, w: reference(q, k, v, lam, seen, w), inputs, torch.float32)
 
 
-@pytest.mark.parametrize(("q_len", "groups"), [(1, 1), (1, 4), (3, 2), (16, 2)])
-def test_decode_reads_a_cache_in_its_own_layout_with_lengths_and_masks(q_len, groups):
+@pytest.mark.parametrize(
+    ("q_len", "groups", "signals"), [(1, 1, 1), (1, 4, 1), (3, 2, 1), (16, 2, 1), (1, 1, 4), (3, 2, 2)]
+)
+def test_decode_reads_a_cache_in_its_own_layout_with_lengths_and_masks(q_len, groups, signals):
     torch.manual_seed(0)
     cache = torch.randn(2, 3, 2, 90, 32, device=DEVICE)[:, :, :, :81]  # (k or v, B, K, S, 2d), S not contiguous
     k, v = (x.transpose(1, 2) for x in cache)
-    q = torch.randn(3, q_len, 2 * groups, 32, device=DEVICE)
+    q = torch.randn(3, q_len, 2 * groups, (signals + 1) * 16, device=DEVICE)
     lambda_full, weight = torch.tensor(0.5, device=DEVICE), torch.randn(32, device=DEVICE)
     lengths = torch.tensor([q_len, 40, 81], dtype=torch.int32, device=DEVICE)
     got = flash_diff_attention_with_kvcache(q, k, v, lambda_full, lengths, causal=True, norm_weight=weight, **NORM)
@@ -463,7 +475,7 @@ STEP = {"q": zeros(2, 1, 2, 32), "k_cache": zeros(2, 8, 2, 32), "v_cache": zeros
 PACKED = {name: zeros(8, 2, 32) for name in "qkv"} | {"lambda_full": HALF, "max_seqlen_q": 8, "max_seqlen_k": 8}
 SAME = {name: zeros(1, 8, 2, 32) for name in "qkv"}
 CU_SEQLENS = {"cu_seqlens_q": OFFSETS, "cu_seqlens_k": OFFSETS}
-SHAPES = "have the shapes .* where K divides H"
+SHAPES = "have the shapes .* K divides N"
 
 
 @pytest.mark.parametrize(
@@ -475,6 +487,7 @@ SHAPES = "have the shapes .* where K divides H"
         (flash_diff_attention, INPUTS | {"q": zeros(1, 4, 3, 32)}, SHAPES),
         (flash_diff_attention, INPUTS | {"q": zeros(2, 4, 2, 32)}, SHAPES),
         (flash_diff_attention, INPUTS | {"q": zeros(1, 4, 2, 30)}, SHAPES),
+        (flash_diff_attention, INPUTS | {"q": zeros(1, 4, 2, 40)}, SHAPES),
         (flash_diff_attention, INPUTS | {name: zeros(1, 8, 2, 258) for name in "qkv"}, SHAPES),
         (flash_diff_attention_varlen, PACKED | {"q": zeros(1, 8, 2, 32), **CU_SEQLENS}, SHAPES),
         (flash_diff_attention, INPUTS | {"q": zeros(1, 9, 2, 32), "causal": True}, "at least as many keys"),
@@ -524,10 +537,10 @@ def test_golden(name, launches):
     assert launches == {"flash_diff_attention": 1}
 
 
-@pytest.fixture(scope="module")
-def models(tiny_config):
+@pytest.fixture(scope="module", params=[None, 2], ids=["paper", "shared second queries"])
+def models(tiny_config, request):
     torch.manual_seed(0)
-    config = tiny_config(initializer_range=0.1, attn_implementation="flash_diff")
+    config = tiny_config(initializer_range=0.1, attn_implementation="flash_diff", num_noise_heads=request.param)
     model = DiffTransformerForCausalLM(config).eval().to(DEVICE)
     oracle = copy.deepcopy(model)
     oracle.set_attn_implementation("eager")

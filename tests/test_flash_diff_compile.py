@@ -85,7 +85,9 @@ def units(one: Compiled) -> int:
     """What a kernel needs to compute, in multiply-adds per query, key and d (docs/how_it_works.md)."""
     if one.name == "dkdv_kernel":
         return 2 + (one.constants["DK"] and 4) + (one.constants["DV"] and 2)
-    return {"forward_kernel": 3, "dq_kernel": 6}[one.name]
+    if one.name == "dq_kernel":
+        return 2 + (one.constants["FIRST"] and 2) + (one.constants["SECOND"] and 2)
+    return 3
 
 
 @pytest.mark.skipif(ON_REQUEST, reason="the digest is recorded after this compilation")
@@ -95,13 +97,16 @@ def test_compiled_digest_is_of_the_last_change():
 
 @needs_compilation
 @pytest.mark.parametrize("d", [64, 96, 128])
-@pytest.mark.parametrize("architecture", [80, 86, 90, 100])
-def test_nothing_is_computed_twice(architecture, d):
-    """Nor on anything but the fastest instructions of sm_90 and sm_100."""
+@pytest.mark.parametrize(("architecture", "signals"), [(80, 1), (86, 1), (90, 1), (100, 1), (90, 4)])
+def test_nothing_is_computed_twice(architecture, signals, d):
+    """Nor on anything but the fastest instructions of sm_90 and sm_100. Heads that share their second query spill no
+    registers where others spill none."""
     kernels = flash_diff_forward.forward_kernel, flash_diff_backward.dq_kernel, flash_diff_backward.dkdv_kernel
     with compiled_for(architecture, *kernels) as compiled:
-        train(inputs(d))
+        train(inputs(d, groups=4, signals=signals))
     assert len(compiled) >= 4
+    if signals > 1:
+        assert all(one.spilled == 0 for one in compiled if one.name != "dkdv_kernel")
     for one in compiled:
         blocks = {name: one.constants[name] for name in ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")}
         loop = main_loop(one, architecture, blocks["num_warps"])
@@ -148,6 +153,7 @@ VARIANTS = {
     "padded width": lambda: train(inputs(72)),
     "narrow": lambda: train(inputs(8)),
     "vectors of lambda": lambda: train(inputs(96) | {"lambda_full": vectors(96)}),
+    "shared second queries": lambda: train(inputs(72, signals=2), mask=ROWS, causal=False),
     "packed": lambda: train(
         {name: x[0].detach().requires_grad_() if x.ndim == 4 else x for name, x in inputs(96).items()},
         lambda **options: flash_diff_attention_varlen(
@@ -161,6 +167,7 @@ VARIANTS = {
     "cache, mask of rows and keys": lambda: decode(inputs(96), 2, mask=ROWS[:, :2]),
     "cache, lengths": lambda: decode(inputs(96), cache_seqlens=ONE),
     "cache, vectors of lambda": lambda: decode(inputs(96) | {"lambda_full": vectors(96)}),
+    "cache, shared second queries": lambda: decode(inputs(96, groups=4, signals=4), 2),
     "cache, no norm": lambda: decode(inputs(96) | {"norm_weight": None}),
 }  # fmt: skip
 
