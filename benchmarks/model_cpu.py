@@ -1,14 +1,16 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Tokens per second on one CPU thread, in one run: DIFF beside DiffLlama and Llama, DIFF V2 beside Llama.
+"""Tokens per second on one CPU thread, in one run: DIFF beside DiffLlama and Llama, DIFF V2 and GDA beside Llama.
 
     python -m benchmarks.model_cpu --out benchmarks/results/model_cpu_<hardware>_<date>
 
 writes `<out>.csv` and `<out>.md`. The models have hidden size 512, 8 layers, 8 query heads of d = 64 (two for a head
 of DIFF) and a vocabulary of 4096; those of transformers run on sdpa. DIFF, DiffLlama and Llama have as many keys as
-queries. V2 cannot, since two query heads share a key/value head: it and the Llama beside it have 4 key/value heads.
+queries. V2 cannot, since two query heads share a key/value head: it and the Llama beside it have 4 key/value heads. In
+GDA (arXiv:2510.06949) 4 heads share a second query, and so a key/value head: DIFF 4/1 and Llama 8/2, heads over
+key/value heads, have caches of the same size.
 
 The tasks are forward and forward+backward over 2048 tokens, and decoding one token after a context of 4096. Before
-anything is timed, the logits of DIFF must equal those of DiffLlama, and those of V2 its eager formula's.
+anything is timed, the logits of DIFF must equal those of DiffLlama, and those of V2 and GDA their eager formula's.
 
 Every figure is the median over rounds in which the models take turns, in process time (CPU time of the thread), so
 that a busy machine slows down all of them equally.
@@ -34,7 +36,8 @@ from diff_transformer import (
 from tests.diffllama_twin import to_diffllama
 
 TASKS = {"forward": 2048, "forward+backward": 2048, "decode": 4096}
-GROUPS = {"DIFF": ["DiffLlama", "Llama"], "DIFF V2": ["Llama GQA"]}  # a model of ours, and its rivals
+# A model of ours, and its rivals
+GROUPS = {"DIFF": ["DiffLlama", "Llama"], "DIFF V2": ["Llama GQA"], "GDA": ["DIFF 4/1", "Llama 8/2"]}
 
 
 SHARED = {"vocab_size": 4096, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8}
@@ -44,6 +47,8 @@ SHARED |= {"max_position_embeddings": 8192, "eos_token_id": None}
 def untrained_models() -> dict[str, torch.nn.Module]:
     """Models of equal size; DIFF and DiffLlama compute the same function."""
     grouped = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
+    few = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64}
+    shared = {"num_attention_heads": 4, "num_key_value_heads": 1, **SHARED}
     diff = DiffTransformerForCausalLM(DiffTransformerConfig(num_attention_heads=4, **SHARED)).eval()
     return {
         "DIFF": diff,
@@ -51,6 +56,9 @@ def untrained_models() -> dict[str, torch.nn.Module]:
         "Llama": LlamaForCausalLM(LlamaConfig(num_attention_heads=8, **SHARED)).eval(),
         "DIFF V2": DiffTransformerV2ForCausalLM(DiffTransformerV2Config(**grouped, **SHARED)).eval(),
         "Llama GQA": LlamaForCausalLM(LlamaConfig(**grouped, **SHARED)).eval(),
+        "GDA": DiffTransformerForCausalLM(DiffTransformerConfig(num_noise_heads=1, **shared)).eval(),
+        "DIFF 4/1": DiffTransformerForCausalLM(DiffTransformerConfig(**shared)).eval(),
+        "Llama 8/2": LlamaForCausalLM(LlamaConfig(**few, **SHARED)).eval(),
     }
 
 
@@ -61,9 +69,11 @@ def build_models(dtype: torch.dtype) -> dict[str, torch.nn.Module]:
     ids = torch.randint(0, 4096, (1, 300))
     with torch.no_grad():
         logits = {name: model(ids).logits for name, model in models.items()}
-        models["DIFF V2"].set_attn_implementation("eager")
-        expected = {"DIFF": logits["DiffLlama"], "DIFF V2": models["DIFF V2"](ids).logits}
-        models["DIFF V2"].set_attn_implementation("sdpa")
+        expected = {"DIFF": logits["DiffLlama"]}
+        for name, implementation in (("DIFF V2", "sdpa"), ("GDA", "flash_diff")):
+            models[name].set_attn_implementation("eager")
+            expected[name] = models[name](ids).logits
+            models[name].set_attn_implementation(implementation)
     for name, right in expected.items():
         error = ((logits[name] - right).abs().max() / right.abs().max()).item()
         if error > 1e-5:
@@ -106,6 +116,10 @@ def as_markdown(rows: list[dict], command: str) -> str:
     lines += [f"`{command}`, torch {rows[0]['torch']}, transformers {rows[0]['transformers']}."]
     lines += ["Median of rounds in turn.", ""]
     lines += ["DIFF V2 and Llama GQA have 8 query heads over 4 key/value heads, Llama has 8 over 8.", ""]
+    lines += [
+        "The 4 heads of GDA share a second query, and as in DIFF 4/1 one key/value head of 128. Llama 8/2 has two"
+    ]
+    lines += ["of 64.", ""]
     names = [name for ours, rivals in GROUPS.items() for name in (ours, *rivals)]
     ratios = [f"{ours} / {rival}" for ours, rivals in GROUPS.items() for rival in rivals]
     body = []

@@ -16,6 +16,8 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
+from diff_transformer.flash_diff_cpu import flash_diff_attention_cpu
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -283,7 +285,10 @@ def test_model_gpu_checks_compiled_models(model_gpu, tiny_models, monkeypatch, t
 
 
 WRONG_MODELS = {  # the function of the attention, and another
-    "DIFF": ("attention_diff.flash_diff_attention_cpu", lambda query, *_, **__: query.transpose(1, 2)),
+    "DIFF": (
+        "attention_diff.flash_diff_attention_cpu",
+        lambda q, k, v, lam, *x, **y: flash_diff_attention_cpu(q, k, v, -lam, *x, **y),
+    ),
     "DIFF V2": (
         "modeling_diff_v2.differential_attention",
         lambda _, __, q, *x, **y: (q[:, ::2].transpose(1, 2), None),
@@ -360,16 +365,18 @@ def test_model_cpu_end_to_end(model_cpu, monkeypatch, tmp_path):
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
     model_cpu.main(["--rounds", "1", "--dtypes", "float32", "--out", str(tmp_path / "speed")])
     rows = read(tmp_path / "speed.csv")
-    names = ["DIFF", "DiffLlama", "Llama", "DIFF V2", "Llama GQA"]
+    names = ["DIFF", "DiffLlama", "Llama", "DIFF V2", "Llama GQA", "GDA", "DIFF 4/1", "Llama 8/2"]
+    first = [0, 0, 0, 3, 3, 5, 5, 5]  # the model of ours that each is compared with
     assert [(row["task"], row["model"]) for row in rows] == [(t, name) for t in model_cpu.TASKS for name in names]
     for i, row in enumerate(rows):
-        ours = rows[i - i % 5 + (0 if i % 5 < 3 else 3)]  # V2 and its Llama are the last two
+        ours = rows[i - i % 8 + first[i % 8]]
         ratio = float(ours["tokens_per_second"]) / float(row["tokens_per_second"])
         assert float(row["ours_over_this"]) == pytest.approx(ratio, abs=2e-3)
     table = [line.strip("| ").split(" | ") for line in (tmp_path / "speed.md").read_text().splitlines() if "|" in line]
-    assert table[0][2:] == [*names, "DIFF / DiffLlama", "DIFF / Llama", "DIFF V2 / Llama GQA"]
-    decode = [row["tokens_per_second"] for row in rows[10:]]
-    ratios = [f"{float(rows[i]['ours_over_this']):.2f}" for i in (11, 12, 14)]
+    ratios = ["DIFF / DiffLlama", "DIFF / Llama", "DIFF V2 / Llama GQA", "GDA / DIFF 4/1", "GDA / Llama 8/2"]
+    assert table[0][2:] == [*names, *ratios]
+    decode = [row["tokens_per_second"] for row in rows[16:]]
+    ratios = [f"{float(rows[i]['ours_over_this']):.2f}" for i in (17, 18, 20, 22, 23)]
     assert table[4] == ["float32", "decode, 24 tokens", *decode, *ratios]
 
 
@@ -377,6 +384,7 @@ def test_model_cpu_compares_models_of_equal_size(model_cpu):
     size = {name: model.num_parameters() for name, model in model_cpu.untrained_models().items()}
     assert size["DIFF"] - size["Llama"] == 4 * 8 + 16, "lambda vectors and the head norm"
     assert size["DIFF V2"] - size["Llama GQA"] == 4 * 64 - 64 * 4 * 64, "lambda_proj, and half of o_proj"
+    assert size["DIFF 4/1"] - size["GDA"] == 3 * 8 * 64, "three second queries"
 
 
 @pytest.mark.parametrize("name", WRONG_MODELS)
