@@ -116,10 +116,8 @@ def as_markdown(rows: list[dict], command: str) -> str:
     lines += [f"`{command}`, torch {rows[0]['torch']}, transformers {rows[0]['transformers']}."]
     lines += ["Median of rounds in turn.", ""]
     lines += ["DIFF V2 and Llama GQA have 8 query heads over 4 key/value heads, Llama has 8 over 8.", ""]
-    lines += [
-        "The 4 heads of GDA share a second query, and as in DIFF 4/1 one key/value head of 128. Llama 8/2 has two"
-    ]
-    lines += ["of 64.", ""]
+    lines += ["The 4 heads of GDA share a second query and, as in DIFF 4/1, one key/value head of 128."]
+    lines += ["Llama 8/2 has two of 64.", ""]
     names = [name for ours, rivals in GROUPS.items() for name in (ours, *rivals)]
     ratios = [f"{ours} / {rival}" for ours, rivals in GROUPS.items() for rival in rivals]
     body = []
