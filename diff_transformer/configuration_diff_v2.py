@@ -17,9 +17,9 @@ class DiffTransformerV2Config(DiffTransformerBaseConfig):
             tensor-parallel plans count. Neighbours are a pair, whose outputs are subtracted: h heads remain.
         num_key_value_heads (`int`, *optional*): Key/value heads; by default one for each pair of query heads. Both
             heads of a pair must share a key/value head.
+        num_noise_heads (`int`, *optional*): Query heads whose outputs are subtracted; by default half of them. With
+            fewer, the last of each group of neighbours is subtracted from the others (arXiv:2510.06949).
         head_dim (`int`, *optional*): d, the width of a query, key or value; by default `hidden_size / h`.
-        num_signal_heads_per_noise_head (`int`, defaults to 1): n query heads in a row from each of which the output of
-            the query head after them is subtracted. V2 has pairs, 1.
         attention_bias (`bool`, defaults to `False`): Biases of the query, key and value projections.
         attention_output_bias (`bool`, *optional*): Bias of the output projection; by default `attention_bias`.
         use_qk_norm (`bool`, defaults to `False`): An RMSNorm over each query and key before the rotation, as in Qwen3.
@@ -47,19 +47,14 @@ class DiffTransformerV2Config(DiffTransformerBaseConfig):
     }
 
     num_attention_heads: int = 48
-    num_signal_heads_per_noise_head: int = 1
+    num_noise_heads: int | None = None
     attention_output_bias: bool | None = None
     use_qk_norm: bool = False
     sliding_window: int | None = None
 
     def __post_init__(self, **kwargs):
-        if self.num_signal_heads_per_noise_head < 1:
-            raise ValueError(
-                f"num_signal_heads_per_noise_head={self.num_signal_heads_per_noise_head} was given; it must be at "
-                "least 1."
-            )
         if self.num_key_value_heads is None:
-            self.num_key_value_heads = max(1, self.num_attention_heads // self.num_heads_per_group)
+            self.num_key_value_heads = self.num_attention_heads - self.num_differential_heads
         if self.head_dim is None:
             heads = self.num_differential_heads
             if heads < 1 or self.hidden_size % heads != 0:
@@ -73,14 +68,10 @@ class DiffTransformerV2Config(DiffTransformerBaseConfig):
         super().__post_init__(**kwargs)
 
     @property
-    def num_heads_per_group(self) -> int:
-        """Query heads of which one is subtracted from the others: 2 in V2."""
-        return self.num_signal_heads_per_noise_head + 1
-
-    @property
     def num_differential_heads(self) -> int:
         """h: the heads that remain after the subtraction, the width of `o_proj`'s input over `head_dim`."""
-        return self.num_attention_heads // self.num_heads_per_group * self.num_signal_heads_per_noise_head
+        heads, noise_heads = self.num_attention_heads, self.num_noise_heads
+        return heads // 2 if noise_heads is None else heads - noise_heads
 
     def validate_architecture(self):
         super().validate_architecture()
@@ -89,14 +80,15 @@ class DiffTransformerV2Config(DiffTransformerBaseConfig):
                 f"head_dim={self.head_dim} was given, or derived as hidden_size / differential heads; it is rotated "
                 "in pairs, so it must be a multiple of 2."
             )
-        group, key_heads = self.num_heads_per_group, self.num_key_value_heads
-        if key_heads < 1 or self.num_attention_heads % (key_heads * group) != 0:
+        heads, key_heads = self.num_attention_heads, self.num_key_value_heads
+        noise_heads = heads - self.num_differential_heads
+        if min(key_heads, noise_heads, heads - noise_heads) < 1 or heads % noise_heads or noise_heads % key_heads:
             raise ValueError(
-                f"num_attention_heads={self.num_attention_heads} and num_key_value_heads={key_heads} were given. "
-                f"num_attention_heads counts query heads, of which {group} neighbours are subtracted from one another "
-                f"and must share a key/value head: it must be a multiple of {group} x num_key_value_heads. With the "
-                f"keys and values of a Transformer, give {group} times its number of query heads; else choose fewer "
-                "key/value heads."
+                f"num_attention_heads={heads}, num_noise_heads={self.num_noise_heads} and num_key_value_heads="
+                f"{key_heads} were given. num_attention_heads counts query heads, of which num_noise_heads, half by "
+                "default, are subtracted from neighbours over the same keys; it must be a multiple of "
+                "num_noise_heads, and that of num_key_value_heads. With the keys and values of a Transformer, give "
+                "twice its number of query heads; else choose fewer key/value heads."
             )
         if self.sliding_window is not None and self.sliding_window < 2:
             raise ValueError(

@@ -16,7 +16,7 @@ def test_defaults_are_the_3b_model_of_v1_with_twice_the_query_heads():
     assert v2.num_differential_heads == 24 == 2 * v1.num_attention_heads, "heads of d, where those of V1 have 2d"
     for name in ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size", "max_position_embeddings"):
         assert getattr(v2, name) == getattr(v1, name), name
-    assert (v2.use_qk_norm, v2.sliding_window, v2.num_signal_heads_per_noise_head) == (False, None, 1)
+    assert (v2.use_qk_norm, v2.sliding_window, v2.num_noise_heads) == (False, None, None)
     assert v2.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
 
 
@@ -26,7 +26,7 @@ def test_defaults_are_the_3b_model_of_v1_with_twice_the_query_heads():
         # key/value heads, head_dim, differential heads
         ({"hidden_size": 96, "num_attention_heads": 6}, (3, 32, 3)),
         ({"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 1, "head_dim": 10}, (1, 10, 3)),
-        ({"hidden_size": 64, "num_attention_heads": 10, "num_signal_heads_per_noise_head": 4}, (2, 8, 8)),
+        ({"hidden_size": 64, "num_attention_heads": 10, "num_noise_heads": 2}, (2, 8, 8)),
         ({"hidden_size": 2, "num_attention_heads": 2, "sliding_window": 2}, (1, 2, 1)),  # the smallest
     ],
 )
@@ -42,7 +42,7 @@ def test_output_bias_follows_attention_bias():
 
 
 def test_save_and_load(tmp_path):
-    changed = {"num_attention_heads": 40, "num_key_value_heads": 4, "num_signal_heads_per_noise_head": 4}
+    changed = {"num_attention_heads": 40, "num_key_value_heads": 4, "num_noise_heads": 8}
     changed |= {"attention_bias": True, "attention_output_bias": False, "use_qk_norm": True, "sliding_window": 1024}
     config = DiffTransformerV2Config(hidden_size=4096, **changed)
     config.save_pretrained(tmp_path)
@@ -57,18 +57,24 @@ def test_save_and_load(tmp_path):
     [
         ({"num_attention_heads": 46}, r"hidden_size=3072 and num_attention_heads=46 .* leave 23 differential heads"),
         ({"num_attention_heads": 1}, "num_attention_heads=1 .* leave 0 differential heads"),
-        ({"num_attention_heads": 1, "head_dim": 8}, "num_key_value_heads=1 were given.* multiple of 2 x"),
+        ({"num_attention_heads": 1, "head_dim": 8}, "num_attention_heads=1, .* multiple of num_noise_heads"),
         ({"num_attention_heads": 0, "head_dim": 8}, "num_attention_heads=0 .* at least 1"),
-        ({"num_attention_heads": 7, "head_dim": 8}, "num_key_value_heads=3 were given.* multiple of 2 x"),
-        # What a Transformer's configuration would give: as many key/value heads as query heads
-        ({"num_key_value_heads": 48}, "=48 and num_key_value_heads=48 .* give 2 times its number of query heads"),
-        ({"num_key_value_heads": 0}, "num_key_value_heads=0"),
-        ({"num_key_value_heads": 5}, "num_key_value_heads=5 .* multiple of 2 x num_key_value_heads"),
         (
-            {"num_signal_heads_per_noise_head": 4, "num_attention_heads": 40, "num_key_value_heads": 16},
-            "num_key_value_heads=16 were given.* 5 neighbours .* multiple of 5 x",
+            {"num_attention_heads": 7, "head_dim": 8},
+            "num_attention_heads=7, num_noise_heads=None .* half by default, are subtracted",
         ),
-        ({"num_signal_heads_per_noise_head": 0}, "num_signal_heads_per_noise_head=0 .* at least 1"),
+        # What a Transformer's configuration would give: as many key/value heads as query heads
+        ({"num_key_value_heads": 48}, "=48, .* num_key_value_heads=48 .* give twice its number of query heads"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads=0"),
+        ({"num_key_value_heads": 5}, "num_key_value_heads=5 .* and that of num_key_value_heads"),
+        (
+            {"num_noise_heads": 8, "num_key_value_heads": 16, "head_dim": 8},
+            "num_noise_heads=8 and num_key_value_heads=16",
+        ),
+        ({"num_noise_heads": 9, "head_dim": 8}, "num_noise_heads=9"),
+        ({"num_noise_heads": 0}, "num_noise_heads=0"),
+        ({"num_noise_heads": 48}, "num_attention_heads=48 .* leave 0 differential heads"),
+        ({"num_noise_heads": 48, "head_dim": 8}, "num_noise_heads=48"),
         ({"hidden_size": 360}, "head_dim=15 .* multiple of 2"),
         ({"head_dim": 0}, "head_dim=0"),
         ({"head_dim": 9}, "head_dim=9 .* multiple of 2"),
@@ -91,5 +97,5 @@ def test_update_from_string_validates():
     config = DiffTransformerV2Config()
     config.update_from_string("num_attention_heads=16,num_key_value_heads=8,head_dim=64,use_qk_norm=true")
     assert (config.num_attention_heads, config.num_differential_heads, config.use_qk_norm) == (16, 8, True)
-    with pytest.raises(StrictDataclassClassValidationError, match="num_attention_heads=12 .* multiple of 2 x"):
+    with pytest.raises(StrictDataclassClassValidationError, match="num_attention_heads=12, .* and that of num_key"):
         config.update_from_string("num_attention_heads=12")

@@ -244,7 +244,7 @@ def test_convert_reads_sharded_torch_files_beside_those_of_a_trainer(tmp_path, f
         ({"mlp_bias": True, "num_key_value_heads": 1}, ["mistral"], "mlp_bias=True"),
         ({"num_key_value_heads": 1}, ["qwen2"], "attention_bias=False"),
         ({"num_key_value_heads": 1}, ["qwen3"], "use_qk_norm=False"),
-        ({"num_signal_heads_per_noise_head": 3, "head_dim": 8, "num_key_value_heads": 1}, ["llama"], "noise_head=3"),
+        ({"num_noise_heads": 2, "head_dim": 8, "num_key_value_heads": 1}, ["llama", "unilm_v2"], "num_noise_heads=2"),
         ({"attention_bias": True, "mlp_bias": True}, ["unilm_v2"], "attention_output_bias=True, _proj.bias"),
     ],
 )

@@ -50,7 +50,10 @@ def attention_by_formula(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One head at a time, with none of the module's code: its output, and the map of each head (B, H, T, T)."""
     config = module.config
-    d, n = config.head_dim, config.num_signal_heads_per_noise_head
+    d, n = (
+        config.head_dim,
+        config.num_attention_heads // (config.num_noise_heads or config.num_attention_heads // 2) - 1,
+    )
     queries_per_key = config.num_attention_heads // config.num_key_value_heads
 
     def project(linear: nn.Linear, head: int, norm: str | None = None) -> torch.Tensor:
@@ -101,17 +104,17 @@ VARIANTS = {
     "q/k norm": {"use_qk_norm": True, "attention_bias": True, "attention_output_bias": False},
     "window": {"sliding_window": 5},
     "odd sizes": {"hidden_size": 42, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 10},
-    "2 signal heads": {"num_attention_heads": 12, "num_signal_heads_per_noise_head": 2, "head_dim": 6},
+    "2 signal heads": {"num_attention_heads": 12, "num_noise_heads": 4, "head_dim": 6},
     "4 signal heads, MHA": {
         "num_attention_heads": 10,
         "num_key_value_heads": None,
-        "num_signal_heads_per_noise_head": 4,
+        "num_noise_heads": 2,
         "use_qk_norm": True,
     },
     "4 signal heads, one key head": {
         "num_attention_heads": 15,
         "num_key_value_heads": 1,
-        "num_signal_heads_per_noise_head": 4,
+        "num_noise_heads": 3,
         "head_dim": 4,
     },
 }
@@ -167,7 +170,7 @@ def twins(tiny_config, request) -> tuple[PreTrainedModel, PreTrainedModel]:
     """A V2 model with lambda = 1/2, and the Transformer with all of its query heads that computes the same: its output
     projection subtracts one half of the noise head from each signal head."""
     peer_class, peers_own, ours_own = TWINS[request.param]
-    heads = {"num_attention_heads": 6, "num_signal_heads_per_noise_head": 2, "head_dim": 8}
+    heads = {"num_attention_heads": 6, "num_noise_heads": 2, "head_dim": 8}
     config = tiny_config(hidden_size=60, **heads, **ours_own)
     ours = AutoModelForCausalLM.from_config(config)
     names = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]

@@ -7,14 +7,9 @@ from dataclasses import asdict
 import pytest
 import torch
 from torch import nn
-from transformers import MistralConfig, MistralForCausalLM
+from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
 
-from diff_transformer import (
-    DiffTransformerConfig,
-    DiffTransformerForCausalLM,
-    DiffTransformerV2Config,
-    DiffTransformerV2ForCausalLM,
-)
+from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerV2Config
 from diff_transformer.evaluation.comparison import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
 from diff_transformer.evaluation.protocols import attention_allocation
 from diff_transformer.evaluation.protocols.attention_allocation import (
@@ -71,10 +66,12 @@ def test_attention_shares_are_those_of_the_whole_maps(loaded, normalization):
     assert (found[1].sum(1) > 1.01).all() if cancel else torch.allclose(*found), "the absolute scores"
 
 
-def test_attention_shares_of_three_heads_with_one_noise_head():
-    heads = {"num_attention_heads": 8, "num_signal_heads_per_noise_head": 3, "head_dim": 8}
-    model = DiffTransformerV2ForCausalLM(DiffTransformerV2Config(**{**SIZES, **heads})).eval()
-    case = random_case()
+@pytest.mark.parametrize(
+    ("config_class", "num_heads"), [(DiffTransformerConfig, 6), (DiffTransformerV2Config, 8)], ids=["v1", "v2"]
+)
+def test_attention_shares_of_three_heads_with_one_noise_head(config_class, num_heads):
+    heads = {"num_attention_heads": num_heads, "num_noise_heads": 2, "head_dim": 8}
+    model, case = AutoModelForCausalLM.from_config(config_class(**{**SIZES, **heads})).eval(), random_case()
     found = attention_shares(model, *case, chunk_size=16)
     torch.testing.assert_close(found.double(), brute_force(model, *case, "total"), rtol=1e-5, atol=1e-5)
 

@@ -63,12 +63,12 @@ def test_card_states_the_facts_of_v2(pristine_v2, tmp_path):
     assert "lambda_init" not in text and "sliding window" not in text and data["base_model"] == "owner/llama"
     assert text.index("title        = {Differential Transformer V2}") < text.index(PAPER)
     config = json.loads((pristine_v2 / "config.json").read_text())
-    more = {"num_signal_heads_per_noise_head": 3, "sliding_window": 32, "use_qk_norm": True}
+    more = {"num_noise_heads": 2, "sliding_window": 32, "use_qk_norm": True}
     (tmp_path / "config.json").write_text(json.dumps(config | more))
     for path in pristine_v2.glob("*.safetensors*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     text, _, _ = written(tmp_path)
-    for row in ("differential heads | 6", "signal heads per noise head | 3", "window | 32", "normalisation | yes"):
+    for row in ("differential heads | 6", "noise heads | 2", "window | 32", "normalisation | yes"):
         assert f"{row} |" in text
 
 
