@@ -3,7 +3,7 @@
 
 
 def register() -> None:
-    """Makes vLLM build attention layers with 2 H query heads, those of the packed call, instead of H.
+    """Makes vLLM build attention layers with the query heads of the packed call (2 H), instead of H.
 
     The package, imported before, has registered the model with the Auto classes.
     """
@@ -14,6 +14,6 @@ def register() -> None:
 
     class DiffTransformerConvertor(ModelArchConfigConvertorBase):
         def get_total_num_attention_heads(self) -> int:
-            return 2 * self.hf_text_config.num_attention_heads
+            return self.hf_text_config.num_query_heads
 
     MODEL_ARCH_CONFIG_CONVERTORS["diff_transformer"] = DiffTransformerConvertor

@@ -66,12 +66,15 @@ def transformer_twin(
 ) -> LlamaConfig:
     """The paper's Transformer of equal size: 2h heads of d (and 2 hk key/value heads), full rotation.
 
-    It lacks the L (4d + 2d) parameters of the lambda vectors and head norms. `kwargs` are fields of `config_class`
-    that DIFF does not have.
+    It lacks the L (4d + 2d) parameters of the lambda vectors and head norms. If heads share noise heads, its
+    feed-forward network is narrower by what `q_proj` adds. `kwargs` are fields of `config_class` that DIFF does not
+    have.
     """
-    same = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings"]
+    same = ["vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings"]
     same += ["rms_norm_eps", "tie_word_embeddings", "eos_token_id", "pad_token_id", "initializer_range"]
+    added = 2 * config.num_attention_heads - config.num_query_heads
     return config_class(
+        intermediate_size=_narrowed(config, added * config.diff_head_dim),
         num_attention_heads=2 * config.num_attention_heads,
         num_key_value_heads=2 * config.num_key_value_heads,
         head_dim=config.diff_head_dim,
@@ -94,18 +97,24 @@ def diff_v2_twin(config: DiffTransformerConfig, **kwargs: Any) -> DiffTransforme
     """DIFF V2 with as many parameters as the Transformer of equal size, up to the rounding of `intermediate_size`.
 
     The heads are those of the authors' comparison: keys, values, the cache and `o_proj` are the Transformer's, and
-    `q_proj` is twice as wide. The feed-forward network is narrower by what `q_proj` and `lambda_proj` add. `kwargs`
-    override fields.
+    `q_proj` has a noise head for each of its heads, or for as many as share one in `config`. The feed-forward network
+    is narrower by what `q_proj` and `lambda_proj` add. `kwargs` override fields.
     """
-    heads, hidden_size, d = 2 * config.num_attention_heads, config.hidden_size, config.diff_head_dim
-    # Per layer, hidden_size x heads x (d + 1) parameters more; a unit of the feed-forward network has 3 x hidden_size
-    width = config.intermediate_size - heads * (d + 1) / 3  # type: ignore[operator]  # None before __post_init__
-    multiple = 8 if hidden_size >= 1024 else 1  # what tensor cores need
+    heads, d = 2 * config.num_attention_heads, config.diff_head_dim
     changed = {"rope_parameters": _full_rotation(config), "head_dim": d}
-    changed |= {"intermediate_size": multiple * round(width / multiple)}
-    changed |= {"num_attention_heads": 2 * heads, "num_key_value_heads": 2 * config.num_key_value_heads}
+    changed |= {"intermediate_size": _narrowed(config, config.num_query_heads * d + heads)}
+    changed |= {"num_attention_heads": 2 * config.num_query_heads}
+    changed |= {"num_key_value_heads": 2 * config.num_key_value_heads}
+    changed |= {"num_noise_heads": config.num_noise_heads and 2 * config.num_noise_heads}
     shared = {name: getattr(config, name) for name in DiffTransformerBaseConfig.__annotations__}
     return DiffTransformerV2Config(**{**shared, **changed, **kwargs})
+
+
+def _narrowed(config: DiffTransformerConfig, added: int) -> int:
+    """The width of a feed-forward network that leaves room for `added` rows of `hidden_size` in a layer."""
+    size, multiple = config.intermediate_size, 8 if config.hidden_size >= 1024 else 1  # what tensor cores need
+    assert size is not None  # after __post_init__
+    return multiple * round((size - added / 3) / multiple) if added else size
 
 
 def _full_rotation(config: DiffTransformerConfig) -> dict[str, Any]:

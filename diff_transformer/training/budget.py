@@ -2,9 +2,9 @@
 """What a run costs, before it starts: parameters, FLOPs, memory and hours. Arithmetic alone; nothing is measured.
 
 Everything holds for DIFF and for its twins, DIFF V2 and Llama. E is `hidden_size`, F `intermediate_size`, Q the width
-of all queries, K that of all keys, and of all values, H that of the output of all heads (half of Q in V2, else Q), L
-the layers, V `vocab_size`. A GB is 10^9 bytes, a multiply-add is 2 FLOPs. docs/scale.md explains the formulas term by
-term.
+of all queries, K that of all keys, and of all values, H that of the output of all heads (half of Q in V2, else Q; more
+if heads share noise heads), L the layers, V `vocab_size`. A GB is 10^9 bytes, a multiply-add is 2 FLOPs. docs/scale.md
+explains the formulas term by term.
 """
 
 import math
@@ -41,8 +41,10 @@ def _shape(config: PreTrainedConfig) -> tuple[int, int, int, int, int, int, int]
     if not isinstance(config, DiffTransformerConfig | DiffTransformerV2Config | LlamaConfig):
         raise ValueError(f"The model type is {config.model_type!r}; the budget supports {', '.join(MODEL_TYPES)}.")
     outputs = config.num_differential_heads if _is_v2(config) else config.num_attention_heads
-    counts = (config.num_attention_heads, config.num_key_value_heads, outputs)
-    queries, keys, heads = (count * config.head_dim for count in counts)
+    keys, heads = config.num_key_value_heads * config.head_dim, outputs * config.head_dim
+    queries = config.num_attention_heads * config.head_dim
+    if isinstance(config, DiffTransformerConfig):
+        queries = config.num_query_heads * config.diff_head_dim
     width, layers = config.hidden_size, config.num_hidden_layers
     assert config.intermediate_size is not None  # after __post_init__
     return width, config.intermediate_size, queries, keys, heads, layers, config.vocab_size
@@ -74,14 +76,15 @@ def model_flops_per_token(
     """FLOPs of training on one token, as MFU counts them: three forward passes, nothing that is recomputed.
 
     Only matrix products count, and those of causal attention for half of the keys. DIFF and its Transformer count the
-    same; DIFF V2 has the attention of twice as many queries. Documents packed into a sequence count as one.
+    same, except for maps that heads share; DIFF V2 has the attention of twice as many queries. Documents packed into a
+    sequence count as one.
 
     With adapters (LoRA) of `trainable_parameters`, the frozen weights have no gradient: twice their forward, three
     times that of attention, and 6 for every parameter of the adapters.
     """
-    E, _, Q, _, _, L, V = _shape(config)
+    E, _, Q, _, H, L, V = _shape(config)
     weights = 2 * L * _layer_matrices(config) + 2 * V * E
-    attention = 2 * L * sequence_length * Q
+    attention = L * sequence_length * (Q + (Q if _is_v2(config) else H))
     if trainable_parameters is None:
         return 3 * (weights + attention)
     return 2 * weights + 3 * attention + 6 * trainable_parameters
@@ -128,9 +131,10 @@ class Budget:
         """What autograd keeps per layer and token, in bf16 with a flash-style kernel, without checkpointing."""
         E, F, Q, K, H, _, _ = _shape(self.config)
         is_diff = self.config.model_type == DiffTransformerConfig.model_type
-        maps = self.config.num_attention_heads * (2 if is_diff else 1)
-        # DIFF: also the heads before their norm, the second map's output, and a norm that is not part of the kernel
-        queries = (4 if not is_diff else 14 if self.sequence_parallel > 1 else 8) * Q
+        maps = self.config.num_query_heads if is_diff else self.config.num_attention_heads
+        # DIFF: also the heads before their norm, the second map's output (2 Q - H wide), and a norm that is not part
+        # of the kernel
+        queries = 4 * Q if not is_diff else 6 * Q + (8 if self.sequence_parallel > 1 else 2) * H
         if self.config.model_type == LlamaHeadNormConfig.model_type:  # the heads in float32, normed, and scaled
             queries += 8 * Q
         stream = (16 if self.shard > 1 else 26) * E  # autocast leaves the residual stream of DDP in float32

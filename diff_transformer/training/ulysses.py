@@ -2,7 +2,8 @@
 """Sequences longer than one GPU can train on: Ulysses sequence parallelism (arXiv:2309.14509).
 
 accelerate (recipes/accelerate/ulysses.yaml) and DeepSpeed give each of s processes 1/s of every sequence. For its
-attention, each receives the whole sequence for 1/s of the *differential* heads, and sends the outputs back.
+attention, each receives the whole sequence for 1/s of the *differential* heads, with the second queries that these
+share, and sends the outputs back.
 
 The attention of DIFF V2 is an ordinary one, so DeepSpeed itself exchanges its *query* heads, as those of Llama. It
 discards masks; `sdpa_by_document` keeps packed documents apart all the same.
@@ -73,10 +74,10 @@ def enable_ulysses(model: PreTrainedModel) -> None:
 
 
 def ulysses_attention_forward(module, query, key, value, attention_mask, *, position_ids, **kwargs):
-    """`flash_diff_attention_forward` for one part of s of the sequences: query (B, H, T/s, D), key and value
-    (B, K, T/s, D), position_ids (B or 1, T/s); the output is (B, T/s, H, D).
+    """`flash_diff_attention_forward` for one part of s of the sequences: query (B, N, T/s, (n + 1) D/2), key
+    and value (B, K, T/s, D), position_ids (B or 1, T/s); the output is (B, T/s, H, D), where H = n N.
 
-    s divides H, and s divides K or K divides s. Outside of training every process has whole sequences.
+    s divides N, and s divides K or K divides s. Outside of training every process has whole sequences.
     """
     group = sequence_parallel_group()
     if group is None or not module.training:
@@ -86,7 +87,7 @@ def ulysses_attention_forward(module, query, key, value, attention_mask, *, posi
     copies = max(1, size // key.shape[1])
     key, value = (x.repeat_interleave(copies, dim=1) for x in (key, value))
     # Autocast leaves rotated queries and keys in float32
-    query, key, value = (_exchange(x.to(value.dtype), 1, 2, group) for x in (query, key, value))  # (B, H/s, T, D)
+    query, key, value = (_exchange(x.to(value.dtype), 1, 2, group) for x in (query, key, value))  # N/s, K/s, T
 
     positions = position_ids.expand(len(query), -1).contiguous()
     parts = [torch.empty_like(positions) for _ in range(size)]

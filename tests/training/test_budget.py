@@ -26,11 +26,17 @@ def config(request, tiny_config) -> PreTrainedConfig:
     return request.param(tiny_config())
 
 
+@pytest.fixture
+def shared(tiny_config) -> DiffTransformerConfig:
+    """8 heads of 2d = 8 and 2 noise heads: a q_proj of 40 rows."""
+    return tiny_config(num_attention_heads=8, num_noise_heads=2)
+
+
 def build(config: PreTrainedConfig, attn_implementation: str = "eager", **kwargs) -> torch.nn.Module:
     return AutoModelForCausalLM.from_config(config, attn_implementation=attn_implementation, **kwargs)
 
 
-def test_count_parameters_has_both_embeddings_and_changes_no_config(tiny_config):
+def test_count_parameters_has_both_embeddings_and_changes_no_config(tiny_config, shared):
     for tied in (True, False):
         config = tiny_config(tie_word_embeddings=tied)
         config._attn_implementation = "sdpa"
@@ -40,6 +46,13 @@ def test_count_parameters_has_both_embeddings_and_changes_no_config(tiny_config)
     # V2 by hand: q 64 x 128, k and v 64 x 32, lambda 64 x 8, o 64 x 64, MLP 3 x 64 x 72, norms 2 x 64 + 2 x 8
     assert count_parameters(diff_v2_twin(tiny_config(), use_qk_norm=True)) == (87_264, 30_864, 25_472)
     assert count_parameters(transformer_twin(tiny_config())) == (87_232, 30_848, 25_472)
+    # Heads that share noise heads: q 64 x 40, k and v 64 x 16, o 64 x 64, MLP 3 x 64 x 96, lambda 4 x 4, norms 128 + 8
+    assert count_parameters(shared) == (25_472 + 64 + 2 * 27_288, 27_288, 25_472)
+    # and its twins, of equal size up to one unit of the feed-forward network: 64 x 24 more in q_proj; in V2 64 x 40,
+    # and 64 x 16 of lambda
+    assert (transformer_twin(shared).intermediate_size, diff_v2_twin(shared).intermediate_size) == (88, 77)
+    for twin in (transformer_twin(shared), diff_v2_twin(shared)):
+        assert abs(count_parameters(twin)[1] - 27_288) <= 3 * 64 / 2 + 24
 
 
 def counted_flops(model: torch.nn.Module, backward: bool = True) -> float:
@@ -69,6 +82,14 @@ def test_model_flops_per_token_is_what_torch_counts(config):
         model.enable_input_require_grads()  # as checkpointing does, so that the first layer is like the others
         trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
         assert counted_flops(model) == model_flops_per_token(config, 2 * LENGTH, trainable)
+
+
+def test_model_flops_per_token_of_heads_that_share_noise_heads(shared):
+    """The oracle computes the second map of a group once for each of its 4 heads: 6 products too many in a layer."""
+    with sdpa_kernel(SDPBackend.MATH):
+        counted = counted_flops(build(shared), backward=False)
+    repeated = shared.num_hidden_layers * 6 * 2 * LENGTH * shared.diff_head_dim
+    assert 3 * (counted - repeated) == model_flops_per_token(shared, 2 * LENGTH)
 
 
 def test_peak_flops_by_device_name():
@@ -105,10 +126,11 @@ def saved_bytes(config: PreTrainedConfig, attn_implementation: str, dtype: torch
 
 def kernel_bytes(config: DiffTransformerConfig, fused_norm: bool) -> float:
     """What the Triton kernel keeps for one token beside its inputs."""
-    shape = (1, LENGTH, config.num_attention_heads, config.head_dim)
-    query, norm = torch.empty(shape, dtype=torch.bfloat16, device="meta"), torch.empty(config.head_dim, device="meta")
+    meta = {"dtype": torch.bfloat16, "device": "meta"}
+    noise_heads, d = config.num_query_heads - config.num_attention_heads, config.diff_head_dim
+    query = torch.empty(1, LENGTH, noise_heads, config.num_query_heads // noise_heads * d, **meta)
+    key, norm = torch.empty(1, LENGTH, config.num_key_value_heads, 2 * d, **meta), torch.empty(2 * d, device="meta")
     call = (None, None, None, None, None, LENGTH, LENGTH, 1.0, True, 1e-5, 1.0)
-    key = query[:, :, : config.num_key_value_heads]
     out, *kept = _forward_op(query, key, key, norm[0], norm if fused_norm else None, True, *call)
     kept += [] if fused_norm else [out]
     return sum(tensor.numel() * tensor.element_size() for tensor in kept) / LENGTH
@@ -140,13 +162,15 @@ def test_activations_are_those_autograd_keeps(wide):
         assert saved_bytes(twin, "sdpa", dtype) == pytest.approx(expected, rel=0.005), f"{name}, {dtype}"
 
 
-def test_activations_of_the_kernels(wide):
+@pytest.mark.parametrize("noise_heads", [None, 2])
+def test_activations_of_the_kernels(wide, noise_heads):
     """The CPU's kernel keeps its inputs alone. Without a head norm the model around it is what is left when the kernel
     computes the norm too."""
     for layout, fused_norm in ((SHARDED, True), ({"sequence_parallel": 2, "shard": 2}, False)):
-        around = saved_bytes(wide(use_subln=not fused_norm), "flash_diff", torch.bfloat16)
-        expected = make_budget(wide(), **layout).activation_bytes_per_token
-        assert around + kernel_bytes(wide(), fused_norm) == pytest.approx(expected, rel=0.005)
+        config = wide(num_noise_heads=noise_heads)
+        around = saved_bytes(wide(num_noise_heads=noise_heads, use_subln=not fused_norm), "flash_diff", torch.bfloat16)
+        expected = make_budget(config, **layout).activation_bytes_per_token
+        assert around + kernel_bytes(config, fused_norm) == pytest.approx(expected, rel=0.005)
 
 
 def test_memory_of_the_3b_by_hand():

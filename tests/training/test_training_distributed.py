@@ -164,17 +164,18 @@ def forget_sequence_parallelism(trainer: Trainer) -> None:
 
 def exchange_heads_for_tokens() -> None:
     """`ulysses_attention_forward` on parts of sequences against flash_diff on the whole, without DeepSpeed: batches of
-    several rows, more and fewer key/value heads than processes, packed documents, all gradients."""
+    several rows, more and fewer key/value heads than processes, shared noise heads, packed documents, all
+    gradients."""
     rank = dist.get_rank()
     ulysses_module.sequence_parallel_group = lambda: dist.group.WORLD
     module = SimpleNamespace(training=True, is_causal=True)
     part = slice(rank * LENGTH // WORLD_SIZE, (rank + 1) * LENGTH // WORLD_SIZE)
     plain, packed = torch.arange(LENGTH), torch.cat((torch.arange(11), torch.arange(LENGTH - 11)))
-    for num_heads, num_kv_heads in ((4, 4), (4, 1), (2, 2)):
+    for num_heads, num_noise_heads, num_kv_heads in ((4, 4, 4), (4, 4, 1), (2, 2, 2), (8, 2, 1), (8, 4, 2)):
         for position_ids in (plain[None], packed[None], torch.stack((plain, packed, plain))):
             torch.manual_seed(num_heads + num_kv_heads)
-            shapes = [(3, heads, LENGTH, 16) for heads in (num_heads, num_kv_heads, num_kv_heads)]
-            states = [torch.randn(shape) for shape in shapes]
+            query = torch.randn(3, num_noise_heads, LENGTH, 8 * (num_heads // num_noise_heads + 1))
+            states = [query, *torch.randn(2, 3, num_kv_heads, LENGTH, 16)]
             gradient = torch.randn(3, LENGTH, num_heads, 16)
             results = []
             for take in (slice(None), part):
