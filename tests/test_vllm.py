@@ -59,6 +59,7 @@ class Case(NamedTuple):
     options: tuple[str, ...]
     version: str = "v1"
     hidden_act: str = "silu"
+    num_noise_heads: int | None = None
 
 
 CASES = {
@@ -67,8 +68,12 @@ CASES = {
     "remote code, tensor parallel": Case(
         4, 2, False, (*REMOTE_CODE, *EAGER, "--tensor-parallel-size", "2"), hidden_act="poly_norm"
     ),
+    "remote code, tensor parallel, shared noise heads": Case(
+        8, 2, False, (*REMOTE_CODE, *EAGER, "--tensor-parallel-size", "2"), num_noise_heads=4
+    ),
     "plugin": Case(2, 2, True, EAGER),
     "plugin, compiled": Case(4, 2, True, COMPILED),
+    "plugin, compiled, shared noise heads": Case(8, 1, True, COMPILED, num_noise_heads=2),
     "plugin and remote code, tensor parallel": Case(4, 2, True, (*REMOTE_CODE, *EAGER, "--tensor-parallel-size", "2")),
     "v2, remote code, compiled": Case(8, 2, False, REMOTE_CODE + COMPILED, "v2"),
     "v2, remote code, tensor parallel": Case(4, 2, False, (*REMOTE_CODE, *EAGER, "--tensor-parallel-size", "2"), "v2"),
@@ -83,13 +88,11 @@ class Served(NamedTuple):
 
 @pytest.fixture(scope="module")
 def saved(tiny_config, tmp_path_factory) -> Callable[..., tuple[PreTrainedModel, Path]]:
-    """A function of version, numbers of heads and activation: a model, and the folder where it is saved with its code
-    and a tokenizer."""
+    """A function of version, numbers of heads and other fields: a model, and the folder where it is saved with its
+    code and a tokenizer."""
 
     @cache
-    def save(
-        version: str, num_heads: int, num_key_value_heads: int, hidden_act: str = "silu"
-    ) -> tuple[PreTrainedModel, Path]:
+    def save(version: str, num_heads: int, num_key_value_heads: int, **fields: Any) -> tuple[PreTrainedModel, Path]:
         tokenizer = cl100k_tokenizer(vocab_size=300)
         torch.manual_seed(0)
         config = tiny_config(
@@ -100,7 +103,7 @@ def saved(tiny_config, tmp_path_factory) -> Callable[..., tuple[PreTrainedModel,
             num_key_value_heads=num_key_value_heads,
             max_position_embeddings=CONTEXT,
             pad_token_id=tokenizer.pad_token_id,
-            hidden_act=hidden_act,
+            **fields,
         )
         model = AutoModelForCausalLM.from_config(config).eval()
         folder = tmp_path_factory.mktemp("model")
@@ -186,7 +189,8 @@ def is_ready(url: str) -> bool:
 @pytest.fixture(scope="module", params=CASES.values(), ids=CASES)
 def served(request, saved, installed, tmp_path_factory) -> Iterator[Served]:
     case: Case = request.param
-    model, folder = saved(case.version, case.num_heads, case.num_key_value_heads, case.hidden_act)
+    fields = {"hidden_act": case.hidden_act, "num_noise_heads": case.num_noise_heads}
+    model, folder = saved(case.version, case.num_heads, case.num_key_value_heads, **fields)
     site_packages = installed if case.is_installed else None
     with (
         pytest.MonkeyPatch.context() as monkeypatch,
@@ -261,15 +265,16 @@ def test_remote_code_is_served_without_the_package(tmp_path):
     assert "No module named 'diff_transformer'" in process.stderr
 
 
-def test_vllm_plugin_doubles_the_query_heads_of_v1_only(saved, installed, tmp_path):
+def test_vllm_plugin_counts_all_queries_of_v1(saved, installed, tmp_path):
     """The answers do not show it: without the plugin V1 calls attention twice."""
     script = (
         "import sys; from vllm.engine.arg_utils import EngineArgs; "
         "configs = [EngineArgs(folder).create_model_config() for folder in sys.argv[1:]]; "
         "print('heads:', [config.model_arch_config.total_num_attention_heads for config in configs])"
     )
-    command = [sys.executable, "-c", script, *(str(saved(version, 4, 2)[1]) for version in ("v1", "v2"))]
+    models = (saved("v1", 4, 2), saved("v1", 4, 2, num_noise_heads=2), saved("v2", 4, 2))
+    command = [sys.executable, "-c", script, *(str(folder) for _, folder in models)]
     output = subprocess.run(
         command, env=environment(tmp_path, installed), cwd=tmp_path, check=True, stdout=subprocess.PIPE, text=True
     ).stdout
-    assert output.splitlines()[-1] == "heads: [8, 4]"
+    assert output.splitlines()[-1] == "heads: [8, 6, 4]"
