@@ -44,12 +44,15 @@ def tiny_config(request):
     """A function that makes configurations small enough for a test and odd enough to find mistakes: grouped queries,
     weights large enough that the maps are peaked.
 
-    They are of V1 unless a test asks for V2, or for V2 with a sliding window, with
-    `@pytest.mark.parametrize("tiny_config", ["v1", "v2", "v2 window"], indirect=True)` or with the argument `version`.
+    They are of V1 unless a test asks for V1 with shared noise heads, for V2, or for V2 with a sliding window, with
+    `@pytest.mark.parametrize("tiny_config", ["v1", "v1 shared", "v2", "v2 window"], indirect=True)` or with the
+    argument `version`.
     """
     # 4 differential heads and 2 key/value heads in each
     versions = {
         "v1": (DiffTransformerConfig, {"num_attention_heads": 4}),
+        # Two groups of heads to a key/value head
+        "v1 shared": (DiffTransformerConfig, {"num_attention_heads": 8, "num_noise_heads": 4}),
         "v2": (DiffTransformerV2Config, {"num_attention_heads": 8}),
         "v2 window": (DiffTransformerV2Config, {"num_attention_heads": 8, "sliding_window": 7}),
     }

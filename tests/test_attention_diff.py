@@ -75,19 +75,22 @@ def test_matches_the_authors_code(make_golden, name, implementation):
 # ---------------------------------------------------------------------- formula
 
 
+@pytest.mark.parametrize("implementation", CPU_TRAINING_BACKENDS)
 @pytest.mark.parametrize(
-    ("use_subln", "use_head_scale", "scale"), [(True, True, 0.3), (True, False, 1.0), (False, True, 0.3)]
+    ("n", "use_subln", "use_head_scale", "scale"),
+    [(1, True, True, 0.3), (1, True, False, 1.0), (1, False, True, 0.3), (2, True, True, 0.3), (4, True, True, 0.3)],
 )
-def test_eager_is_the_formula_in_float64(tiny_config, use_subln, use_head_scale, scale):
-    """Eq. 1-3 written out for one head at a time, in float64, with none of the module's code. Without the norm: Table
-    6, "- GroupNorm"."""
-    config = tiny_config(lambda_init=0.7, use_subln=use_subln, use_head_scale=use_head_scale)
-    config._attn_implementation = "eager"
+def test_is_the_formula_in_float64(tiny_config, implementation, n, use_subln, use_head_scale, scale):
+    """Eq. 1-3 and all gradients, written out for one head at a time, in float64, with none of the module's code; n
+    heads share a second query. Without the norm: Table 6, "- GroupNorm"."""
+    heads = {"num_attention_heads": 8, "num_noise_heads": 8 // n, "head_dim": 16}
+    config = tiny_config(lambda_init=0.7, use_subln=use_subln, use_head_scale=use_head_scale, **heads)
+    config._attn_implementation = implementation
     attention = DiffTransformerAttention(config, 0).double()
     with torch.no_grad():
         for parameter in attention.parameters():
             parameter.normal_(std=0.3)
-    x = torch.randn(1, 7, config.hidden_size, dtype=torch.float64)
+    x = torch.randn(1, 7, config.hidden_size, dtype=torch.float64, requires_grad=True)
     d = config.diff_head_dim
     identity = torch.ones(1, 7, d, dtype=torch.float64), torch.zeros(1, 7, d, dtype=torch.float64)
     causal = torch.ones(7, 7, dtype=torch.bool).tril()
@@ -95,23 +98,42 @@ def test_eager_is_the_formula_in_float64(tiny_config, use_subln, use_head_scale,
 
     lam = (attention.lambda_q1 @ attention.lambda_k1).exp() - (attention.lambda_q2 @ attention.lambda_k2).exp() + 0.7
     heads = []
-    for i in range(4):
-        j = i // 2  # key head of this query head
-        rows = attention.q_proj.weight[i * 16 : (i + 1) * 16]
-        key_rows = attention.k_proj.weight[j * 16 : (j + 1) * 16]
+    for i in range(8):
+        j = i // 4  # key head of this query head
+        first = (i + i // n) * d  # a second query behind every n heads
+        second = (i // n * (n + 1) + n) * d
         v = x[0] @ attention.v_proj.weight[j * 16 : (j + 1) * 16].T
         softmax = []
-        for half in (slice(0, d), slice(d, 2 * d)):
-            scores = (x[0] @ rows[half].T) @ (x[0] @ key_rows[half].T).T / d**0.5
-            softmax.append(scores.masked_fill(~causal, -torch.inf).softmax(-1))
+        for row, key_row in ((first, j * 16), (second, j * 16 + d)):
+            q = x[0] @ attention.q_proj.weight[row : row + d].T
+            k = x[0] @ attention.k_proj.weight[key_row : key_row + d].T
+            softmax.append((q @ k.T / d**0.5).masked_fill(~causal, -torch.inf).softmax(-1))
         difference = softmax[0] - lam * softmax[1]
-        assert torch.allclose(maps[0, i], difference, atol=1e-12, rtol=0)
+        if implementation == "eager":
+            assert torch.allclose(maps[0, i], difference, atol=1e-12, rtol=0)
         o = difference @ v
         if use_subln:
             o = attention.subln.weight * o / (o.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
         heads.append(scale * o)
     expected = torch.cat(heads, dim=-1) @ attention.o_proj.weight.T
     assert torch.allclose(output[0], expected, atol=1e-12, rtol=0)
+    inputs, direction = {"x": x, **dict(attention.named_parameters())}, torch.randn(7, config.hidden_size).double()
+    grads, expected_grads = (torch.autograd.grad(y, [*inputs.values()], direction) for y in (output[0], expected))
+    for name, gradient, wanted in zip(inputs, grads, expected_grads, strict=True):
+        assert torch.allclose(gradient, wanted, rtol=1e-9, atol=1e-9), name
+
+
+@pytest.mark.parametrize("implementation", CPU_TRAINING_BACKENDS)
+@torch.no_grad()
+def test_a_noise_head_for_each_head_is_the_default(tiny_config, implementation):
+    """The same parameters and the same bits."""
+    ids, outputs = torch.randint(0, 199, (2, 33)), []
+    for noise_heads in (None, 4):
+        torch.manual_seed(1)
+        config = tiny_config(num_noise_heads=noise_heads)
+        model = DiffTransformerModel._from_config(config, attn_implementation=implementation)
+        outputs.append(model(ids).last_hidden_state)
+    assert torch.equal(*outputs)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "flash_diff"])
@@ -156,20 +178,25 @@ def test_lambda_is_float32_in_every_dtype(dtype):
 
 
 SHAPES = [
-    # batch, tokens, heads, kv heads, head_dim, padding: the corners, not the full product
-    (1, 1, 2, 2, 8, "none"),
-    (2, 5, 2, 1, 16, "left"),
-    (2, 16, 4, 2, 8, "4d of each head"),
-    (2, 17, 4, 4, 32, "right"),
-    (3, 40, 6, 2, 12, "none"),
-    (3, 40, 6, 2, 12, "left"),
-    (3, 40, 6, 2, 12, "holes"),
-    (3, 40, 6, 2, 12, "4d"),
-    (3, 40, 6, 2, 12, "4d of each head"),
-    (3, 40, 6, 2, 12, "additive"),
-    (2, 137, 4, 1, 8, "none"),
-    (2, 137, 4, 1, 8, "left"),
-    (2, 137, 4, 1, 8, "holes"),
+    # batch, tokens, heads, noise heads, kv heads, head_dim, padding: the corners, not the full product
+    (1, 1, 2, 2, 2, 8, "none"),
+    (2, 5, 2, 2, 1, 16, "left"),
+    (2, 16, 4, 4, 2, 8, "4d of each head"),
+    (2, 17, 4, 4, 4, 32, "right"),
+    (3, 40, 6, 6, 2, 12, "none"),
+    (3, 40, 6, 6, 2, 12, "left"),
+    (3, 40, 6, 6, 2, 12, "holes"),
+    (3, 40, 6, 6, 2, 12, "4d"),
+    (3, 40, 6, 6, 2, 12, "4d of each head"),
+    (3, 40, 6, 6, 2, 12, "additive"),
+    (2, 137, 4, 4, 1, 8, "none"),
+    (2, 137, 4, 4, 1, 8, "left"),
+    (2, 137, 4, 4, 1, 8, "holes"),
+    (2, 17, 8, 4, 2, 8, "left"),
+    (3, 40, 6, 2, 2, 12, "holes"),
+    (3, 40, 8, 4, 2, 12, "4d"),
+    (2, 137, 4, 1, 1, 8, "none"),
+    (2, 137, 8, 2, 1, 8, "right"),
 ]
 
 
@@ -208,13 +235,14 @@ def run_model(model, ids, mask, rows, implementation, direction):
 
 
 @pytest.mark.oldest
-@pytest.mark.parametrize(("batch", "length", "heads", "kv_heads", "head_dim", "padding"), SHAPES)
-def test_backends_agree(tiny_config, monkeypatch, batch, length, heads, kv_heads, head_dim, padding):
+@pytest.mark.parametrize(("batch", "length", "heads", "noise_heads", "kv_heads", "head_dim", "padding"), SHAPES)
+def test_backends_agree(tiny_config, monkeypatch, batch, length, heads, noise_heads, kv_heads, head_dim, padding):
     """In float64, where only a mistake makes a difference (a gradient of lambda is a sum that nearly cancels); the
     outputs in float32 too."""
     if length == 40:
         monkeypatch.setattr(flash_diff_cpu, "_SCORES", 1)  # one key/value head at a time, as with long sequences
-    config = tiny_config(hidden_size=heads * head_dim, num_attention_heads=heads, num_key_value_heads=kv_heads)
+    counts = {"num_attention_heads": heads, "num_noise_heads": noise_heads, "num_key_value_heads": kv_heads}
+    config = tiny_config(hidden_size=heads * head_dim, **counts)
     model = DiffTransformerModel(config).double().train()
     ids = torch.randint(0, config.vocab_size, (batch, length))
     mask, rows = make_mask(padding, batch, length, heads)
@@ -249,6 +277,7 @@ COMPILED_FLEX = (
     [
         pytest.param("v1", "left", "default", marks=COMPILED_FLEX),
         ("v1", "documents", "force_eager"),
+        ("v1 shared", "documents", "force_eager"),
         ("v2 window", "documents", "force_eager"),
     ],
     indirect=["tiny_config"],
@@ -535,18 +564,22 @@ def test_functions_set_in_the_table_of_transformers_are_used(tiny_config, monkey
     assert len(attention_diff.ALL_ATTENTION_FUNCTIONS) == len(list(attention_diff.ALL_ATTENTION_FUNCTIONS))
 
 
-@pytest.mark.parametrize(("engine", "layer_heads", "kv_heads"), [("vllm", 4, 4), ("vllm", 8, 2), ("sglang", 4, 2)])
-def test_layers_built_by_a_serving_engine(tiny_config, engine, kv_heads, layer_heads):
-    """For H query heads, or for 2 H in vLLM with the plugin, and the cache is written in every call
+@pytest.mark.parametrize(
+    ("engine", "layer_heads", "noise_heads", "kv_heads"),
+    [("vllm", 4, 4, 4), ("vllm", 8, 4, 2), ("sglang", 4, 4, 2), ("vllm", 6, 2, 2), ("sglang", 4, 2, 1)],
+)
+def test_layers_built_by_a_serving_engine(tiny_config, engine, layer_heads, noise_heads, kv_heads):
+    """For H query heads, or for H + N in vLLM with the plugin, and the cache is written in every call
     (`tests/test_vllm.py` runs the real one)."""
-    config = tiny_config(num_key_value_heads=kv_heads)
+    config = tiny_config(num_key_value_heads=kv_heads, num_noise_heads=noise_heads)
     attention = DiffTransformerAttention(config, 0)
     layer, kwargs = nn.Module(), {}
     if engine == "vllm":
         attention.attn, layer.num_heads = layer, layer_heads
     else:
         kwargs["attention_instances"], layer.tp_q_head_num = {0: layer}, layer_heads
-    query, key, value = torch.randn(1, 4, 6, 16), torch.randn(1, kv_heads, 6, 16), torch.randn(1, kv_heads, 6, 16)
+    query = torch.randn(1, noise_heads, 6, 8 * (4 // noise_heads + 1))
+    key, value = torch.randn(2, 1, kv_heads, 6, 16)
     written = []
 
     def engine_attention(module, query, key, value, attention_mask, scaling, **kwargs):
@@ -562,14 +595,29 @@ def test_layers_built_by_a_serving_engine(tiny_config, engine, kv_heads, layer_h
     attention.config._attn_implementation = engine
     output, _ = packed_attention(engine_attention, attention, query, key, value, None, **inputs, **kwargs)
     assert torch.allclose(output, expected, atol=1e-6)
-    assert len(written) == 8 // layer_heads
+    assert len(written) == (2 if layer_heads == 4 else 1)
     assert all(k is key and v is value for k, v in written)
 
 
 # ---------------------------------------------------------------------- errors and dropout
 
 
-@pytest.mark.parametrize("tiny_config", ["v1", "v2"], indirect=True)
+@pytest.mark.parametrize("tiny_config", ["v1 shared"], indirect=True)
+@torch.no_grad()
+def test_heads_that_share_a_query_have_masks_of_their_own_on_eager_alone(tiny_config):
+    model, ids = DiffTransformerModel(tiny_config()), torch.randint(0, 199, (2, 5))
+    mask = torch.ones(2, 8, 5, 5, dtype=torch.bool).tril()
+    mask[:, 1, 3:, 1] = False
+    for implementation in ("flash_diff", "sdpa"):
+        model.set_attn_implementation(implementation)
+        with pytest.raises(ValueError, match=r"\(2, 8, 5, 5\), but num_noise_heads=4.*attn_implementation=.eager"):
+            model(ids, attention_mask=mask)
+    model.set_attn_implementation("eager")
+    maps = model(ids, attention_mask=mask, output_attentions=True).attentions[0]
+    assert ((maps[:, :, 3:, 1] == 0).all((0, 2)) == torch.arange(8).eq(1)).all()
+
+
+@pytest.mark.parametrize("tiny_config", ["v1", "v1 shared", "v2"], indirect=True)
 def test_dropout_drops_the_differential_map(tiny_config):
     config = tiny_config(attention_dropout=0.5, num_hidden_layers=1)
     model = AutoModel.from_config(config, attn_implementation="eager")

@@ -57,7 +57,14 @@ def test_config_defaults_are_table_9_with_untied_embeddings():
 
 def test_derived_values():
     config = DiffTransformerConfig(hidden_size=96, num_attention_heads=3)
-    assert (config.head_dim, config.diff_head_dim, config.num_key_value_heads) == (32, 16, 3)
+    assert (config.head_dim, config.diff_head_dim, config.num_key_value_heads, config.num_query_heads) == (
+        32,
+        16,
+        3,
+        6,
+    )
+    shared = DiffTransformerConfig(num_key_value_heads=2, num_noise_heads=4)
+    assert (shared.head_dim, shared.num_query_heads) == (256, 16), "12 heads and 4 second queries"
     assert config.intermediate_size == 256, "8/3 of the width, rounded up to a multiple of 128"
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
     legacy = DiffTransformerConfig(rope_theta=640000.0, rope_scaling={"type": "linear", "factor": 2.0})
@@ -99,6 +106,9 @@ def test_save_and_load(tmp_path):
         ({"head_dim": 2}, "head_dim=2 .* multiple of 4"),
         ({"num_key_value_heads": 5}, "num_key_value_heads=5 .* divide num_attention_heads=12"),
         ({"num_key_value_heads": 0}, "num_key_value_heads=0"),
+        ({"num_noise_heads": 0}, "num_noise_heads=0 .* Omit it"),
+        ({"num_noise_heads": 5, "num_key_value_heads": 1}, "num_noise_heads=5 .* divide num_attention_heads=12"),
+        ({"num_noise_heads": 6, "num_key_value_heads": 4}, "num_noise_heads=6 .* multiple of num_key_value_heads=4"),
         ({"num_hidden_layers": 0}, "num_hidden_layers=0 .* at least 1"),
         ({"attention_dropout": 1.0}, r"attention_dropout=1.0 .* \[0, 1\)"),
         ({"attention_dropout": -0.1}, r"attention_dropout=-0.1 .* \[0, 1\)"),

@@ -161,7 +161,12 @@ def loss_and_gradients(model, input_ids: torch.Tensor) -> dict:
 PP_MODELS = {"model": {}, "model_v2": {}}
 FSDP_MODELS = {
     "fully_shard": {},
-    "by_plan": {"tie_word_embeddings": True, "hidden_act": "poly_norm"},
+    "by_plan": {
+        "tie_word_embeddings": True,
+        "hidden_act": "poly_norm",
+        "num_attention_heads": 8,
+        "num_noise_heads": 4,
+    },
     "by_plan_v2": {"use_qk_norm": True},
 }
 TP_MODELS = {
@@ -169,6 +174,8 @@ TP_MODELS = {
     "tied": ({"tie_word_embeddings": True}, "flash_diff"),
     "biases": ({"attention_bias": True, "mlp_bias": True}, "sdpa"),
     "no_norm": ({"use_subln": False}, "eager"),
+    "shared_noise_heads": ({"num_attention_heads": 8, "num_noise_heads": 2}, "flash_diff"),
+    "shared_noise_heads_packed": ({"num_attention_heads": 8, "num_noise_heads": 4}, "sdpa"),
     "poly_norm": ({"hidden_act": "poly_norm", "mlp_bias": True}, "sdpa"),
     "plain_v2": ({}, "eager"),
     "biases_and_norm_v2": ({"attention_bias": True, "use_qk_norm": True, "tie_word_embeddings": True}, "sdpa"),

@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 ROOT = Path(__file__).parents[1]
 DYNAMIC = torch.export.Dim.DYNAMIC
 ROWS = {0: DYNAMIC, 1: DYNAMIC}
-BOTH_VERSIONS = pytest.mark.parametrize("tiny_config", ["v1", "v2"], indirect=True)
+EVERY_VERSION = pytest.mark.parametrize("tiny_config", ["v1", "v1 shared", "v2"], indirect=True)
 
 pytestmark = [
     pytest.mark.compile,
@@ -52,7 +52,7 @@ def assert_no_operator_of_ours(program: torch.export.ExportedProgram) -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-@BOTH_VERSIONS
+@EVERY_VERSION
 @torch.no_grad()
 def test_torch_export(model, strict, caplog):
     logger = transformers_logging.get_logger("diff_transformer.attention_diff")
@@ -74,7 +74,7 @@ def test_torch_export(model, strict, caplog):
     torch.testing.assert_close(logits[mask.bool()], expected[mask.bool()], atol=1e-4, rtol=0)
 
 
-@BOTH_VERSIONS
+@EVERY_VERSION
 @torch.no_grad()
 def test_torch_export_with_a_dynamic_cache(model):
     register_dynamic_cache_export_support()
@@ -96,7 +96,7 @@ def test_torch_export_with_a_dynamic_cache(model):
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
-@BOTH_VERSIONS
+@EVERY_VERSION
 @torch.no_grad()
 def test_torch_export_with_a_static_cache(model):
     model.generation_config.cache_implementation = "static"
@@ -116,7 +116,7 @@ def test_torch_compile_is_no_export(model):
     assert torch.equal(logits, model(ids, attention_mask=mask).logits), "compiled, the model leaves flash_diff"
 
 
-@BOTH_VERSIONS
+@EVERY_VERSION
 @pytest.mark.process
 def test_onnx_export_by_the_recipe_of_the_docs(model, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime", reason="pip install onnx onnxscript onnxruntime")

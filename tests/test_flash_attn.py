@@ -130,6 +130,7 @@ def run(model, rows: int, batch: dict) -> tuple[torch.Tensor, dict]:
     [
         *itertools.product(["v1"], IMPLEMENTATIONS[:2], BATCHES),
         *(("v1", "flash_attention_4", case) for case in SOME_BATCHES),
+        *(("v1 shared", "flash_attention_3", case) for case in SOME_BATCHES),
         *(("v2", "flash_attention_3", case) for case in SOME_BATCHES),
         # flash-attn gets the tokens without holes, and counts those of a window so
         *(("v2 window", "flash_attention_2", case) for case in BATCHES if case != "holes"),

@@ -34,9 +34,10 @@ def models(*pairs: tuple[str, str]):
 
 
 # Every version and every way to compute it; V1's eager attention with caches is in test_modeling_diff.py
-EVERY_VERSION_PAIRS = [("v1", "flash_diff"), ("v1", "sdpa"), ("v2", "sdpa"), ("v2 window", "eager")]
+EVERY_VERSION_PAIRS = [("v1", "flash_diff"), ("v1 shared", "flash_diff"), ("v1", "sdpa"), ("v2", "sdpa")]
+EVERY_VERSION_PAIRS += [("v1 shared", "sdpa"), ("v2 window", "eager")]
 EVERY_VERSION = models(*EVERY_VERSION_PAIRS)
-EVERY_CONFIG = pytest.mark.parametrize("tiny_config", ["v1", "v2", "v2 window"], indirect=True)
+EVERY_CONFIG = pytest.mark.parametrize("tiny_config", ["v1", "v1 shared", "v2", "v2 window"], indirect=True)
 NEW_TOKENS = 16
 VOCAB_SIZE = 199
 # A backend's rounding moves these models' logits, of the size of 1, by about 1e-6
@@ -122,7 +123,7 @@ def test_unwritten_slots_of_a_static_cache_are_not_read(make_model, attn_impleme
 
 # Without code generation: tracing and recompilation are tested, and our attention is one operator to the compiler
 @pytest.mark.compile
-@models(("v1", "flash_diff"), ("v1", "sdpa"), ("v2 window", "sdpa"))
+@models(("v1", "flash_diff"), ("v1 shared", "sdpa"), ("v2 window", "sdpa"))
 def test_compiled_decoding_with_a_static_cache(make_model, attn_implementation):
     model = make_model(attn_implementation, num_hidden_layers=1)
     # With a sliding window, transformers counts the cached tokens in Python: the second graph is for any number
@@ -297,7 +298,7 @@ def batch_tokens(
 
 @pytest.mark.slow
 @pytest.mark.oldest
-@models(("v1", "flash_diff"), ("v1", "eager"), ("v2", "sdpa"), ("v2 window", "eager"))
+@models(("v1", "flash_diff"), ("v1 shared", "flash_diff"), ("v1", "eager"), ("v2", "sdpa"), ("v2 window", "eager"))
 def test_generate_batch_gives_the_tokens_of_generate(make_model, attn_implementation):
     model, reference = make_model(attn_implementation), make_model("eager")
     # Several pages a request, a prompt longer than a step's tokens, and a prefix shared by two requests

@@ -16,7 +16,7 @@ from transformers import (
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 
-BOTH_VERSIONS = pytest.mark.parametrize("tiny_config", ["v1", "v2"], indirect=True)
+EVERY_VERSION = pytest.mark.parametrize("tiny_config", ["v1", "v1 shared", "v2"], indirect=True)
 
 # ---------------------------------------------------------------------- DiffLlama
 
@@ -83,7 +83,7 @@ def test_same_loss_and_gradients_as_diffllama(twins):
 @pytest.mark.compile
 @pytest.mark.parametrize(
     ("tiny_config", "implementation", "backend"),
-    [("v1", "flash_diff", "inductor"), ("v2", "sdpa", "aot_eager")],
+    [("v1", "flash_diff", "inductor"), ("v1 shared", "flash_diff", "inductor"), ("v2", "sdpa", "aot_eager")],
     indirect=["tiny_config"],
 )
 def test_compiled_equals_plain(tiny_config, implementation, backend):
@@ -138,7 +138,7 @@ def test_rope_types_match_diffllama(twins, name):
 # ---------------------------------------------------------------------- heads, Auto classes, saving
 
 
-@BOTH_VERSIONS
+@EVERY_VERSION
 @pytest.mark.parametrize(
     ("auto_class", "suffix", "dtype"),
     [
@@ -197,7 +197,7 @@ def test_default_runs_on_devices_without_a_kernel(tiny_config):
     assert model.config._attn_implementation == "flash_diff", "no forward changes the configuration"
 
 
-@BOTH_VERSIONS
+@EVERY_VERSION
 def test_gradient_checkpointing_changes_no_gradient(tiny_config):
     model = AutoModelForCausalLM.from_config(tiny_config()).train()
     ids = torch.randint(0, 199, (2, 19))
@@ -220,7 +220,7 @@ def test_gradient_checkpointing_changes_no_gradient(tiny_config):
     assert all(map(torch.equal, got, expected))
 
 
-@BOTH_VERSIONS
+@EVERY_VERSION
 def test_loading_initialises_what_a_checkpoint_lacks(tiny_config):
     """Models are built on the meta device, where what is not initialised on purpose is garbage."""
     variant = {"use_qk_norm": True} if tiny_config().model_type == "diff_transformer_v2" else {}

@@ -176,7 +176,8 @@ def write_models(root: Path) -> None:
     for name in AUTO_CLASSES:
         torch.manual_seed(0)
         model_class = getattr(diff_transformer, name)
-        motif = {} if "V2" in name else {"hidden_act": "poly_norm", "lambda_init": [-0.01]}  # as in Motif-2.6B
+        # As in Motif-2.6B and Motif-2-12.7B
+        motif = {} if "V2" in name else {"hidden_act": "poly_norm", "lambda_init": [-0.01], "num_noise_heads": 2}
         config = model_class.config_class(
             vocab_size=320,
             hidden_size=64,

@@ -32,7 +32,7 @@ QUESTIONS = {"The capital of France?": " Paris.", "Two and two?": " Four, of cou
 # peft 0.21 and TRL 1.16 ask for properties that transformers 5.23 renamed
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*is deprecated:FutureWarning")
 IMPLEMENTATIONS = ["flash_diff", "sdpa", "eager"]
-VERSIONS = ["v1", "v2"]
+VERSIONS = ["v1", "v1 shared", "v2"]
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     ("tiny_config", "attn_implementation"),
-    [*(("v1", name) for name in IMPLEMENTATIONS), ("v2", "sdpa")],
+    [*(("v1", name) for name in IMPLEMENTATIONS), ("v1 shared", "flash_diff"), ("v2", "sdpa")],
     indirect=["tiny_config"],
 )
 def test_sft_loss_is_the_models_own(attn_implementation, layout, make_model, make_sft_trainer):
