@@ -74,7 +74,7 @@ def transformer_twin(
     same += ["rms_norm_eps", "tie_word_embeddings", "eos_token_id", "pad_token_id", "initializer_range"]
     added = 2 * config.num_attention_heads - config.num_query_heads
     return config_class(
-        intermediate_size=_narrowed(config, added * config.diff_head_dim),
+        intermediate_size=narrowed(config, added * config.diff_head_dim),
         num_attention_heads=2 * config.num_attention_heads,
         num_key_value_heads=2 * config.num_key_value_heads,
         head_dim=config.diff_head_dim,
@@ -102,7 +102,7 @@ def diff_v2_twin(config: DiffTransformerConfig, **kwargs: Any) -> DiffTransforme
     """
     heads, d = 2 * config.num_attention_heads, config.diff_head_dim
     changed = {"rope_parameters": _full_rotation(config), "head_dim": d}
-    changed |= {"intermediate_size": _narrowed(config, config.num_query_heads * d + heads)}
+    changed |= {"intermediate_size": narrowed(config, config.num_query_heads * d + heads)}
     changed |= {"num_attention_heads": 2 * config.num_query_heads}
     changed |= {"num_key_value_heads": 2 * config.num_key_value_heads}
     changed |= {"num_noise_heads": config.num_noise_heads and 2 * config.num_noise_heads}
@@ -110,7 +110,7 @@ def diff_v2_twin(config: DiffTransformerConfig, **kwargs: Any) -> DiffTransforme
     return DiffTransformerV2Config(**{**shared, **changed, **kwargs})
 
 
-def _narrowed(config: DiffTransformerConfig, added: int) -> int:
+def narrowed(config: DiffTransformerConfig, added: int) -> int:
     """The width of a feed-forward network that leaves room for `added` rows of `hidden_size` in a layer."""
     size, multiple = config.intermediate_size, 8 if config.hidden_size >= 1024 else 1  # what tensor cores need
     assert size is not None  # after __post_init__
