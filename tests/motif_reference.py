@@ -1,6 +1,7 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Motif-2.6B from the formulas of its report (arXiv:2508.09148) and of the code that serves it: its own names and
-configuration, one document at a time, a loop over heads, float64. It shares no code with the package."""
+"""Motif-2.6B and Motif-2-12.7B from the formulas of their reports (arXiv:2508.09148, arXiv:2510.06949) and of the code
+that serves them: their own names and configuration, one document at a time, a loop over heads, float64. It shares no
+code with the package."""
 
 import math
 
@@ -29,15 +30,60 @@ CONFIG = {  # what is published of Motif-2.6B's configuration; heads count vecto
     "use_cache": True,
     "vocab_size": 219520,
 }
+GROUPED = {  # Motif-2-12.7B-Reasoning, whole; num_attention_heads counts signal and noise heads
+    "absolute_position_embedding": False,
+    "architectures": ["MotifForCausalLM"],
+    "attention_dropout": 0.0,
+    "attn_rms_norm_eps": 1e-5,
+    "auto_map": {"AutoConfig": "configuration_motif.MotifConfig", "AutoModelForCausalLM": "modeling_motif.Motif"},
+    "bfloat16": True,
+    "bos_token_id": 219396,
+    "dtype": "float32",
+    "eos_token_id": 219395,
+    "expanded": True,
+    "fused_rope": False,
+    "head_dim": 128,
+    "hidden_act": "poly_norm",
+    "hidden_size": 4096,
+    "initializer_range": 2e-5,
+    "intermediate_size": 16384,
+    "k_ratio": 1,
+    "load_pretrained": None,
+    "loss_reduction": "mean",
+    "max_position_embeddings": 131072,
+    "max_window_layers": 28,
+    "model_type": "Motif",
+    "num_attention_heads": 40,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 16,
+    "num_noise_heads": 8,
+    "rms_norm_eps": 1e-6,
+    "rope_scaling": {"factor": 2.0, "original_max_position_embeddings": 65536, "rope_type": "yarn"},
+    "rope_theta": 2000000.0,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "use_bias": False,
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 219520,
+}
+
+
+def heads_of(config: dict) -> tuple[int, int, int]:
+    """Signal heads, noise heads, and d, the width of a vector."""
+    queries = config["num_attention_heads"]
+    noise = config.get("num_noise_heads", queries // 2)
+    return queries - noise, noise, config.get("head_dim", config["hidden_size"] // queries)
 
 
 def shapes(config: dict) -> dict[str, tuple[int, ...]]:
     """Name -> shape, in the order of the checkpoint."""
     E, M = config["hidden_size"], config["intermediate_size"]
-    d = E // config["num_attention_heads"]
+    heads, noise_heads, d = heads_of(config)
     layer = {f"self_attn.lambda_{name}": (d,) for name in ("q1", "k1", "q2", "k2")}
-    rows = {"q": E, "k": config["num_key_value_heads"] * d, "v": config["num_key_value_heads"] * d, "o": E}
-    layer |= {f"self_attn.{name}_proj.weight": (n, E) for name, n in rows.items()}
+    rows = {"q": heads + noise_heads, "k": config["num_key_value_heads"], "v": config["num_key_value_heads"]}
+    layer |= {f"self_attn.{name}_proj.weight": (n * d, E) for name, n in rows.items()}
+    layer |= {"self_attn.o_proj.weight": (E, 2 * heads * d)}
     layer |= {"self_attn.subln.weight": (2 * d,), "mlp.gate_proj.weight": (M, E), "mlp.up_proj.weight": (M, E)}
     layer |= {"mlp.down_proj.weight": (E, M), "mlp.act_fn.weight": (3,), "mlp.act_fn.bias": (1,)}
     layer |= {"input_layernorm.weight": (E,), "post_attention_layernorm.weight": (E,)}
@@ -64,17 +110,37 @@ def random_weights(config: dict, seed: int = 0) -> dict[str, torch.Tensor]:
     return weights
 
 
+def rotary(config: dict, d: int) -> tuple[torch.Tensor, float]:
+    """The angle of each pair of entries per token, and a factor of the cosines and sines: with YaRN (arXiv:2309.00071,
+    with the bounds of its code) that for longer texts of the pairs that turn less than once in a text of the original
+    length, that of the original of those that turn 32 times, and a mixture in between."""
+    pair = torch.arange(d // 2).double()
+    angle = config["rope_theta"] ** (-2 * pair / d)
+    scaling = config.get("rope_scaling")
+    if scaling is None:
+        return angle, 1.0
+
+    def index(turns):  # where length * rope_theta ** (-2 * pair / d) is 2 pi * turns
+        length = scaling["original_max_position_embeddings"]
+        return d / 2 * math.log(length / (2 * math.pi * turns), config["rope_theta"])
+
+    first, last = max(math.floor(index(32)), 0), min(math.ceil(index(1)), d - 1)
+    longer = ((pair - first) / (last - first)).clamp(0, 1)
+    return angle * (1 - longer + longer / scaling["factor"]), 1 + 0.1 * math.log(scaling["factor"])
+
+
 def attention(config: dict, w: dict[str, torch.Tensor], layer: int, x: torch.Tensor) -> torch.Tensor:
     """The attention module of a layer, w by the names after `self_attn.`, on the normalised input (tokens, hidden)."""
-    tokens, E = x.shape
-    heads, kv_heads = config["num_attention_heads"] // 2, config["num_key_value_heads"] // 2
-    d = E // config["num_attention_heads"]
-    angle = torch.outer(torch.arange(tokens).double(), config["rope_theta"] ** -(torch.arange(0, d, 2).double() / d))
+    tokens = len(x)
+    heads, noise_heads, d = heads_of(config)
+    kv_heads, shared = config["num_key_value_heads"] // 2, heads // noise_heads
+    per_token, size = rotary(config, d)
+    angle = torch.outer(torch.arange(tokens).double(), per_token)
 
     def rotated(vector):  # (tokens, d): entry j is paired with entry j + d/2
         first, second = vector[:, : d // 2], vector[:, d // 2 :]
         turned = (first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin())
-        return torch.cat(turned, -1)
+        return size * torch.cat(turned, -1)
 
     q, k, v = (F.linear(x, w[f"{name}_proj.weight"]) for name in ("q", "k", "v"))
     dots = [(w[f"lambda_q{n}"] * w[f"lambda_k{n}"]).sum() for n in (1, 2)]
@@ -84,9 +150,10 @@ def attention(config: dict, w: dict[str, torch.Tensor], layer: int, x: torch.Ten
     outputs = []
     for head in range(heads):
         kv_head = head // (heads // kv_heads)
+        group = head // shared * (shared + 1)  # its signal queries come first, then its noise query
         maps = []
-        for n in (0, 1):
-            query = rotated(q[:, (2 * head + n) * d :][:, :d])
+        for n, row in enumerate((group + head % shared, group + shared)):
+            query = rotated(q[:, row * d :][:, :d])
             key = rotated(k[:, (2 * kv_head + n) * d :][:, :d])
             maps.append((query @ key.T / math.sqrt(d)).masked_fill(future, -math.inf).softmax(-1))
         out = (maps[0] - lambda_full * maps[1]) @ v[:, 2 * kv_head * d :][:, : 2 * d]

@@ -234,6 +234,7 @@ def test_convert_reads_sharded_torch_files_beside_those_of_a_trainer(tmp_path, f
         ({"lambda_init": 0.8}, ["diffllama", "motif"], "lambda_init=0.8"),
         ({"hidden_act": "poly_norm"}, ["diffllama", "unilm", "yoco"], "mlp.act_fn.weight"),
         ({"head_dim": 8}, ["motif"], "head_dim=8"),
+        ({"num_noise_heads": 1, "num_key_value_heads": 1}, ["diffllama", "unilm", "yoco"], "num_noise_heads=1"),
         (
             {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 9.0}},
             ["unilm", "motif"],

@@ -15,7 +15,6 @@ from transformers import AutoTokenizer, GenerationConfig
 from diff_transformer import cl100k_tokenizer
 from diff_transformer.conversion import origin
 from diff_transformer.conversion.__main__ import main
-from diff_transformer.conversion.layouts import LAYOUTS
 from diff_transformer.hub_upload.card import write_card
 from diff_transformer.hub_upload.checks import check_files
 from diff_transformer.hub_upload.staging import stage
@@ -96,7 +95,7 @@ def test_convert_verify_and_upload_of_a_repository_keep_its_license(hub, repo, c
     assert {name: data.get(name) for name in expected} == expected
     sha = HfApi().model_info(repo).sha
     assert f"converted from [{repo}](https://huggingface.co/{repo}) at revision `{sha}` with" in card
-    assert LAYOUTS["motif"].citation in card and "Weon, Dongjoo" in card
+    assert "eprint        = {2508.09148}" in card and "Weon, Dongjoo" in card
 
 
 @pytest.mark.parametrize(
@@ -117,6 +116,18 @@ def test_convert_rejects_what_cannot_be_downloaded(hub, repo, tmp_path, capsys, 
     assert convert(source, "ours", *(options if len(options) > 1 else [])) == 1
     error = capsys.readouterr().err
     assert "error: " in error and said in error and not (tmp_path / "ours").exists()
+
+
+def test_convert_cites_the_paper_of_grouped_noise_heads(checkpoint, tmp_path):
+    grouped = (
+        CONFIG | SMALL | {"num_attention_heads": 12, "num_noise_heads": 4, "num_key_value_heads": 4, "head_dim": 8}
+    )
+    (checkpoint / "config.json").write_text(json.dumps(grouped))
+    save_file(random_weights(grouped), checkpoint / "model.safetensors", metadata={"format": "pt"})
+    (checkpoint / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    assert convert(checkpoint, tmp_path / "ours", "--no-verify") == 0
+    card = (tmp_path / "ours" / "README.md").read_text()
+    assert "eprint        = {2510.06949}" in card and "2508.09148" not in card and "license: apache-2.0" in card
 
 
 def test_convert_keeps_how_the_tokenizer_splits_and_generation_stops(checkpoint, tmp_path):

@@ -1,8 +1,10 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Motif-2.6B: what it needs of the model (lambda_init as a list, PolyNorm, an eps of the head norm's own) and its
-conversion, against its formulas in float64."""
+"""Motif-2.6B and Motif-2-12.7B: what they need of the model (lambda_init as a list, PolyNorm, an eps of the head norm,
+shared noise heads, YaRN) and their conversion, against their formulas in float64."""
 
 import json
+import os
+import re
 from hashlib import sha256
 
 import pytest
@@ -10,40 +12,67 @@ import torch
 from golden import relative_error
 from huggingface_hub import split_torch_state_dict_into_shards
 from huggingface_hub.errors import StrictDataclassClassValidationError
-from motif_reference import CONFIG, attention, logits, mlp, random_weights, shapes
+from motif_reference import CONFIG, GROUPED, attention, heads_of, logits, mlp, random_weights, shapes
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, StaticCache
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.conversion import open_checkpoint
 from diff_transformer.conversion.__main__ import main
+from diff_transformer.conversion.layouts.motif import MOTIF
 from diff_transformer.modeling_diff_base import DiffTransformerPolyNorm
 
 SMALL = {"hidden_size": 48, "intermediate_size": 56, "num_attention_heads": 12, "num_key_value_heads": 4}
 SMALL |= {"vocab_size": 199, "num_hidden_layers": 3, "rms_norm_eps": 1e-3, "attn_rms_norm_eps": 1e-2}
+# Four signal heads to a noise head, two noise heads to a pair of keys. YaRN turns most pairs of entries more slowly
+FOUR = {"num_attention_heads": 20, "num_noise_heads": 4, "num_key_value_heads": 4, "head_dim": 16, "rope_theta": 100.0}
+FOUR |= {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}}
+FOUR |= {"max_position_embeddings": 64}
+# Two signal heads to a noise head, which has a pair of keys of its own. The mixture of both angles begins at the third
+TWO = {"num_attention_heads": 12, "num_noise_heads": 4, "num_key_value_heads": 8, "head_dim": 32, "rope_theta": 30.0}
+TWO |= {"rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 300}}
+TWO |= {"max_position_embeddings": 2400}
+
+# What does nothing, and what is an error where it is true
+NOT_WRITTEN = {"auto_map", "dtype", "bfloat16", "expanded", "fused_rope", "loss_reduction", "load_pretrained"}
+NOT_WRITTEN |= {"max_window_layers", "sliding_window", "use_sliding_window", "absolute_position_embedding", "use_bias"}
+# Fields of our configuration that the model must compute with
+SAME = ("subln_eps", "rms_norm_eps", "num_attention_heads", "num_noise_heads", "num_key_value_heads", "head_dim")
+SAME += ("rope_parameters", "max_position_embeddings", "tie_word_embeddings")
 
 
 def our_config(theirs: dict) -> DiffTransformerConfig:
     same = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "rms_norm_eps")
     same += ("max_position_embeddings", "tie_word_embeddings")
+    heads, noise_heads, d = heads_of(theirs)
     return DiffTransformerConfig(
         **{name: theirs[name] for name in same},
-        num_attention_heads=theirs["num_attention_heads"] // 2,
+        num_attention_heads=heads,
+        num_noise_heads=noise_heads if "num_noise_heads" in theirs else None,
         num_key_value_heads=theirs["num_key_value_heads"] // 2,
+        head_dim=2 * d,
         hidden_act="poly_norm",
         subln_eps=theirs["attn_rms_norm_eps"],
         lambda_init=[0.8 - 0.6 * 2.718281828459045 ** (-0.3 * (i - 1)) for i in range(theirs["num_hidden_layers"])],
-        rope_parameters={"rope_type": "default", "rope_theta": theirs["rope_theta"]},
+        rope_parameters={"rope_theta": theirs["rope_theta"], **(theirs["rope_scaling"] or {"rope_type": "default"})},
         eos_token_id=None,
     )
 
 
-@pytest.fixture(
-    scope="module", params=[{}, {"num_key_value_heads": 12, "tie_word_embeddings": False}], ids=["gqa", "mha"]
-)
+MOTIFS = {
+    "gqa": CONFIG | SMALL,
+    # a noise head for each signal head: V1 said otherwise
+    "mha": CONFIG | SMALL | {"num_key_value_heads": 12, "num_noise_heads": 6, "tie_word_embeddings": False},
+    "four": GROUPED | SMALL | FOUR,
+    "two": GROUPED | SMALL | TWO,
+}
+# The published heads and rotary embedding, of widths at which gradients of lambda cancel beyond a fixed tolerance
+WIDE = GROUPED | {"hidden_size": 48, "intermediate_size": 56, "vocab_size": 199, "num_hidden_layers": 2}
+
+
+@pytest.fixture(scope="module", params=[*MOTIFS.values(), WIDE], ids=[*MOTIFS, "wide"])
 def motif(request):
     """Configuration, weights and our model."""
-    theirs = CONFIG | SMALL | request.param
+    theirs = request.param
     weights = random_weights(theirs)
     model = DiffTransformerForCausalLM(our_config(theirs)).eval()
     missing, unexpected = model.load_state_dict(weights, strict=False)
@@ -79,6 +108,7 @@ def test_logits_equal_the_formulas_with_padding_cache_and_packing(motif, impleme
     assert all(relative_error(*pair) <= 1e-5 for pair in zip(got, expected, strict=True))
 
 
+@pytest.mark.parametrize("motif", MOTIFS.values(), ids=MOTIFS, indirect=True)
 @pytest.mark.parametrize("implementation", ["flash_diff", "eager", "sdpa"])
 def test_gradients_of_a_layer_equal_the_formulas(motif, implementation):
     theirs, weights, model = motif
@@ -122,6 +152,21 @@ def test_names_and_shapes_are_the_published_ones():
     index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
     text = json.dumps(index, indent=2, sort_keys=True) + "\n"
     assert sha256(text.encode()).hexdigest() == "92c0806cf35c61753e1d4a837d6289e2dfa1cd43d802d0864deb80e99aba6e1a"
+
+
+def test_every_field_of_the_published_configuration_with_noise_heads_has_its_place():
+    meta = {name: torch.empty(shape, device="meta") for name, shape in shapes(GROUPED).items()}
+    assert sum(x.numel() for x in meta.values()) == 12_703_860_896, "as the Hub shows for Motif-2-12.7B-Reasoning"
+    config = MOTIF.read_config(meta, GROUPED)
+    assert {name: x.shape for name, x in MOTIF.their_tensors(config).items()} == {n: x.shape for n, x in meta.items()}
+    assert not any(MOTIF.row_order(name, config) is not None for name in meta), "the order of the rows is ours"
+    expected = our_config(GROUPED)
+    assert config.lambda_init == pytest.approx(expected.lambda_init)
+    assert all(getattr(config, name) == getattr(expected, name) for name in SAME)
+    assert (config.num_attention_heads, config.num_noise_heads, config.num_key_value_heads) == (32, 8, 8)
+    assert not MOTIF.unrepresented(GROUPED)
+    written = MOTIF.to_theirs(config)
+    assert {name: written.get(name) for name in GROUPED} == GROUPED | dict.fromkeys(GROUPED.keys() & NOT_WRITTEN)
 
 
 def test_poly_norm_computes_in_float32_and_starts_as_published():
@@ -171,8 +216,7 @@ def test_convert_keeps_the_formulas_and_returns_the_same_bits(motif, tmp_path, c
     assert type(model) is DiffTransformerForCausalLM
     expected = our_config(theirs)
     assert model.config.lambda_init == pytest.approx(expected.lambda_init)
-    same = ("subln_eps", "rms_norm_eps", "num_attention_heads", "num_key_value_heads", "head_dim", "rope_parameters")
-    assert all(getattr(model.config, name) == getattr(expected, name) for name in same)
+    assert all(getattr(model.config, name) == getattr(expected, name) for name in SAME)
     ids = torch.randint(0, 199, (21,))
     with torch.no_grad():
         assert relative_error(model(ids[None]).logits[0], logits(theirs, weights, ids)) <= 1e-5
@@ -181,21 +225,40 @@ def test_convert_keeps_the_formulas_and_returns_the_same_bits(motif, tmp_path, c
     back = load_file(tmp_path / "back" / "model.safetensors")
     assert back.keys() == weights.keys() and all(torch.equal(back[name], weights[name]) for name in weights)
     stated = json.loads((tmp_path / "back" / "config.json").read_text())
-    assert {name: stated.get(name) for name in theirs} == theirs | {"use_bias": None, "rope_scaling": None}
+    assert {name: stated.get(name) for name in theirs} == theirs | dict.fromkeys(theirs.keys() & NOT_WRITTEN)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"num_noise_heads": 4}, "cannot represent: num_noise_heads=4"),
         ({"attn_rms_norm_eps": None, "rope_theta": None}, "lacks attn_rms_norm_eps, rope_theta"),
-        ({"rope_scaling": {"type": "yarn"}}, "cannot represent: rope_scaling={'type': 'yarn'}"),
         ({"use_sliding_window": True, "mix_attn": True}, "use_sliding_window=True, mix_attn=True"),
         ({"hidden_act": "silu"}, "hidden_act='silu'"),
+        ({"use_bias": True, "absolute_position_embedding": True}, "absolute_position_embedding=True, use_bias=True"),
+        ({"k_ratio": 3}, "cannot represent: k_ratio=3"),
         ({"model_type": "llama"}, "states llama, but motif was requested"),
-        ({"sliding_window": 9, "head_dim": 4}, "missing: model.embed_tokens.weight"),  # these two are without effect
+        ({"num_noise_heads": 3}, "num_noise_heads=3 is stated for num_attention_heads=20"),
+        ({"num_noise_heads": 20}, "num_noise_heads=20 is stated for num_attention_heads=20"),
+        ({"num_key_value_heads": 6}, "num_key_value_heads=6 is stated, which counts k1 and k2; it must divide twice"),
+        ({"num_noise_heads": 10}, r"o_proj.weight is \(48, 512\), not \(48, 320\)"),
+        ({"head_dim": 8}, r"subln.weight is \(32,\), not \(16,\)"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "must be null, or state rope_type 'yarn' with factor and"),
+        ({"rope_scaling": FOUR["rope_scaling"] | {"factor": None}}, "rope_scaling={.*'factor': None.*must be null"),
+        ({"rope_scaling": FOUR["rope_scaling"] | {"beta_fast": 16}}, "rope_scaling={.*'beta_fast': 16.*must be null"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+            "rope_scaling={'rope_type': 'linear'.*must be null",
+        ),
+        ("truncated", "is not a complete safetensors file"),
     ],
 )
-def test_open_checkpoint_rejects_what_a_configuration_must_not_say(tmp_path, changes, said):
-    with pytest.raises(ValueError, match=said):
-        open_checkpoint(write_checkpoint(tmp_path, CONFIG | SMALL | changes, {"x": torch.zeros(1)}), "motif")
+def test_convert_rejects_what_it_cannot_represent_and_writes_nothing(tmp_path, capsys, changes, said):
+    theirs = GROUPED | SMALL | FOUR
+    folder = write_checkpoint(tmp_path / "motif", theirs, random_weights(theirs))
+    if changes == "truncated":
+        os.truncate(folder / "model.safetensors", 50_000)
+    else:
+        (folder / "config.json").write_text(json.dumps(theirs | changes))
+    assert main(["convert", str(folder), str(tmp_path / "ours"), "--from", "motif"]) == 1
+    assert re.search(said, capsys.readouterr().err)
+    assert [path.name for path in tmp_path.iterdir()] == ["motif"]

@@ -2,8 +2,8 @@
 """Do two checkpoints compute the same logits? Both are run layer by layer, each with the semantics of its format.
 
 Our formats run with this package's models, DiffLlama, Llama and its like with transformers' models, and the authors'
-formats and Motif's with their equations written out: no weight map is involved. One layer of each is in memory at a
-time. Everything is computed in float32; Llama and its like must agree with V2 bit by bit, in bfloat16 too.
+formats and Motif's with their equations written out: no weight map is involved. One matrix is in memory at a time.
+Everything is computed in float32; Llama and its like must agree with V2 bit by bit, in bfloat16 too.
 """
 
 import copy
@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,6 +23,8 @@ from ..tokenization_cl100k import cl100k_tokenizer
 from .checkpoint import OpenCheckpoint
 from .layouts import OurConfig
 from .layouts.base import EMBEDDING, FINAL_NORM, HEAD, in_layer
+
+Weights = Callable[[str], torch.Tensor]  # reads a tensor of a layer by our name
 
 TEXT = (
     "The Transformer tends to overallocate attention to irrelevant context. Differential attention computes scores as "
@@ -52,11 +55,12 @@ def hidden_states(source: OpenCheckpoint, runs: list[Inputs]) -> list[torch.Tens
         own = AutoConfig.from_pretrained(source.files.folder)  # as it states itself, not as we understood it
     equations = partial(_equations, config, source.layout.interleaved_rotary)
     layers = [equations if isinstance(own, dict) else _model_layer(own, run) for run in runs]
-    names = source.layout.layer_names(config)
     for i in range(config.num_hidden_layers):
-        prefix = in_layer(i, "")
-        weights = {name.removeprefix(prefix): source.read(name).float() for name in names if name.startswith(prefix)}
-        hidden = [run_layer(i, weights, x) for run_layer, x in zip(layers, hidden, strict=True)]
+
+        def read(name: str, i: int = i) -> torch.Tensor:
+            return source.read(in_layer(i, name)).float()
+
+        hidden = [run_layer(i, read, x) for run_layer, x in zip(layers, hidden, strict=True)]
     return [F.rms_norm(x, x.shape[-1:], norm.to(x.dtype), config.rms_norm_eps) for x in hidden]
 
 
@@ -76,72 +80,98 @@ def _embed(source: OpenCheckpoint, runs: list[Inputs]) -> list[torch.Tensor]:
 def logits(source: OpenCheckpoint, hidden: torch.Tensor) -> torch.Tensor:
     """(..., vocabulary) in float32 for (..., hidden_size) of one of `hidden_states`."""
     head = EMBEDDING if source.config.tie_word_embeddings else HEAD
-    return torch.cat([F.linear(hidden, rows.to(hidden.dtype)).float() for rows in source.read_blocks(head)], -1)
+    found, start = torch.empty(*hidden.shape[:-1], source.config.vocab_size), 0
+    for rows in source.read_blocks(head):
+        found[..., start : start + len(rows)] = F.linear(hidden, rows.to(hidden.dtype))
+        start += len(rows)
+    return found
 
 
 def _model_layer(config: PreTrainedConfig, run: Inputs) -> Callable[..., torch.Tensor]:
-    """A function from the index, the weights and the input of a layer to its output: the model with that layer alone,
-    which makes masks and rotary embeddings as always."""
+    """A function from the index of a layer, what reads its weights, and its input to its output: the model with that
+    layer alone, which makes masks and rotary embeddings as always. Each module has its weights while it runs."""
     attention = run.attention or ("flash_diff" if isinstance(config, DiffTransformerConfig) else "sdpa")
     with torch.device("meta"):
         model = AutoModel.from_config(copy.deepcopy(config), attn_implementation=attention).eval()
     model.rotary_emb = type(model.rotary_emb)(model.config)
     model.norm, layers = nn.Identity(), model.layers
 
-    def run_layer(i: int, weights: dict[str, torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:
-        layers[i].load_state_dict({name: x.to(run.dtype) for name, x in weights.items()}, assign=True)
+    def load(name: str, read: Weights, module: nn.Module, inputs: tuple) -> None:
+        weights = {key: read(f"{name}.{key}").to(run.dtype) for key, _ in module.named_parameters(recurse=False)}
+        module.load_state_dict(weights, strict=False, assign=True)
+
+    def unload(module: nn.Module, *arguments) -> None:
+        module.to("meta")
+
+    def run_layer(i: int, read: Weights, hidden: torch.Tensor) -> torch.Tensor:
         model.layers = nn.ModuleList([layers[i]])
-        output = model(inputs_embeds=hidden, use_cache=False).last_hidden_state
-        layers[i].to("meta")
-        return output
+        for name, module in layers[i].named_modules():
+            module.register_forward_pre_hook(partial(load, name, read))
+            module.register_forward_hook(unload)
+        return model(inputs_embeds=hidden, use_cache=False).last_hidden_state
 
     return run_layer
 
 
-def _equations(
-    config: OurConfig, interleaved: bool, i: int, w: dict[str, torch.Tensor], hidden: torch.Tensor
-) -> torch.Tensor:
-    """A layer of the authors' code, or of Motif: Eq. 1 to 3 of the paper (arXiv:2410.05258), or the equations of V2
+def _equations(config: OurConfig, interleaved: bool, i: int, w: Weights, hidden: torch.Tensor) -> torch.Tensor:
+    """A layer of the authors' code, or of Motif: Eq. 1 to 3 of the paper (arXiv:2410.05258), with queries in groups of
+    signal heads and their noise head (arXiv:2510.06949), or the equations of V2
     (https://huggingface.co/blog/microsoft/diff-attn-v2)."""
     attend = partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
-    x = F.rms_norm(hidden, hidden.shape[-1:], w["input_layernorm.weight"], config.rms_norm_eps)
+    x = F.rms_norm(hidden, hidden.shape[-1:], w("input_layernorm.weight"), config.rms_norm_eps)
     d = config.diff_head_dim if isinstance(config, DiffTransformerConfig) else config.head_dim
     # each (batch, heads, tokens, d)
-    q, k, v = (F.linear(x, w[f"self_attn.{n}_proj.weight"]).unflatten(-1, (-1, d)).transpose(1, 2) for n in "qkv")
-    q, k = (_rotate(x, config.rope_parameters["rope_theta"], interleaved) for x in (q, k))
+    q, k, v = (F.linear(x, w(f"self_attn.{n}_proj.weight")).unflatten(-1, (-1, d)).transpose(1, 2) for n in "qkv")
+    q, k = (_rotate(x, config.rope_parameters, interleaved) for x in (q, k))
     if isinstance(config, DiffTransformerConfig):
-        dots = [(w[f"self_attn.lambda_q{n}"] * w[f"self_attn.lambda_k{n}"]).sum().exp() for n in (1, 2)]
+        dots = [(w(f"self_attn.lambda_q{n}") * w(f"self_attn.lambda_k{n}")).sum().exp() for n in (1, 2)]
         lambda_init = config.layer_lambda_init(i)
         v = torch.cat((v[:, 0::2], v[:, 1::2]), -1)
-        parts = [attend(q[:, n::2], k[:, n::2], v) for n in (0, 1)]
-        heads = parts[0] - (dots[0] - dots[1] + lambda_init) * parts[1]
+        groups = q.unflatten(1, (config.num_query_heads - config.num_attention_heads, -1))
+        signal = attend(groups[:, :, :-1].flatten(1, 2), k[:, 0::2], v)
+        noise = attend(groups[:, :, -1], k[:, 1::2], v).repeat_interleave(groups.shape[2] - 1, 1)
+        heads = signal - (dots[0] - dots[1] + lambda_init) * noise
         if config.use_subln:
-            heads = F.rms_norm(heads, heads.shape[-1:], w["self_attn.subln.weight"], config.subln_eps)
+            heads = F.rms_norm(heads, heads.shape[-1:], w("self_attn.subln.weight"), config.subln_eps)
         heads = heads * (1 - lambda_init)
     else:
-        lambdas = F.linear(x, w["self_attn.lambda_proj.weight"]).sigmoid().transpose(1, 2)[..., None]
+        lambdas = F.linear(x, w("self_attn.lambda_proj.weight")).sigmoid().transpose(1, 2)[..., None]
         heads = attend(q, k, v)
         heads = heads[:, 0::2] - lambdas * heads[:, 1::2]
-    hidden = hidden + F.linear(heads.transpose(1, 2).flatten(2), w["self_attn.o_proj.weight"])
-    x = F.rms_norm(hidden, hidden.shape[-1:], w["post_attention_layernorm.weight"], config.rms_norm_eps)
-    gate, up = F.linear(x, w["mlp.gate_proj.weight"]), F.linear(x, w["mlp.up_proj.weight"])
-    act = _poly_norm(gate, w) if config.hidden_act == "poly_norm" else F.silu(gate)
-    return hidden + F.linear(act * up, w["mlp.down_proj.weight"])
+    hidden = hidden + F.linear(heads.transpose(1, 2).flatten(2), w("self_attn.o_proj.weight"))
+    x = F.rms_norm(hidden, hidden.shape[-1:], w("post_attention_layernorm.weight"), config.rms_norm_eps)
+    gate, up = F.linear(x, w("mlp.gate_proj.weight")), F.linear(x, w("mlp.up_proj.weight"))
+    act = (
+        _poly_norm(gate, w("mlp.act_fn.weight"), w("mlp.act_fn.bias"))
+        if config.hidden_act == "poly_norm"
+        else F.silu(gate)
+    )
+    return hidden + F.linear(act * up, w("mlp.down_proj.weight"))
 
 
-def _poly_norm(x: torch.Tensor, w: dict[str, torch.Tensor]) -> torch.Tensor:
+def _poly_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """w_0 norm(x^3) + w_1 norm(x^2) + w_2 norm(x) + b (arXiv:2411.03884)."""
     terms = [F.rms_norm(x**power, x.shape[-1:], eps=1e-6) for power in (3, 2, 1)]
-    return torch.stack(terms, -1) @ w["mlp.act_fn.weight"] + w["mlp.act_fn.bias"]
+    return torch.stack(terms, -1) @ weight + bias
 
 
-def _rotate(x: torch.Tensor, theta: float, interleaved: bool) -> torch.Tensor:
-    """(batch, heads, tokens, d): pairs of neighbours, or of the two halves, rotated by token * theta^(-2j/d)."""
+def _rotate(x: torch.Tensor, rope: dict[str, Any], interleaved: bool) -> torch.Tensor:
+    """(batch, heads, tokens, d): pairs of neighbours, or of the two halves, rotated by token * theta^(-2j/d), or by
+    YaRN's angles and with its factor (arXiv:2309.00071)."""
     d, dim = x.shape[-1], -1 if interleaved else -2
-    angles = torch.outer(torch.arange(x.shape[2]).double(), theta ** -(torch.arange(0, d, 2).double() / d))
+    theta, factor = rope["rope_theta"], rope.get("factor", 1.0)
+    frequencies = theta ** -(torch.arange(0, d, 2).double() / d)
+    if rope["rope_type"] == "yarn":
+        # the pairs that turn 32 times and once in the original length
+        wavelengths = [2 * math.pi * turns / rope["original_max_position_embeddings"] for turns in (32, 1)]
+        fast, slow = (-math.log(x, theta) * d / 2 for x in wavelengths)
+        low, high = max(math.floor(fast), 0), min(math.ceil(slow), d - 1)
+        ramp = (torch.arange(d // 2).double() - low).div((high - low) or 1e-3).clamp(0, 1)
+        frequencies = frequencies.lerp(frequencies / factor, ramp)
+    angles = torch.outer(torch.arange(x.shape[2]).double(), frequencies)
     a, b = x.double().unflatten(-1, (-1, 2) if interleaved else (2, -1)).unbind(dim)
     rotated = (a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos())
-    return torch.stack(rotated, dim).flatten(-2).to(x.dtype)
+    return (torch.stack(rotated, dim).flatten(-2) * (1 + 0.1 * math.log(factor))).to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -199,8 +229,9 @@ def compare(first: OpenCheckpoint, second: OpenCheckpoint, tolerance: float | No
     for run, *hidden in zip(runs, *both, strict=True):
         measures = []
         for a, b in zip(*hidden, strict=True):  # the logits of one row of tokens at a time
-            parts = zip(logits(first, a).split(8), logits(second, b).split(8), strict=True)
+            parts = zip(logits(first, a).split(2), logits(second, b).split(2), strict=True)
             measures += [_measure(*part) for part in parts]
+            del parts  # two rows of logits, before the next two
         difference, largest, kl = map(torch.cat, zip(*measures, strict=True))
         relative = (difference.max() / largest.max()).item()
         verdicts.append(Verdict(run.name, run.ids.numel(), relative, kl.mean().item(), tolerance))

@@ -74,7 +74,6 @@ class Layout:
     single_queries: bool = False  # one query head for each pair of ours, which computes the same bits
     required: tuple[str, ...] = ()  # fields without which its config.json cannot be understood
     no_effect: tuple[str, ...] = ()  # fields of its config.json that do not change what the model computes
-    citation: str | None = None  # of the model that the layout was made for, as BibTeX
 
     has_config = True  # every checkpoint has a config.json, which states all sizes and the special ids
     is_strict = False  # each field of that config.json must be understood
@@ -97,6 +96,10 @@ class Layout:
     def layer_names(self, config: OurConfig) -> dict[str, str]:
         """Our name -> theirs for all tensors of our model that they have."""
         return {ours: self.their_name(ours) for ours in our_tensors(config) if not ours.endswith(self.lacks)}
+
+    def citation(self, config: OurConfig) -> str | None:
+        """Of the model that the layout was made for, as BibTeX."""
+        return None
 
     def complete(self, stated: dict[str, Any]) -> dict[str, Any]:
         """The content of their config.json with the defaults of its class, if there is one."""
@@ -146,18 +149,19 @@ class Layout:
         module = name.rpartition(".")[0].rpartition(".")[2]
         if module not in ("q_proj", "k_proj", "v_proj"):
             return None
-        heads = config.num_attention_heads if module == "q_proj" else config.num_key_value_heads
-        width = config.head_dim
+        queries, keys, width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         if isinstance(config, DiffTransformerConfig):
-            heads, width = 2 * heads, config.diff_head_dim
-        rows = torch.arange(heads * width).view(heads, width)
+            queries, keys, width = config.num_query_heads, 2 * keys, config.diff_head_dim
+        same = torch.arange((queries if module == "q_proj" else keys) * width)
+        rows = same.view(-1, width)
         if self.heads_in_blocks:
             rows = torch.cat((rows[0::2], rows[1::2]))
         if self.interleaved_rotary and module != "v_proj":
             rows = rows.unflatten(1, (2, -1)).transpose(1, 2).flatten(1)
         if self.single_queries and module == "q_proj":
             rows = rows[0::2]
-        return rows.flatten()
+        order = rows.flatten()
+        return None if torch.equal(order, same) else order
 
     def into_ours(self, config: OurConfig, dtype: torch.dtype) -> Iterator[Step]:
         """The steps from their tensors to ours. A head norm without a weight gets ones, in `dtype`, and a query head
