@@ -2,16 +2,18 @@
 """Peak memory of a conversion, against the size of its checkpoint.
 
     python -m benchmarks.conversion_memory --out benchmarks/results/conversion_memory_<hardware>_<date>
-    python -m benchmarks.conversion_memory --motif --out benchmarks/results/conversion_memory_motif_<hardware>_<date>
+    python -m benchmarks.conversion_memory --motif 2.6B --out ...
+    python -m benchmarks.conversion_memory --motif 12.7B --layers 4 --out ...
 
 writes a synthetic checkpoint in the authors' layout (bfloat16, sharded), or random numbers in the exact shapes of
-Motif-2.6B (float32, 9.7 GiB), converts it with the command line in a new process, with and without the verification of
-the logits, and writes `<out>.csv`. The peak is that of the resident memory as the kernel counts it, which includes
-Python, torch and the mapped pages of files.
+Motif-2.6B or Motif-2-12.7B (float32, 9.7 or 47.3 GiB) or of their first layers, converts it with the command line in a
+new process, with and without the verification of the logits, and writes `<out>.csv`. The peak is that of the resident
+memory as the kernel counts it, which includes Python, torch and the mapped pages of files.
 """
 
 import argparse
 import json
+import math
 import platform
 import tempfile
 import time
@@ -25,8 +27,9 @@ from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.conversion import __main__ as conversion
 from diff_transformer.conversion.checkpoint_files import write_shards
 from diff_transformer.conversion.layouts import LAYOUTS
-from tests.motif_reference import CONFIG as MOTIF
-from tests.motif_reference import shapes
+from tests.motif_reference import CONFIG, GROUPED, shapes
+
+MOTIF = {"2.6B": CONFIG, "12.7B": GROUPED}
 
 
 def write_checkpoint(folder: Path, size: int, hidden_size: int) -> int:
@@ -45,10 +48,10 @@ def write_checkpoint(folder: Path, size: int, hidden_size: int) -> int:
     return write_random(folder, meta, "400MB")
 
 
-def write_motif(folder: Path) -> int:
-    """Writes random weights in the shapes of Motif-2.6B and returns their size."""
-    (folder / "config.json").write_text(json.dumps(MOTIF))
-    meta = {name: torch.empty(shape, device="meta") for name, shape in shapes(MOTIF).items()}
+def write_motif(folder: Path, config: dict) -> int:
+    """Writes random weights in the shapes of a Motif and returns their size."""
+    (folder / "config.json").write_text(json.dumps(config))
+    meta = {name: torch.empty(shape, device="meta") for name, shape in shapes(config).items()}
     return write_random(folder, meta, "5GB")
 
 
@@ -70,20 +73,25 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--gib", type=float, default=2.0, help="size of the checkpoint in GiB (default: %(default)s)")
     parser.add_argument("--hidden-size", type=int, default=2048, help="of the model (default: %(default)s)")
     parser.add_argument("--folder", type=Path, help="for the temporary checkpoints, which need three times their size")
-    parser.add_argument("--motif", action="store_true", help="in the shapes of Motif-2.6B")
+    parser.add_argument("--motif", choices=MOTIF, help="in the shapes of Motif-2.6B or Motif-2-12.7B")
+    parser.add_argument("--layers", type=int, help="of Motif (default: all)")
     parser.add_argument("--measure", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.measure is not None:
         return convert_here(options.measure)
-    options.gib = 9.7 if options.motif else options.gib
+    motif = MOTIF.get(options.motif, {})
+    motif = MOTIF[options.motif] if options.motif else {}
+    if motif:
+        motif = motif | {"num_hidden_layers": options.layers or motif["num_hidden_layers"]}
+        options.gib = sum(map(math.prod, shapes(motif).values())) / 2**28
     layout = "motif" if options.motif else "yoco"
-    print(f"Budget  {3 * options.gib:g} GiB of disk, one minute per GiB", flush=True)
+    print(f"Budget  {3 * options.gib:.3g} GiB of disk, one minute per GiB", flush=True)
     rows = []
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         source = Path(folder) / "source"
         source.mkdir()
         gib = int(options.gib * 2**30)
-        size = write_motif(source) if options.motif else write_checkpoint(source, gib, options.hidden_size)
+        size = write_motif(source, motif) if motif else write_checkpoint(source, gib, options.hidden_size)
         imports_alone = int(measure_apart("benchmarks.conversion_memory").split()[1])
         for name, verify in (("convert", ["--no-verify"]), ("convert and verify", [])):
             task = ("convert", source, Path(folder) / "converted", "--from", layout, "--overwrite", *verify)
