@@ -122,6 +122,10 @@ class _Call(NamedTuple):
     def length(self, x: torch.Tensor) -> int:
         return 0 if self.is_packed(x) else x.shape[1]
 
+    def grid(self, q: torch.Tensor, heads: int) -> Callable[[dict], tuple[int, ...]]:
+        """A program for each block of query rows, of each of `heads`, of each sequence."""
+        return lambda size: (triton.cdiv(self.max_q, size["BLOCK_M"]), heads, self.batch(q))
+
     def strides(self, *tensors: torch.Tensor) -> list[int]:
         """(sequence, token, head) of each; packed sequences are separated by their starts instead."""
         return [n for x in tensors for n in (0 if self.is_packed(x) else x.stride(0), x.stride(1), x.stride(2))]
@@ -194,8 +198,7 @@ def _forward(q, k, v, lambda_full, norm_weight, save: bool, *options):
         out.zero_()
     for one_map, heads in ((2, q.shape[2]), (1, out.shape[2])):  # the first map subtracts what the second left
         _launch(
-            "forward", forward_kernel, q,
-            lambda size, heads=heads: (triton.cdiv(call.max_q, size["BLOCK_M"]), heads, call.batch(q)),
+            "forward", forward_kernel, q, call.grid(q, heads),
             q, k, v, lambda_full, norm_weight, out, diff, out2, lse, *call[:5],
             *call.strides(q, k, v, out), *_mask_strides(call.mask),
             call.length(q), call.length(k), lse.shape[2], call.scale, call.eps, call.out_scale,
@@ -232,8 +235,7 @@ def _backward(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, *opt
         maps.append(((*tensors[:4], *sums), False, True))
     for given, first, second in maps:
         _launch(
-            "dq", dq_kernel, q,
-            lambda size, heads=given[4].shape[2]: (triton.cdiv(call.max_q, size["BLOCK_M"]), heads, batch),
+            "dq", dq_kernel, q, call.grid(q, given[4].shape[2]),
             *given, grad_q, *call[:5], *call.strides(q, k, v, given[4], grad_q), *masks, *numbers, **constants,
             FIRST=first, SECOND=second,
         )  # fmt: skip

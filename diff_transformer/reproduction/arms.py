@@ -86,7 +86,7 @@ ARMS: dict[str, Arm] = {
     "diff_0.8_gain": Arm("diff_0.8, with the amplitude of diff", partial(_diff, lambda_init=0.8), like="diff"),
     "diff_full_rate": Arm("DIFF whose lambda learns at the full rate", _diff, lambda_lr_multiplier=1.0),
     "diff_grouped": Arm(
-        "grouped DIFF: two heads for each noise head, over the keys and values of DIFF; a narrower feed-forward network",
+        "grouped DIFF: two heads for each noise head, over DIFF's keys and values; a narrower feed-forward network",
         _grouped,
     ),
     "diff_v2": Arm("DIFF V2", diff_v2_twin),
