@@ -79,7 +79,6 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.measure is not None:
         return convert_here(options.measure)
-    motif = MOTIF.get(options.motif, {})
     motif = MOTIF[options.motif] if options.motif else {}
     if motif:
         motif = motif | {"num_hidden_layers": options.layers or motif["num_hidden_layers"]}
