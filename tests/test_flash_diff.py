@@ -172,8 +172,9 @@ def test_masks(full, width):
     check_attention(inputs, seen, causal=not full, mask=mask)
 
 
-@pytest.mark.parametrize("width", [32, 80])
-@pytest.mark.parametrize("lengths", [[0, 15], [1, 1, 70, 3], [33, 0, 64, 17]], ids=str)
+@pytest.mark.parametrize(
+    ("lengths", "width"), [([0, 15], 32), ([1, 1, 70, 3], 32), ([33, 0, 64, 17], 32), ([19, 0, 30], 80)], ids=str
+)
 def test_varlen_isolates_sequences(lengths, width):
     total = sum(lengths)
     inputs = random_inputs((total, 4, width), (total, 2, 32))
@@ -537,14 +538,19 @@ def test_golden(name, launches):
     assert launches == {"flash_diff_attention": 1}
 
 
-@pytest.fixture(scope="module", params=[None, 2], ids=["paper", "shared second queries"])
+@pytest.fixture(scope="module")
 def models(tiny_config, request):
+    """Of the paper's design, or with as many second queries as a test asks for (`shared_queries`)."""
     torch.manual_seed(0)
-    config = tiny_config(initializer_range=0.1, attn_implementation="flash_diff", num_noise_heads=request.param)
+    fields = {"initializer_range": 0.1, "num_noise_heads": getattr(request, "param", None)}
+    config = tiny_config(attn_implementation="flash_diff", **fields)
     model = DiffTransformerForCausalLM(config).eval().to(DEVICE)
     oracle = copy.deepcopy(model)
     oracle.set_attn_implementation("eager")
     return model, oracle
+
+
+shared_queries = pytest.mark.parametrize("models", [None, 2], ids=["paper", "shared second queries"], indirect=True)
 
 
 @pytest.fixture
@@ -589,6 +595,7 @@ def test_model_passes_the_padding_to_the_kernel(models, monkeypatch, rows, argum
     assert seen == [arguments] * 2
 
 
+@shared_queries
 def test_model_with_packed_documents(models, launches):
     """A gap in the positions starts no document, a restart does, wherever it restarts."""
     model, oracle = models
@@ -602,6 +609,7 @@ def test_model_with_packed_documents(models, launches):
     assert launches == {"flash_diff_attention_varlen": 4}
 
 
+@shared_queries
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_generation(models, launches, cache):
     model, oracle = models
