@@ -35,6 +35,7 @@ from .attention_diff_base import reject_dropout
 from .flash_diff import (
     LambdaVectors,
     can_decode,
+    count_heads,
     flash_diff_attention,
     flash_diff_attention_varlen,
     flash_diff_attention_with_kvcache,
@@ -290,7 +291,7 @@ def _is_exporting() -> bool:
 def _fused_attention(
     query, key, value, lambda_full, mask, spans, cache_lengths, cu_seq_lens, max_length, causal: bool, **options
 ) -> torch.Tensor:
-    batch, _, q_len, width = query.shape
+    batch, _, q_len, _ = query.shape
     # Views (B, tokens, heads, D) of one type: autocast leaves rotated queries and keys in float32
     q, k, v = (x.to(value.dtype).transpose(1, 2) for x in (query, key, value))
     if cu_seq_lens is not None:
@@ -302,7 +303,7 @@ def _fused_attention(
         causal, mask = False, mask[:, 0].expand(batch, -1, -1)
     options |= {"causal": causal, "mask": mask}
     options["cache_seqlens"] = cache_lengths
-    groups = query.shape[1] // key.shape[1] * (2 * width // key.shape[-1] - 1)
+    groups = count_heads(q, k) // k.shape[2]
     if not torch.is_grad_enabled() and can_decode(q_len, groups) and spans is None:
         return flash_diff_attention_with_kvcache(q, k, v, lambda_full, **options)
     return flash_diff_attention(q, k, v, lambda_full, spans=spans, **options)

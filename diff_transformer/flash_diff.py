@@ -136,7 +136,7 @@ class _Call(NamedTuple):
 
     def constants(self, q: torch.Tensor, k: torch.Tensor) -> dict:
         return {
-            "GROUPS": _num_heads(q, k) // k.shape[2],
+            "GROUPS": count_heads(q, k) // k.shape[2],
             "SIGNALS": _num_signals(q, k),
             "D": k.shape[-1] // 2,
             "CAUSAL": self.causal,
@@ -170,12 +170,13 @@ def _num_signals(q: torch.Tensor, k: torch.Tensor) -> int:
     return 2 * q.shape[-1] // k.shape[-1] - 1
 
 
-def _num_heads(q: torch.Tensor, k: torch.Tensor) -> int:
+def count_heads(q: torch.Tensor, k: torch.Tensor) -> int:
+    """H, of queries (.., N, (n + 1) d) and keys (.., K, 2d)."""
     return q.shape[-2] * _num_signals(q, k)
 
 
 def _new_heads(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    return q.new_empty(*q.shape[:2], _num_heads(q, k), k.shape[-1])
+    return q.new_empty(*q.shape[:2], count_heads(q, k), k.shape[-1])
 
 
 def _empty_like(x: torch.Tensor) -> torch.Tensor:
@@ -653,7 +654,7 @@ def flash_diff_attention_with_kvcache(
     """
     lambda_parts = _lambda_parts(lambda_full)
     scale = _check(q, k_cache, v_cache, lambda_parts, norm_weight, softmax_scale, 4)
-    rows = q.shape[1] * _num_heads(q, k_cache) // k_cache.shape[2]
+    rows = q.shape[1] * count_heads(q, k_cache) // k_cache.shape[2]
     if rows > _DECODE_ROWS:
         raise ValueError(f"T H / K is {rows}; at most {_DECODE_ROWS} rows fit. Use flash_diff_attention for more.")
     inputs = (q, k_cache, v_cache, *lambda_parts, norm_weight)
