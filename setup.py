@@ -42,6 +42,7 @@ EXTRAS["dev"] = [
     "fastapi",  # with uvicorn: `transformers serve`, which a test starts
     "uvicorn",
     "hypothesis",
+    "kernels",  # loads the kernels as a repository of the Hub
     "mypy",
     "onnx",  # with onnxruntime and onnxscript: a test exports a model
     "onnxruntime",
