@@ -73,9 +73,19 @@ def _find_files(path: Path) -> list[Path]:
         return files
     for endings in ((".safetensors",), _TORCH_ENDINGS):
         files = sorted(file for file in path.iterdir() if file.suffix in endings and file.name not in _NOT_WEIGHTS)
+        if files and all(file.name.startswith("adapter_model.") for file in files):
+            config = json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))
+            raise ValueError(
+                f"{path} is an adapter of {config['base_model_name_or_path']}, not a whole model. Merge it first:\n"
+                "  from peft import AutoPeftModelForCausalLM\n"
+                f'  AutoPeftModelForCausalLM.from_pretrained("{path}").merge_and_unload().save_pretrained("merged")'
+            )
         if files:
             return files
-    raise FileNotFoundError(f"{path} holds no checkpoint: no *.safetensors, no {', no *'.join(_TORCH_ENDINGS)} file.")
+    if found := sorted(path.glob("*.gguf")):
+        names = ", ".join(file.name for file in found)
+        raise FileNotFoundError(f"{path} holds no other weights than {names}. Pass the path of one of these files.")
+    raise FileNotFoundError(f"{path} holds no checkpoint: no *.safetensors, no *{', no *'.join(_TORCH_ENDINGS)} file.")
 
 
 def _safetensors_meta(file: Path) -> dict[str, torch.Tensor]:
