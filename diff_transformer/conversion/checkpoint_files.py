@@ -26,6 +26,7 @@ class CheckpointFiles:
     def __init__(self, path: str | Path, state_key: str | None = None) -> None:
         self.path = Path(path)
         self.folder = self.path if self.path.is_dir() else self.path.parent
+        self.metadata: dict[str, Any] = {}  # what the file itself says of its license and language
         self.meta: dict[str, torch.Tensor] = {}
         self._file_of: dict[str, Path] = {}
         self._torch_states: dict[Path, dict[str, torch.Tensor]] = {}

@@ -111,7 +111,7 @@ def convert(
             how = f"diff-transformer convert --from {theirs.name}"
             how += f" --dtype {str(dtype).removeprefix('torch.')}" if dtype else ""
             how += f" --noise-std {noise_std} --seed {seed}" if noise_std else ""
-            Origin.of(files.folder, repo_id).write(folder, how, theirs.citation(config))
+            Origin.of(files.path, repo_id, files.metadata).write(folder, how, theirs.citation(config))
         if keeps_ids and (files.folder / "generation_config.json").is_file():
             shutil.copy(files.folder / "generation_config.json", folder)
         if verify:
