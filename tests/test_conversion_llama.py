@@ -338,9 +338,7 @@ def test_convert_with_another_tokenizer_states_its_ids_and_warns_of_its_size(tmp
     tokenizer.save_pretrained(tmp_path / "other")
     convert(open_checkpoint(theirs, "qwen2"), tmp_path / "ours", tokenizer=str(tmp_path / "other"), verify=False)
     convert(open_checkpoint(theirs, "qwen2"), tmp_path / "kept", verify=False)
-    sizes = (
-        f"The tokenizer of {tmp_path / 'other'} has {len(tokenizer)} entries for {VOCAB_SIZE} embeddings"
-    )
+    sizes = f"The tokenizer of {tmp_path / 'other'} has {len(tokenizer)} entries for {VOCAB_SIZE} embeddings"
     warnings = [x.getMessage() for x in caplog.records if "embeddings" in x.getMessage()]
     assert warnings == [f"{sizes}: was the model trained with another tokenizer?"]
     for folder, expected in (("ours", tokenizer), ("kept", PreTrainedConfig(**ids))):

@@ -137,9 +137,7 @@ def _tokenizer(name: str | None, source: OpenCheckpoint) -> PreTrainedTokenizerB
         generic = PreTrainedTokenizerFast if (folder / "tokenizer.json").is_file() else AutoTokenizer
         tokenizer = generic.from_pretrained(folder)
     size, vocab_size = max(tokenizer.get_vocab().values(), default=-1) + 1, source.config.vocab_size
-    sizes = (
-        f"The tokenizer of {name or source.files.path} has {size:,} entries, and the model {vocab_size:,} embeddings"
-    )
+    sizes = f"The tokenizer of {name or source.files.path} has {size:,} entries for {vocab_size:,} embeddings"
     if size > vocab_size:
         raise ValueError(f"{sizes}: they do not belong together. Choose another --tokenizer.")
     if size < 0.9 * vocab_size:  # more than a padded vocabulary leaves free
