@@ -32,6 +32,7 @@ EXTRAS = {
         "scipy",
     ],
     "hub": ["pyyaml"],
+    "gguf": ["gguf>=0.19"],  # checkpoints of llama.cpp
 }
 EXTRAS["dev"] = [
     *EXTRAS["triton"],
@@ -39,6 +40,7 @@ EXTRAS["dev"] = [
     *EXTRAS["ulysses"],
     *EXTRAS["eval"],
     *EXTRAS["hub"],
+    *EXTRAS["gguf"],
     "fastapi",  # with uvicorn: `transformers serve`, which a test starts
     "uvicorn",
     "hypothesis",
