@@ -131,6 +131,8 @@ def test_api_has_every_public_name(pages):
     shown = set().union(*(page.ids for url, page in pages.items() if "/api/" in url))
     for module in (diff_transformer, diff_transformer.conversion):
         assert not {f"{module.__name__}.{name}" for name in module.__all__} - shown
+    models = (ROOT / "site/docs/api/models/index.html").read_text(encoding="utf-8")
+    assert "int, defaults to 100288" in models and not re.search(r"<code>`|\[<code>", models), "marks of transformers'"
 
 
 @pytest.fixture(scope="module")
