@@ -9,7 +9,8 @@ TESTS ?= tests
 # Whole files are distributed, so that their fixtures are built once. tests/conftest.py puts the longest files first.
 PYTEST = -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-fast test-compile test-kernels test-gpu test-oldest test-vllm gpu kernel-package style bench clean
+.PHONY: demo demo-pretrained test test-fast test-compile test-kernels test-gpu test-oldest test-vllm gpu kernel-package style \
+	docs bench clean
 .DEFAULT_GOAL := test
 
 # glibc would return the large buffers to the system after every step: a quarter of the time
@@ -59,6 +60,11 @@ style: $(VENV)/.installed
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
+# The site of the documentation, in site/
+docs: $(VENV)/.installed
+	$(VENV)/bin/python docs/build_site.py
+	$(VENV)/bin/zensical build --strict --clean
+
 bench: $(VENV)/.installed
 	$(VENV)/bin/python -m benchmarks.model_cpu
 
@@ -93,4 +99,4 @@ $(VLLM_VENV)/.installed: constraints-vllm.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(OLDEST_VENV) $(VLLM_VENV) demo/out build dist *.egg-info
+	rm -rf $(VENV) $(OLDEST_VENV) $(VLLM_VENV) .cache demo/out build dist site *.egg-info
