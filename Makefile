@@ -9,7 +9,7 @@ TESTS ?= tests
 # Whole files are distributed, so that their fixtures are built once. tests/conftest.py puts the longest files first.
 PYTEST = -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-fast test-compile test-kernels test-gpu test-oldest test-vllm gpu style bench clean
+.PHONY: demo test test-fast test-compile test-kernels test-gpu test-oldest test-vllm gpu style bench release-check clean
 .DEFAULT_GOAL := test
 
 # glibc would return the large buffers to the system after every step: a quarter of the time
@@ -57,6 +57,10 @@ style: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(VENV)/bin/python -m benchmarks.model_cpu
+
+# Builds the commit into dist/ and tests what users will install: docs/releasing.md
+release-check: $(VENV)/.installed
+	$(VENV)/bin/python -m tests.release_check
 
 # torch first and pinned: an unpinned one would be fetched in every newer build that another package admits
 $(VENV)/.installed: setup.py constraints.txt

@@ -39,6 +39,9 @@ EXTRAS["dev"] = [
     *EXTRAS["ulysses"],
     *EXTRAS["eval"],
     *EXTRAS["hub"],
+    "build",  # with pypiserver and twine: make release-check
+    "pypiserver",
+    "twine",
     "fastapi",  # with uvicorn: `transformers serve`, which a test starts
     "uvicorn",
     "hypothesis",
