@@ -4,6 +4,8 @@ VENV ?= .venv
 OLDEST_VENV ?= .venv-oldest
 VLLM_VENV ?= .venv-vllm
 WORKERS ?= 2
+# The versions to install in $(VENV); /dev/null takes the newest that setup.py and Python admit
+CONSTRAINTS ?= constraints.txt
 # What pytest runs: `make test TESTS="tests/test_generation.py -k beam"`
 TESTS ?= tests
 # Whole files are distributed, so that their fixtures are built once. tests/conftest.py puts the longest files first.
@@ -54,6 +56,10 @@ style: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/zizmor --quiet --offline --pedantic .github
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*.yml
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 
 bench: $(VENV)/.installed
 	$(VENV)/bin/python -m benchmarks.model_cpu
@@ -65,8 +71,8 @@ release-check: $(VENV)/.installed
 # torch first and pinned: an unpinned one would be fetched in every newer build that another package admits
 $(VENV)/.installed: setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt torch
-	$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(VENV)/bin/pip install -q --disable-pip-version-check -c $(CONSTRAINTS) torch
+	$(VENV)/bin/pip install -q --disable-pip-version-check -c $(CONSTRAINTS) -e ".[dev]"
 	touch $@
 
 # The packages of $(VENV), except for those with another version

@@ -42,6 +42,8 @@ EXTRAS["dev"] = [
     "build",  # with pypiserver and twine: make release-check
     "pypiserver",
     "twine",
+    "check-jsonschema",  # with zizmor: the files under .github
+    "zizmor",
     "fastapi",  # with uvicorn: `transformers serve`, which a test starts
     "uvicorn",
     "hypothesis",

@@ -1,6 +1,7 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""What is published: the files of both distributions, and the checks before a release."""
+"""What is published: the files of both distributions, the checks before a release, and the workflows that run them."""
 
+import re
 import subprocess
 import sys
 import tarfile
@@ -8,12 +9,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from diff_transformer.__main__ import COMMANDS
 from tests import release_check
 from tests.release_check import METADATA_FILES, NotReady, git, package_files
 
 ROOT = Path(__file__).parents[1]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 needs_git = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="compares with the files of the repository")
 
 
@@ -130,3 +133,23 @@ def test_wheels_that_differ_are_rejected(tmp_path, change):
 
 def test_release_check_runs_every_command():
     assert set(release_check.COMMANDS) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_run_targets_of_the_makefile(workflow):
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for name, job in yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"].items():
+        called = {
+            word
+            for step in job["steps"]
+            for line in re.findall(r"^make (.*)", step.get("run", ""), re.MULTILINE)
+            for word in line.split()
+            if "=" not in word
+        }
+        assert called <= targets, f"{name} runs targets that the Makefile lacks"
+
+
+def test_pre_commit_runs_the_pinned_ruff():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0]["hooks"]
+    pinned = re.search(r"^ruff==.*", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)[0]
+    assert [hook["additional_dependencies"] for hook in hooks] == [[pinned]] * len(hooks)
