@@ -166,7 +166,7 @@ def build(root: Path, work: Path) -> tuple[Path, Path, Path]:
 @contextmanager
 def loopback_index(folder: Path) -> Iterator[str]:
     """The address of a package index that has the files of `folder` and nothing else."""
-    import pypiserver
+    import pypiserver  # which imports the deprecated cgi: an error where warnings are errors
 
     class Server(ThreadingMixIn, WSGIServer):
         daemon_threads = True
