@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import threading
 import venv
@@ -107,13 +106,9 @@ def package_files(root: Path) -> set[str]:
     return modules | {f"{PACKAGE}/{name}" for name in DATA_FILES}
 
 
-def contents(archive: Path) -> dict[str, bytes]:
-    """The files of a wheel, or of an sdist without the name of its folder."""
-    if archive.suffix == ".whl":
-        with zipfile.ZipFile(archive) as files:
-            return {name: files.read(name) for name in files.namelist()}
-    with tarfile.open(archive) as files:
-        return {m.name.partition("/")[2]: files.extractfile(m).read() for m in files if m.isfile()}
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as files:
+        return {name: files.read(name) for name in files.namelist()}
 
 
 def check_wheel(wheel: Path, expected: set[str]) -> None:
