@@ -11,7 +11,8 @@ TESTS ?= tests
 # Whole files are distributed, so that their fixtures are built once. tests/conftest.py puts the longest files first.
 PYTEST = -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-fast test-compile test-kernels test-gpu test-oldest test-vllm gpu style bench release-check clean
+.PHONY: demo test test-fast test-compile test-kernels test-gpu test-oldest test-vllm gpu kernel-package style bench \
+	release-check clean
 .DEFAULT_GOAL := test
 
 # glibc would return the large buffers to the system after every step: a quarter of the time
@@ -33,7 +34,7 @@ test-compile: $(VENV)/.installed
 
 # The Triton kernels: in Triton's interpreter on a CPU, and on a GPU
 test-kernels: $(VENV)/.installed
-	TRITON_INTERPRET=1 $(VENV)/bin/python -m pytest -n $(WORKERS) tests/test_flash_diff.py
+	TRITON_INTERPRET=1 $(VENV)/bin/python -m pytest -n $(WORKERS) tests/test_flash_diff.py tests/test_kernel_package.py
 
 test-gpu: $(VENV)/.installed
 	COMPILE_KERNELS=1 $(VENV)/bin/python -m pytest tests/test_flash_diff.py tests/test_flash_diff_compile.py
@@ -47,6 +48,10 @@ test-oldest: $(OLDEST_VENV)/.installed
 gpu:
 	$(PYTHON) -m benchmarks.gpu_suite --out $(or $(OUT),build/gpu) $(if $(STAGE),--stage $(STAGE)) \
 		$(if $(RESUME),--resume) $(if $(PLAN),--plan)
+
+# The Triton kernels as a repository of the Hub, for the library `kernels`: build/flash-diff
+kernel-package: $(VENV)/.installed
+	$(VENV)/bin/python kernels/package.py
 
 # `vllm serve` on a CPU. This package is not in its environment: the tests decide which servers find it
 test-vllm: $(VLLM_VENV)/.installed

@@ -32,6 +32,7 @@ EXTRAS = {
         "scipy",
     ],
     "hub": ["pyyaml"],
+    "gguf": ["gguf>=0.19"],  # checkpoints of llama.cpp
 }
 EXTRAS["dev"] = [
     *EXTRAS["triton"],
@@ -39,6 +40,7 @@ EXTRAS["dev"] = [
     *EXTRAS["ulysses"],
     *EXTRAS["eval"],
     *EXTRAS["hub"],
+    *EXTRAS["gguf"],
     "build",  # with pypiserver and twine: make release-check
     "pypiserver",
     "twine",
@@ -47,6 +49,7 @@ EXTRAS["dev"] = [
     "fastapi",  # with uvicorn: `transformers serve`, which a test starts
     "uvicorn",
     "hypothesis",
+    "kernels",  # loads the kernels as a repository of the Hub
     "mypy",
     "onnx",  # with onnxruntime and onnxscript: a test exports a model
     "onnxruntime",
