@@ -4,13 +4,15 @@ VENV ?= .venv
 OLDEST_VENV ?= .venv-oldest
 VLLM_VENV ?= .venv-vllm
 WORKERS ?= 2
+# The versions to install in $(VENV); /dev/null takes the newest that setup.py and Python admit
+CONSTRAINTS ?= constraints.txt
 # What pytest runs: `make test TESTS="tests/test_generation.py -k beam"`
 TESTS ?= tests
 # Whole files are distributed, so that their fixtures are built once. tests/conftest.py puts the longest files first.
 PYTEST = -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo demo-pretrained test test-fast test-compile test-kernels test-gpu test-oldest test-vllm gpu kernel-package style \
-	docs bench clean
+	docs release-check bench clean
 .DEFAULT_GOAL := test
 
 # glibc would return the large buffers to the system after every step: a quarter of the time
@@ -59,6 +61,10 @@ style: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/zizmor --quiet --offline --pedantic .github
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*.yml
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 
 # The site of the documentation, in site/
 docs: $(VENV)/.installed
@@ -68,11 +74,15 @@ docs: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(VENV)/bin/python -m benchmarks.model_cpu
 
+# Builds the commit into dist/ and tests what users will install: docs/releasing.md
+release-check: $(VENV)/.installed
+	$(VENV)/bin/python -m tests.release_check
+
 # torch first and pinned: an unpinned one would be fetched in every newer build that another package admits
 $(VENV)/.installed: setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt torch
-	$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(VENV)/bin/pip install -q --disable-pip-version-check -c $(CONSTRAINTS) torch
+	$(VENV)/bin/pip install -q --disable-pip-version-check -c $(CONSTRAINTS) -e ".[dev]"
 	touch $@
 
 # The packages of $(VENV), except for those with another version

@@ -48,6 +48,11 @@ EXTRAS["dev"] = [
     *EXTRAS["hub"],
     *EXTRAS["gguf"],
     *EXTRAS["docs"],
+    "build",  # with pypiserver and twine: make release-check
+    "pypiserver",
+    "twine",
+    "check-jsonschema",  # with zizmor: the files under .github
+    "zizmor",
     "fastapi",  # with uvicorn: `transformers serve`, which a test starts
     "uvicorn",
     "hypothesis",
