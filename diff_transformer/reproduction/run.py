@@ -117,7 +117,7 @@ def check_texts(study: Study, folder: Path) -> None:
         if task.text is not None:
             digest = (tokens := task.text.load(folder / DATA)).digest()
             if isinstance(task, NextToken):
-                epochs = experiment.rows / len(task.pieces("train", experiment.rows, tokens))
+                epochs = experiment.rows / len(task.pieces("train", task.first_row + experiment.rows, tokens))
                 read = experiment.rows * task.length / 1e6
                 print(f"{name:<16}reads {read:.4g} million tokens, {epochs:.2g} epochs of the text")
         if other := {x.data for x in results if x.experiment == name} - {digest}:
