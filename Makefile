@@ -9,7 +9,8 @@ TESTS ?= tests
 # Whole files are distributed, so that their fixtures are built once. tests/conftest.py puts the longest files first.
 PYTEST = -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-fast test-compile test-kernels test-gpu test-oldest test-vllm gpu style bench clean
+.PHONY: demo demo-pretrained test test-fast test-compile test-kernels test-gpu test-oldest test-vllm gpu kernel-package style \
+	docs bench clean
 .DEFAULT_GOAL := test
 
 # glibc would return the large buffers to the system after every step: a quarter of the time
@@ -31,7 +32,7 @@ test-compile: $(VENV)/.installed
 
 # The Triton kernels: in Triton's interpreter on a CPU, and on a GPU
 test-kernels: $(VENV)/.installed
-	TRITON_INTERPRET=1 $(VENV)/bin/python -m pytest -n $(WORKERS) tests/test_flash_diff.py
+	TRITON_INTERPRET=1 $(VENV)/bin/python -m pytest -n $(WORKERS) tests/test_flash_diff.py tests/test_kernel_package.py
 
 test-gpu: $(VENV)/.installed
 	COMPILE_KERNELS=1 $(VENV)/bin/python -m pytest tests/test_flash_diff.py tests/test_flash_diff_compile.py
@@ -46,6 +47,10 @@ gpu:
 	$(PYTHON) -m benchmarks.gpu_suite --out $(or $(OUT),build/gpu) $(if $(STAGE),--stage $(STAGE)) \
 		$(if $(RESUME),--resume) $(if $(PLAN),--plan)
 
+# The Triton kernels as a repository of the Hub, for the library `kernels`: build/flash-diff
+kernel-package: $(VENV)/.installed
+	$(VENV)/bin/python kernels/package.py
+
 # `vllm serve` on a CPU. This package is not in its environment: the tests decide which servers find it
 test-vllm: $(VLLM_VENV)/.installed
 	PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest tests/test_vllm.py
@@ -54,6 +59,11 @@ style: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+# The site of the documentation, in site/
+docs: $(VENV)/.installed
+	$(VENV)/bin/python docs/build_site.py
+	$(VENV)/bin/zensical build --strict --clean
 
 bench: $(VENV)/.installed
 	$(VENV)/bin/python -m benchmarks.model_cpu
@@ -89,4 +99,4 @@ $(VLLM_VENV)/.installed: constraints-vllm.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(OLDEST_VENV) $(VLLM_VENV) demo/out build dist *.egg-info
+	rm -rf $(VENV) $(OLDEST_VENV) $(VLLM_VENV) .cache demo/out build dist site *.egg-info

@@ -32,6 +32,13 @@ EXTRAS = {
         "scipy",
     ],
     "hub": ["pyyaml"],
+    "gguf": ["gguf>=0.19"],  # checkpoints of llama.cpp
+    "docs": [
+        "latex2mathml",
+        "mkdocstrings-python",
+        "tomli",
+        "zensical",
+    ],
 }
 EXTRAS["dev"] = [
     *EXTRAS["triton"],
@@ -39,13 +46,17 @@ EXTRAS["dev"] = [
     *EXTRAS["ulysses"],
     *EXTRAS["eval"],
     *EXTRAS["hub"],
+    *EXTRAS["gguf"],
+    *EXTRAS["docs"],
     "fastapi",  # with uvicorn: `transformers serve`, which a test starts
     "uvicorn",
     "hypothesis",
+    "kernels",  # loads the kernels as a repository of the Hub
     "mypy",
     "onnx",  # with onnxruntime and onnxscript: a test exports a model
     "onnxruntime",
     "onnxscript",
+    "playwright",  # with an installed chromium: tests look at the pages of the site
     "pytest",
     "pytest-xdist",
     "ruff",
@@ -58,6 +69,7 @@ setup(
     description="The Differential Transformer as a Hugging Face Transformers model",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
+    url="https://github.com/diff-transformer/diff_transformer",
     license="MIT",
     python_requires=">=3.10",
     packages=find_packages(include=["diff_transformer", "diff_transformer.*"]),

@@ -6,13 +6,11 @@ the model registered.
 """
 
 import sys
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 
 import click
 import transformers
-from transformers.cli.transformers import app
-from transformers.cli.transformers import main as transformers_main
 
 import diff_transformer  # registers the model
 
@@ -43,28 +41,45 @@ def print_version() -> None:
     print(f"diff_transformer {diff_transformer.__version__}\ntransformers {transformers.__version__}")
 
 
-for _command in app.commands.values():
-    _command.topic = "transformers"  # type: ignore[attr-defined]  # its heading in the help; ours are the main commands
-for _name, (_, _help) in COMMANDS.items():
-    app.add_command(
-        click.Command(
-            _name,
-            callback=partial(run, _name),
-            help=_help,
-            # The command's own parser reads all arguments, --help among them
-            params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
-            add_help_option=False,
-            context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-        )
+def command(name: str) -> click.Command:
+    """One of our commands, whose own parser reads all arguments, --help among them."""
+    return click.Command(
+        name,
+        callback=partial(run, name),
+        help=COMMANDS[name][1],
+        params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     )
-app.add_command(click.Command("version", callback=print_version, help="Print our version and that of transformers."))
-app.help = "Convert, evaluate, reproduce and upload Differential Transformers; serve them and chat with them."
+
+
+@cache
+def app() -> click.Group:
+    """The command line of transformers with our commands. Its import costs as much as a server's: ours do without."""
+    from transformers.cli.transformers import app as transformers_app
+
+    for theirs in transformers_app.commands.values():
+        theirs.topic = "transformers"  # type: ignore[attr-defined]  # its heading in the help; ours are the main ones
+    for name in COMMANDS:
+        transformers_app.add_command(command(name))
+    text = "Print our version and that of transformers."
+    transformers_app.add_command(click.Command("version", callback=print_version, help=text))
+    transformers_app.help = (
+        "Convert, evaluate, reproduce and upload Differential Transformers; serve them and chat with them."
+    )
+    return transformers_app
 
 
 def main() -> None:
-    if sys.argv[1:2] and sys.argv[1] in (*COMMANDS, "version"):
-        app()
+    (name,) = sys.argv[1:2] or [""]
+    if name in COMMANDS:
+        command(name).main(sys.argv[2:], prog_name=f"diff-transformer {name}")
+    elif name == "version":
+        app()()
     else:
+        app()
+        from transformers.cli.transformers import main as transformers_main
+
         transformers_main()  # which also looks for a newer transformers
 
 

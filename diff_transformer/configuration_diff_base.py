@@ -68,6 +68,18 @@ class DiffTransformerBaseConfig(PreTrainedConfig):
             self.base_model_tp_plan = {**self.base_model_tp_plan, **_POLY_NORM_TP_PLAN}
         super().__post_init__(**kwargs)
 
+    @classmethod
+    def from_dict(cls, config_dict, **kwargs):
+        """As in transformers, which only warns if the checkpoint is of another model, and then has random weights."""
+        found = config_dict.get("model_type", cls.model_type)
+        if found != cls.model_type:
+            raise ValueError(
+                f"The checkpoint has model_type={found!r}, but {cls.__name__} needs {cls.model_type!r}. Load it with "
+                "an Auto class. A Llama, Qwen2, Qwen3 or Mistral becomes a Differential Transformer V2 with the same "
+                "logits by `diff-transformer convert SOURCE DEST --from llama --to diff_v2`."
+            )
+        return super().from_dict(config_dict, **kwargs)
+
     def update_from_string(self, update_str: str) -> None:
         """As in transformers (`--config_overrides` of its scripts), and the result is validated as at creation.
 

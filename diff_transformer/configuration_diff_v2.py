@@ -5,6 +5,8 @@ from huggingface_hub.dataclasses import strict
 
 from .configuration_diff_base import DiffTransformerBaseConfig
 
+_V1_FIELDS = ("lambda_init", "lambda_std_dev", "use_subln", "use_head_scale", "subln_eps")
+
 
 @strict
 class DiffTransformerV2Config(DiffTransformerBaseConfig):
@@ -53,6 +55,11 @@ class DiffTransformerV2Config(DiffTransformerBaseConfig):
     sliding_window: int | None = None
 
     def __post_init__(self, **kwargs):
+        if given := [f"{name}={kwargs[name]!r}" for name in _V1_FIELDS if name in kwargs]:
+            raise ValueError(
+                f"{', '.join(given)} was given, which V2 lacks: it projects its lambda from each token, and does not "
+                "normalise its heads. Omit it, or use DiffTransformerConfig, which is V1."
+            )
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads - self.num_differential_heads
         if self.head_dim is None:

@@ -17,14 +17,23 @@ EXTRAS = {
     "ulysses": {"deepspeed"},
     "triton": {"triton"},
     "flash-attn": {"flash_attn"},
+    "gguf": {"gguf"},
 }
+
+
+def _remedy(package: str, *extras: str) -> str | None:
+    """What to do if a package of one of `extras`, or else of any other, is not installed."""
+    for name in (*extras, *EXTRAS):
+        if package in EXTRAS[name]:
+            return f"{package} is not installed. Install it with: pip install 'diff_transformer[{name}]'"
+    return None
 
 
 def require(*packages: str) -> None:
     """Raises ModuleNotFoundError for the first that is not installed."""
     for name in packages:
         if find_spec(name) is None:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+            raise ModuleNotFoundError(_remedy(name), name=name)
 
 
 def skip_unused_deepspeed() -> None:
@@ -47,8 +56,6 @@ def exit_without(extra: str = "hub") -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        for name in (extra, *EXTRAS):
-            if package in EXTRAS[name]:
-                sys.exit(f"error: {package} is not installed. Install it with: pip install 'diff_transformer[{name}]'")
+        if remedy := _remedy((error.name or "").partition(".")[0], extra):
+            sys.exit(f"error: {remedy}")
         raise

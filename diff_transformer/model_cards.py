@@ -32,3 +32,12 @@ def hub_id(text: Any) -> str | None:
     if not isinstance(text, str) or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", text) or Path(text).exists():
         return None
     return None if Path(text).suffix.startswith((".json", ".csv", ".parq", ".txt", ".zst")) else text
+
+
+def check_path_or_id(name: str, text: str) -> None:
+    """Raises FileNotFoundError for a value of the option `name` that is no path and cannot be an id on the Hub."""
+    is_id = hub_id(text) or hub_id(f"owner/{text}")  # old ids have no owner
+    if not text or not (Path(text).expanduser().exists() or is_id):
+        raise FileNotFoundError(
+            f"{name} is {text!r}: there is no such file or folder, and it cannot be an id on the Hub (OWNER/NAME)."
+        )

@@ -167,6 +167,8 @@ class DiffTransformerDecoderLayer(DiffTransformerBaseDecoderLayer):
 
 @auto_docstring
 class DiffTransformerPreTrainedModel(DiffTransformerBasePreTrainedModel):
+    """What the models share: initial weights, and what transformers must know of the classes."""
+
     config: DiffTransformerConfig
     _no_split_modules = ["DiffTransformerDecoderLayer"]
     _can_record_outputs = {
@@ -210,6 +212,8 @@ class DiffTransformerPreTrainedModel(DiffTransformerBasePreTrainedModel):
 
 @auto_docstring
 class DiffTransformerModel(DiffTransformerPreTrainedModel, DiffTransformerBaseModel):
+    """The decoder without a head: identical to Llama's, except for the attention and for packed documents."""
+
     layer_class = DiffTransformerDecoderLayer
 
     def _prepare_attention(self, inputs_embeds, attention_mask, *inputs, cu_seq_lens_q=None, **kwargs):
@@ -278,18 +282,24 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, DiffTransformer
 class DiffTransformerForSequenceClassification(
     DiffTransformerBaseHead, GenericForSequenceClassification, DiffTransformerPreTrainedModel
 ):
+    """A score for each label and text, at the text's last token: identical to Llama's."""
+
     model_class = DiffTransformerModel
 
 
 class DiffTransformerForTokenClassification(
     DiffTransformerBaseHead, GenericForTokenClassification, DiffTransformerPreTrainedModel
 ):
+    """A score for each label and token: identical to Llama's."""
+
     model_class = DiffTransformerModel
 
 
 class DiffTransformerForQuestionAnswering(
     DiffTransformerBaseHead, GenericForQuestionAnswering, DiffTransformerPreTrainedModel
 ):
+    """Scores of each token as the first and as the last of the answer: identical to Llama's."""
+
     model_class = DiffTransformerModel
 
 

@@ -186,10 +186,13 @@ class DiffTransformerBaseModel(DiffTransformerBasePreTrainedModel):
             raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
         if inputs_embeds is None:
             inputs_embeds: torch.Tensor = self.embed_tokens(input_ids)
-        if position_ids is not None and position_ids.shape[-1] != inputs_embeds.shape[1]:  # it would be broadcast
+        batch_size, q_length = inputs_embeds.shape[:2]
+        shapes = [(batch_size, q_length)] if batch_size == 1 else [(1, q_length), (batch_size, q_length)]
+        if position_ids is not None and position_ids.shape not in shapes:  # some others would be broadcast
             raise ValueError(
-                f"position_ids has the shape {tuple(position_ids.shape)}, but there are {inputs_embeds.shape[1]} "
-                "tokens. Give the positions of the new tokens only, not of those in the cache."
+                f"position_ids has the shape {tuple(position_ids.shape)}, but there are {q_length} tokens; it must be "
+                f"{' or '.join(map(str, shapes))}. Give the positions of the new tokens only, not of those in the "
+                "cache."
             )
 
         if use_cache and past_key_values is None:

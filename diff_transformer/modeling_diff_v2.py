@@ -193,6 +193,8 @@ class DiffTransformerV2DecoderLayer(DiffTransformerBaseDecoderLayer):
 
 @auto_docstring
 class DiffTransformerV2PreTrainedModel(DiffTransformerBasePreTrainedModel):
+    """What the models share: initial weights, and what transformers must know of the classes."""
+
     config: DiffTransformerV2Config
     _no_split_modules = ["DiffTransformerV2DecoderLayer"]
     _can_record_outputs = {
@@ -211,6 +213,8 @@ class DiffTransformerV2PreTrainedModel(DiffTransformerBasePreTrainedModel):
 
 @auto_docstring
 class DiffTransformerV2Model(DiffTransformerV2PreTrainedModel, DiffTransformerBaseModel):
+    """The decoder without a head: identical to Llama's, except for the attention and for packed documents."""
+
     layer_class = DiffTransformerV2DecoderLayer
 
     def post_init(self):
@@ -221,24 +225,32 @@ class DiffTransformerV2Model(DiffTransformerV2PreTrainedModel, DiffTransformerBa
 
 @auto_docstring
 class DiffTransformerV2ForCausalLM(DiffTransformerV2PreTrainedModel, DiffTransformerBaseForCausalLM, GenerationMixin):
+    """identical to Llama's."""
+
     model_class = DiffTransformerV2Model
 
 
 class DiffTransformerV2ForSequenceClassification(
     DiffTransformerBaseHead, GenericForSequenceClassification, DiffTransformerV2PreTrainedModel
 ):
+    """A score for each label and text, at the text's last token: identical to Llama's."""
+
     model_class = DiffTransformerV2Model
 
 
 class DiffTransformerV2ForTokenClassification(
     DiffTransformerBaseHead, GenericForTokenClassification, DiffTransformerV2PreTrainedModel
 ):
+    """A score for each label and token: identical to Llama's."""
+
     model_class = DiffTransformerV2Model
 
 
 class DiffTransformerV2ForQuestionAnswering(
     DiffTransformerBaseHead, GenericForQuestionAnswering, DiffTransformerV2PreTrainedModel
 ):
+    """Scores of each token as the first and as the last of the answer: identical to Llama's."""
+
     model_class = DiffTransformerV2Model
 
 

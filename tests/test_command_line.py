@@ -20,6 +20,7 @@ import diff_transformer.__main__ as command_line
 from diff_transformer.evaluation import protocols
 from diff_transformer.extras import EXTRAS
 from diff_transformer.training import runs
+from diff_transformer.training.run_arguments import RunArguments
 
 ROOT = Path(__file__).parents[1]
 OPTION = {
@@ -52,7 +53,7 @@ def called(monkeypatch):
 
 @pytest.mark.oldest
 def test_help_lists_our_commands_before_those_of_transformers():
-    result = CliRunner().invoke(command_line.app, ["--help"])
+    result = CliRunner().invoke(command_line.app(), ["--help"])
     assert result.exit_code == 0
     assert "Differential Transformers" in result.output and "Transformers CLI" not in result.output
     ours, theirs = result.output.split("Transformers commands:")
@@ -78,7 +79,7 @@ def test_help_lists_our_commands_before_those_of_transformers():
 )
 def test_command_gets_its_arguments_and_gives_its_exit_code(called, arguments, module, passed, code):
     called.outcome = code
-    result = CliRunner().invoke(command_line.app, arguments.split())
+    result = CliRunner().invoke(command_line.app(), arguments.split())
     assert called.arguments == [(f"diff_transformer.{module}.__main__", passed.split())]
     assert result.exit_code == code
 
@@ -94,13 +95,13 @@ def test_command_names_the_extra_of_a_missing_package(called):
         ("convert", "accelerate", "eval"),
     ):
         called.outcome = ModuleNotFoundError(f"No module named {missing!r}", name=missing)
-        result = CliRunner().invoke(command_line.app, [command])
+        result = CliRunner().invoke(command_line.app(), [command])
         package = missing.partition(".")[0]
         message = f"error: {package} is not installed. Install it with: pip install 'diff_transformer[{extras}]'\n"
         assert (result.exit_code, result.output) == (1, message)
     for name in ("diff_transformer.evaluation.nothing", "numpy", None):
         called.outcome = ModuleNotFoundError("not an optional package", name=name)
-        assert CliRunner().invoke(command_line.app, ["evaluate"]).exception is called.outcome
+        assert CliRunner().invoke(command_line.app(), ["evaluate"]).exception is called.outcome
 
 
 # A process in which no extra is installed prints what each command and each stage says to --help, and what is imported
@@ -111,7 +112,7 @@ from click.testing import CliRunner
 from diff_transformer.__main__ import app
 said = {}
 for command in ("", *sys.argv[2].split(",")):
-    result = CliRunner().invoke(app, [*command.split(), "--help"])
+    result = CliRunner().invoke(app(), [*command.split(), "--help"])
     said[command] = [result.exit_code, result.output, repr(result.exception)]
     said.setdefault("imported", [name for name, module in sys.modules.items() if module is not None])
 sys.argv = ["-m", "--help"]  # as Python has it while it locates a module
@@ -146,7 +147,7 @@ def test_help_needs_no_extras_and_a_stage_says_which_it_needs():
 
 
 def test_version_is_ours_and_that_of_transformers():
-    result = CliRunner().invoke(command_line.app, ["version"])
+    result = CliRunner().invoke(command_line.app(), ["version"])
     expected = f"diff_transformer {diff_transformer.__version__}\ntransformers {transformers.__version__}\n"
     assert (result.exit_code, result.output) == (0, expected)
 
@@ -166,7 +167,10 @@ def test_extras_are_those_of_setup():
 def test_deepspeed_is_imported_only_where_it_is_used(called, monkeypatch):
     engine = type("DeepSpeedEngine", (torch.nn.Module,), {})()
     engine.module = torch.nn.Linear(2, 2)
-    for start in (lambda: CliRunner().invoke(command_line.app, ["convert"]), lambda: runs.parse((), "pretrain", [])):
+    for start in (
+        lambda: CliRunner().invoke(command_line.app(), ["convert"]),
+        lambda: runs.parse((RunArguments,), "pretrain", ["--use_cpu"]),
+    ):
         monkeypatch.setattr(other, "is_deepspeed_available", lambda: True)
         monkeypatch.delitem(sys.modules, "deepspeed", raising=False)
         start()
@@ -177,12 +181,14 @@ def test_deepspeed_is_imported_only_where_it_is_used(called, monkeypatch):
 
 
 def test_only_commands_of_transformers_look_for_a_newer_transformers(called, monkeypatch):
-    programs = []
-    monkeypatch.setattr(command_line, "transformers_main", lambda: programs.append("transformers"))
+    programs, app = [], command_line.app()
+    monkeypatch.setattr("transformers.cli.transformers.main", lambda: programs.append("transformers"))
+    monkeypatch.setattr(command_line, "app", lambda: programs.append("app") or app)
     for arguments in (["serve", "A"], ["--help"], [], ["report", "DIR"], ["version"]):
         monkeypatch.setattr(sys, "argv", ["diff-transformer", *arguments])
         try:
             command_line.main()
         except SystemExit as stop:
             programs.append(stop.code)
-    assert programs == ["transformers"] * 3 + [0, 0]
+    assert programs == ["app", "transformers"] * 3 + [0] + ["app", 0], "our commands wait for those of transformers"
+    assert called.arguments == [("diff_transformer.evaluation.__main__", ["report", "DIR"])]

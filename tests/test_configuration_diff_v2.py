@@ -78,6 +78,8 @@ def test_save_and_load(tmp_path):
         ({"hidden_size": 360}, "head_dim=15 .* multiple of 2"),
         ({"head_dim": 0}, "head_dim=0"),
         ({"head_dim": 9}, "head_dim=9 .* multiple of 2"),
+        ({"lambda_init": 0.8}, "lambda_init=0.8 was given, which V2 lacks.*DiffTransformerConfig, which is V1"),
+        ({"subln_eps": 1e-5, "use_subln": False}, "use_subln=False, subln_eps=1e-05 was given"),
         ({"sliding_window": 1}, "sliding_window=1 .* at least 2"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"\['partial_rotary_factor'\]=0.5 .* always 1.0"),
     ],

@@ -393,6 +393,9 @@ def test_open_checkpoint_rejects_damaged_and_missing_files(tmp_path, folders):
         (tmp_path / index).mkdir()
         (tmp_path / index / "model.safetensors.index.json").write_text(index.replace("1", '{"weight_map": 1}'))
     (tmp_path / "empty").mkdir()
+    (adapter := tmp_path / "adapter").mkdir()
+    save_file({"x": torch.zeros(2)}, adapter / "adapter_model.safetensors")
+    (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/base"}')
     torch.save({"weights": {}, "step": 3}, tmp_path / "deep.pt")
     torch.save([torch.zeros(2)], tmp_path / "list.pt")
     for place, options, error, message in (
@@ -401,7 +404,13 @@ def test_open_checkpoint_rejects_damaged_and_missing_files(tmp_path, folders):
         ("no.safetensors", {}, ValueError, "not a complete safetensors file"),
         *((index, {}, ValueError, "is not an index of weight files") for index in ("{", "[]", "{}", "1")),
         ("shards", {}, FileNotFoundError, "names files that do not exist: model-00001"),
-        ("empty", {}, FileNotFoundError, "holds no checkpoint"),
+        ("empty", {}, FileNotFoundError, r"holds no checkpoint: no \*.safetensors, no \*.bin, no \*.pt"),
+        (
+            "adapter",
+            {},
+            ValueError,
+            r"an adapter of owner/base, .* Merge[\s\S]*/adapter\"\).merge_and_unload",
+        ),
         ("nowhere", {}, FileNotFoundError, "does not exist"),
         ("deep.pt", {}, ValueError, "holds no dict of tensors, but 'weights', 'step'"),
         ("deep.pt", {"state_key": "model"}, ValueError, "has no 'model', but 'weights', 'step'"),

@@ -25,8 +25,9 @@ from transformers import (
     Qwen3Config,
     StaticCache,
 )
+from transformers.utils import logging
 
-from diff_transformer import DiffTransformerV2ForCausalLM
+from diff_transformer import DiffTransformerForCausalLM, DiffTransformerV2Config, DiffTransformerV2ForCausalLM
 from diff_transformer.conversion import VerificationError, convert, open_checkpoint
 from diff_transformer.conversion.__main__ import main
 from diff_transformer.conversion.layouts import LAYOUTS
@@ -195,8 +196,11 @@ def test_noise_is_in_second_query_heads_alone(tmp_path, llama, ours, capsys):
     assert not torch.equal(*layers), "each layer has its own noise"
     verdicts = convert(open_checkpoint(llama, "llama"), tmp_path / "verdicts", noise_std=0.01)
     assert all(0 < verdict.kl < 0.1 and verdict.max_difference > 0 for verdict in verdicts)
-    for source, to, std in ((llama, "diff_v2", -0.1), (ours, "unilm_v2", 0.1)):
-        with pytest.raises(ValueError, match=f"noise_std={std}: it must not be negative, and is for Llama"):
+    for source, to, std, message in (
+        (llama, "diff_v2", -0.1, "=-0.1 was given; it must be positive, or 0 for no noise"),
+        (ours, "unilm_v2", 0.1, "=0.1 is for Llama and its like alone, not for diff_v2"),
+    ):
+        with pytest.raises(ValueError, match=f"noise_std{message}"):
             convert(
                 open_checkpoint(source, "llama" if source == llama else "diff_v2"), tmp_path / "no", to, noise_std=std
             )
@@ -264,7 +268,8 @@ def test_open_checkpoint_takes_fields_without_effect_and_ignored_ones(tmp_path, 
     rope = config.pop("rope_parameters")
     theta = rope.pop("rope_theta")
     config |= {"rope_scaling": rope, "rope_theta": theta, "torch_dtype": "float32", "use_mrope": False}  # before 5.0
-    config |= {"pretraining_tp": 1, "is_llama_config": True, "unsloth_version": "2025.1"}
+    config |= {"pretraining_tp": 1, "is_llama_config": True, "unsloth_version": "2025.1", "unk_token_id": 3}
+    config |= {"_model_name_or_path": "Smollm2 135M"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file(state_of(llama), tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="represent: unsloth_version='2025.1'. If they do not matter"):
@@ -320,3 +325,40 @@ def test_convert_takes_the_tokenizer_and_the_generation_config_along(tmp_path):
         assert model.generation_config.temperature == 0.6 and model.generation_config.do_sample
         for config in (model.config, model.generation_config):
             assert {name: getattr(config, name) for name in ids} == ids, "the tokenizer knows one end of a text only"
+
+
+def test_convert_with_another_tokenizer_states_its_ids_and_warns_of_its_size(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.get_logger("transformers"), "propagate", True)  # to caplog
+    ids = {"eos_token_id": [7, 3], "bos_token_id": 5, "pad_token_id": 9}
+    theirs = save_theirs(Qwen2Config(**SIZES | ids), tmp_path / "theirs")
+    (theirs / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "do_sample": True, **ids}))
+    unknown = AddedToken("<unk>", special=True)
+    tokenizer = Qwen2Tokenizer(vocab={letter: i for i, letter in enumerate("abcd")}, merges=[], unk_token=unknown)
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>", "pad_token": "<|pad|>"})
+    tokenizer.save_pretrained(tmp_path / "other")
+    convert(open_checkpoint(theirs, "qwen2"), tmp_path / "ours", tokenizer=str(tmp_path / "other"), verify=False)
+    convert(open_checkpoint(theirs, "qwen2"), tmp_path / "kept", verify=False)
+    sizes = f"The tokenizer of {tmp_path / 'other'} has {len(tokenizer)} entries for {VOCAB_SIZE} embeddings"
+    warnings = [x.getMessage() for x in caplog.records if "embeddings" in x.getMessage()]
+    assert warnings == [f"{sizes}: was the model trained with another tokenizer?"]
+    for folder, expected in (("ours", tokenizer), ("kept", PreTrainedConfig(**ids))):
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / folder)
+        for name in ids:
+            got = [getattr(config, name) for config in (model.config, model.generation_config)]
+            assert got == [getattr(expected, name)] * 2, (folder, name)
+    # As many entries as embeddings, but an id beyond them
+    tokenizer.add_tokens([f"<{i}>" for i in range(VOCAB_SIZE - len(tokenizer))])
+    tokenizer.save_pretrained(tmp_path / "other")
+    file = tmp_path / "other/tokenizer.json"
+    stated = json.loads(file.read_text())
+    assert stated["model"]["vocab"].pop("d") == 3
+    stated["model"]["vocab"]["d"] = VOCAB_SIZE
+    file.write_text(json.dumps(stated))
+    with pytest.raises(ValueError, match=f"has {VOCAB_SIZE + 1} entries for {VOCAB_SIZE} embeddings: they"):
+        convert(open_checkpoint(theirs, "qwen2"), tmp_path / "none", tokenizer=str(tmp_path / "other"))
+
+
+def test_our_classes_do_not_load_a_llama_with_random_weights(llama):
+    for auto_class in (DiffTransformerV2ForCausalLM, DiffTransformerForCausalLM, DiffTransformerV2Config):
+        with pytest.raises(ValueError, match="'llama', but .* needs 'diff_.*--from llama --to diff_v2`"):
+            auto_class.from_pretrained(llama)

@@ -267,6 +267,9 @@ NOT_THE_NEW_TOKENS = r"position_ids has the shape .*, but there are 5 tokens.*no
         (0, {"input_ids": ids(1, 2), "inputs_embeds": torch.ones(1, 2, 64)}, "exactly one of"),
         (0, {"input_ids": ids(3, 5), "position_ids": ids(1, 4)}, NOT_THE_NEW_TOKENS),
         (0, {"input_ids": ids(3, 5), "position_ids": ids(3, 6)}, NOT_THE_NEW_TOKENS),
+        (0, {"input_ids": ids(2, 5), "position_ids": ids(3, 5)}, r"5 tokens; it must be \(1, 5\) or \(2, 5\)\. Give"),
+        (0, {"input_ids": ids(1, 5), "position_ids": ids(2, 5)}, r"5 tokens; it must be \(1, 5\)\. Give"),
+        (0, {"input_ids": ids(1, 5), "position_ids": ids(5)}, r"shape \(5,\)"),
         (
             0,
             {"input_ids": ids(1, 5), "attention_mask": ids(1, 1, 5, 5)},

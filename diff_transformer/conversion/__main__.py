@@ -22,7 +22,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="diff-transformer", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("convert", help="write a checkpoint in another layout")
-    one.add_argument("source", metavar="SOURCE", help="folder or file of safetensors or torch tensors, or Hub id")
+    source = "folder or file of safetensors or torch tensors, GGUF file, or Hub id"
+    one.add_argument("source", metavar="SOURCE", help=source)
     one.add_argument("destination", metavar="DEST", help="folder to create; it appears whole, or not at all")
     one.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), help="by default that of SOURCE")
     one.add_argument("--tokenizer", help="cl100k, yoco or a folder; by default that of SOURCE")
@@ -84,7 +85,7 @@ def _run(options: argparse.Namespace) -> int:
     for verdict in verdicts:
         print(f"Verdict {verdict}")
     if options.command == "convert" and layout != source.layout.ours:
-        known = Origin.of(source.files.folder, repo_id).license
+        known = Origin.of(source.files.path, repo_id, source.files.metadata).license
         unknown = "none found in SOURCE; find out what its authors allow before you share DEST"
         print(f"License {f'{known}: it applies to DEST too' if known else unknown}")
     return 0 if all(verdict.passed for verdict in verdicts) else 1

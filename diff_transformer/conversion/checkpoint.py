@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..extras import require
 from .checkpoint_files import DTYPES, CheckpointFiles
 from .layouts import LAYOUTS, Layout, OurConfig
 from .layouts.base import LAMBDA_VECTORS, OURS
@@ -68,8 +69,9 @@ def open_checkpoint(
     Raises:
         ValueError: The checkpoint does not match its description; the error lists all faults.
         FileNotFoundError: The checkpoint is missing or incomplete.
+        ModuleNotFoundError: A GGUF file needs the package gguf.
     """
-    files = CheckpointFiles(path, state_key)
+    files = _gguf_file(Path(path)) if Path(path).suffix == ".gguf" else CheckpointFiles(path, state_key)
     files.meta = {name: x for name, x in files.meta.items() if not _matches(ignore, name)}
     layout = LAYOUTS[layout_name]
     layout = replace(layout, renamed=(*layout.renamed, *(rename or {}).items())).matching(files.meta)
@@ -87,6 +89,13 @@ def open_checkpoint(
             "--flash-semantics."
         )
     return opened
+
+
+def _gguf_file(path: Path) -> CheckpointFiles:
+    require("gguf")
+    from .gguf_file import GgufFile
+
+    return GgufFile(path)
 
 
 def _matches(patterns: tuple[str, ...], name: str) -> bool:

@@ -26,6 +26,7 @@ class CheckpointFiles:
     def __init__(self, path: str | Path, state_key: str | None = None) -> None:
         self.path = Path(path)
         self.folder = self.path if self.path.is_dir() else self.path.parent
+        self.metadata: dict[str, Any] = {}  # what the file itself says of its license and language
         self.meta: dict[str, torch.Tensor] = {}
         self._file_of: dict[str, Path] = {}
         self._torch_states: dict[Path, dict[str, torch.Tensor]] = {}
@@ -73,9 +74,19 @@ def _find_files(path: Path) -> list[Path]:
         return files
     for endings in ((".safetensors",), _TORCH_ENDINGS):
         files = sorted(file for file in path.iterdir() if file.suffix in endings and file.name not in _NOT_WEIGHTS)
+        if files and all(file.name.startswith("adapter_model.") for file in files):
+            config = json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))
+            raise ValueError(
+                f"{path} is an adapter of {config['base_model_name_or_path']}, not a whole model. Merge it first:\n"
+                "  from peft import AutoPeftModelForCausalLM\n"
+                f'  AutoPeftModelForCausalLM.from_pretrained("{path}").merge_and_unload().save_pretrained("merged")'
+            )
         if files:
             return files
-    raise FileNotFoundError(f"{path} holds no checkpoint: no *.safetensors, no {', no *'.join(_TORCH_ENDINGS)} file.")
+    if found := sorted(path.glob("*.gguf")):
+        names = ", ".join(file.name for file in found)
+        raise FileNotFoundError(f"{path} holds no other weights than {names}. Pass the path of one of these files.")
+    raise FileNotFoundError(f"{path} holds no checkpoint: no *.safetensors, no *{', no *'.join(_TORCH_ENDINGS)} file.")
 
 
 def _safetensors_meta(file: Path) -> dict[str, torch.Tensor]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.utils import logging
 
 from ..folders import whole_folder
 from ..tokenization_cl100k import cl100k_tokenizer
@@ -21,6 +22,8 @@ from .layouts.base import LAMBDA_VECTORS, Q_PROJ, SPECIAL_IDS, in_layer
 from .origin import Origin
 from .tokenization_yoco import yoco_tokenizer
 from .verification import Verdict, compare
+
+logger = logging.get_logger(__name__)
 
 FOLDED = 0.1  # tolerance of the logits, relative to the largest: a head norm folded into o_proj is rounded in 16 bits
 
@@ -66,8 +69,10 @@ def convert(
             f"{theirs.name} converts to and from {theirs.ours}, and {layout.name} to and from {layout.ours}. Exactly "
             "one layout must be the one of this package that the other needs; V1 and V2 do not mix."
         )
-    if noise_std < 0 or (noise_std and not theirs.single_queries):
-        raise ValueError(f"noise_std={noise_std}: it must not be negative, and is for Llama and its like alone.")
+    if noise_std < 0:
+        raise ValueError(f"noise_std={noise_std} was given; it must be positive, or 0 for no noise.")
+    if noise_std and not theirs.single_queries:
+        raise ValueError(f"noise_std={noise_std} is for Llama and its like alone, not for {theirs.name}. Omit it.")
     layout.check_represents(config)
     if Path(destination).resolve() == files.path.resolve():
         raise ValueError(f"{destination} is the source itself. Choose another destination.")
@@ -106,7 +111,7 @@ def convert(
             how = f"diff-transformer convert --from {theirs.name}"
             how += f" --dtype {str(dtype).removeprefix('torch.')}" if dtype else ""
             how += f" --noise-std {noise_std} --seed {seed}" if noise_std else ""
-            Origin.of(files.folder, repo_id).write(folder, how, theirs.citation(config))
+            Origin.of(files.path, repo_id, files.metadata).write(folder, how, theirs.citation(config))
         if keeps_ids and (files.folder / "generation_config.json").is_file():
             shutil.copy(files.folder / "generation_config.json", folder)
         if verify:
@@ -131,11 +136,12 @@ def _tokenizer(name: str | None, source: OpenCheckpoint) -> PreTrainedTokenizerB
         # Not by its class: some, such as GPT2Tokenizer, take only the vocabulary from this file, and split otherwise
         generic = PreTrainedTokenizerFast if (folder / "tokenizer.json").is_file() else AutoTokenizer
         tokenizer = generic.from_pretrained(folder)
-    if len(tokenizer) > source.config.vocab_size:
-        sizes = f"{len(tokenizer)} entries, and the model only {source.config.vocab_size}"
-        raise ValueError(
-            f"The tokenizer {folder} has {sizes}: they do not belong together. Choose another --tokenizer."
-        )
+    size, vocab_size = max(tokenizer.get_vocab().values(), default=-1) + 1, source.config.vocab_size
+    sizes = f"The tokenizer of {name or source.files.path} has {size:,} entries for {vocab_size:,} embeddings"
+    if size > vocab_size:
+        raise ValueError(f"{sizes}: they do not belong together. Choose another --tokenizer.")
+    if size < 0.9 * vocab_size:  # more than a padded vocabulary leaves free
+        logger.warning(f"{sizes}: was the model trained with another tokenizer?")
     return tokenizer
 
 

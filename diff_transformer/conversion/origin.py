@@ -5,6 +5,7 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HTTPError
@@ -39,7 +40,9 @@ def local_path(source: str, revision: str | None = None) -> tuple[Path, str | No
     except (HTTPError, OSError) as error:
         raise ValueError(f"{repo_id} is not a path, and cannot be downloaded: {error}") from error
     if not any(Path(folder).glob("*.safetensors")):
-        raise ValueError(f"{repo_id} holds no safetensors. Give the folder of `hf download {repo_id}`.")
+        raise ValueError(
+            f"{repo_id} holds no safetensors. Give the folder of `hf download {repo_id}`, or a GGUF file in it."
+        )
     return Path(folder), repo_id
 
 
@@ -51,11 +54,14 @@ class Origin:
     revision: str | None  # the commit, if known
     metadata: dict[str, str | list[str]]  # the license and the language, as on its card
     terms: list[Path]  # the files of the license
+    file: str | None = None  # its name, if it is a single file
 
     @classmethod
-    def of(cls, folder: Path, repo_id: str | None) -> "Origin":
+    def of(cls, path: Path, repo_id: str | None, stated: dict[str, Any] | None = None) -> "Origin":
+        """Of a folder or file, which itself has `stated` what its card does not say."""
+        folder = path if path.is_dir() else path.parent
         card = folder / "README.md"
-        known = read_metadata(card.read_text(encoding="utf-8")) if card.is_file() else {}
+        known = (stated or {}) | read_metadata(card.read_text(encoding="utf-8") if card.is_file() else None)
         base_model = repo_id or hub_id(known.get("base_model"))
         terms = sorted({path for pattern in TERMS for path in folder.glob(pattern) if path.is_file()})
         metadata = {name: known[name] for name in LICENSE_METADATA if known.get(name)}
@@ -63,7 +69,7 @@ class Origin:
         if isinstance(link, str) and repo_id and "://" not in link and not (folder / link).is_file():
             metadata["license_link"] = f"https://huggingface.co/{repo_id}/blob/main/{link}"
         revision = folder.name if repo_id and re.fullmatch("[0-9a-f]{40}", folder.name) else None
-        return cls(base_model, revision, metadata, terms)
+        return cls(base_model, revision, metadata, terms, path.name if path.is_file() else None)
 
     @property
     def license(self) -> str | None:
@@ -78,7 +84,8 @@ class Origin:
         """README.md, from which `diff-transformer upload` makes a card, and the files of the license."""
         for path in self.terms:
             shutil.copy(path, folder)
-        base = f"[{self.base_model}](https://huggingface.co/{self.base_model})" if self.base_model else "a checkpoint"
+        repo = f"[{self.base_model}](https://huggingface.co/{self.base_model})" if self.base_model else None
+        base = " of ".join(filter(None, (self.file and f"`{self.file}`", repo))) or "a checkpoint"
         revision = f" at revision `{self.revision}`" if self.revision else ""
         text = f"The weights were converted from {base}{revision} with `{command}`."
         text += f" Their license, {self.license}, applies to this model too." if self.license else ""

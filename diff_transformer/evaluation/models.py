@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..folders import sha256
+from ..model_cards import check_path_or_id
 
 
 @dataclass
@@ -34,6 +35,7 @@ def load_model(
 ) -> LoadedModel:
     """Loads a path, a Hub id, or `LABEL=PATH`. Raises ValueError without a causal language model and a tokenizer."""
     label, path = split_spec(spec)
+    check_path_or_id("model", path)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "revision": revision or "main"}
     how: dict[str, Any] = {"dtype": dtype, "attn_implementation": attn_implementation}
     try:

@@ -87,7 +87,9 @@ def _run(staged: Staged, options: argparse.Namespace) -> None:
     files = staged.files()
     for name, path in files.items():
         print(f"{path.stat().st_size:>16,}  {name}")
-    print(f"Left out: {', '.join(staged.left_out) or 'nothing'}")
+    if replaced := [name for name in staged.left_out if name in files]:
+        print(f"Replaced by a new one: {', '.join(replaced)}")
+    print(f"Left out: {', '.join(name for name in staged.left_out if name not in files) or 'nothing'}")
     print(*sorted(problems, key=lambda problem: not problem.fatal), sep="\n")
     if errors := sum(problem.fatal for problem in problems):
         raise ValueError(f"The preflight found {errors} errors. Nothing was uploaded.")

@@ -20,7 +20,7 @@ from ..evaluation.models import fingerprint
 from ..evaluation.results import Cell, Results, load_results
 from ..model_cards import BEGIN, END, hub_id, manual_section, read_metadata
 from .checks import Problem, read_weights, without_folders
-from .staging import Staged
+from .staging import Staged, read_json
 
 Sections = Sequence[Any]  # of evaluation.render, which needs matplotlib and is imported only to draw something
 
@@ -88,7 +88,8 @@ def write_card(staged: Staged, options: argparse.Namespace, remote_card: str = "
         adapter=staged.adapter,
         parameters=sum(counts.values()),
         dtypes=", ".join(sorted(counts)),
-        has_chat_template=(staged.folder / "chat_template.jinja").exists(),
+        has_chat_template=any(_has_chat_template(Path(x)) for x in (staged.folder, staged.base or staged.folder)),
+        has_tokenizer=(staged.folder / "tokenizer_config.json").exists(),
         state=state,
         arguments=arguments,
         evaluation=evaluation_markdown(found),
@@ -96,6 +97,10 @@ def write_card(staged: Staged, options: argparse.Namespace, remote_card: str = "
     )
     staged.write("README.md", f"{card}\n")
     return problems
+
+
+def _has_chat_template(folder: Path) -> bool:
+    return (folder / "chat_template.jinja").exists() or "chat_template" in read_json(folder / "tokenizer_config.json")
 
 
 def read_trainer_state(folder: Path) -> TrainerState | None:

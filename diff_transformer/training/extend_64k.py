@@ -20,7 +20,7 @@ from .corpus import CorpusArguments
 from .data import hold_out, tokenize
 from .pretrain import train_on_rows
 from .run_arguments import RunArguments
-from .runs import begin, parse
+from .runs import begin, exit_on_mistakes, parse
 from .upsampling import SLIMPAJAMA_SHARES, upsample_lengths
 
 
@@ -99,4 +99,5 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exit_on_mistakes():
+        main()

@@ -7,7 +7,7 @@ accelerate launch -m diff_transformer.training.math_stage1 --config recipes/math
 from functools import partial
 
 from .math_data import question_and_answer
-from .runs import parse
+from .runs import exit_on_mistakes, parse
 from .sft_math import ARGUMENTS, run_stage
 
 
@@ -18,4 +18,5 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exit_on_mistakes():
+        main()

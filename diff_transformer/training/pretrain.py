@@ -13,7 +13,7 @@ from .corpus import CorpusArguments
 from .data import CausalCollator, ReportPasses, load_rows
 from .loss import use_linear_cross_entropy
 from .run_arguments import RunArguments
-from .runs import begin, fit, parse, print_budget, sequence_parallel_size, set_batch
+from .runs import begin, exit_on_mistakes, fit, parse, print_budget, sequence_parallel_size, set_batch
 from .trainer import RunTrainer
 from .ulysses import enable_ulysses
 
@@ -82,4 +82,5 @@ def train_on_rows(
 
 
 if __name__ == "__main__":
-    main()
+    with exit_on_mistakes():
+        main()

@@ -5,19 +5,28 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable
+import time
+from argparse import Action
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from traceback import walk_tb
+from typing import Any, NoReturn, get_args, get_type_hints
 
 import torch
+import yaml
 from datasets import Dataset
+from huggingface_hub.errors import StrictDataclassError
 from transformers import ProgressCallback, set_seed
 from transformers.integrations import is_deepspeed_zero3_enabled, is_tensorboard_available
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer_utils import IntervalStrategy, get_last_checkpoint
 from transformers.utils import logging
 from trl import ModelConfig, TrlParser
 
 from ..extras import skip_unused_deepspeed
+from ..model_cards import check_path_or_id
 from . import smoke
 from .budget import Budget
 from .callbacks import Bar, SpikeWarning, StopOnSignal
@@ -28,17 +37,77 @@ from .whole_checkpoints import FILES, fault, last_whole_checkpoint, set_aside
 logger = logging.get_logger(__name__)
 
 
+class StageParser(TrlParser):
+    """TRL's parser, which also takes `none` for every optional value, and raises ValueError for an unknown option."""
+
+    def __init__(self, dataclass_types: Iterable[type]):
+        usage = "%(prog)s [--config FILE.yaml] [--option value ...]"
+        text = "The options override the file. The value none removes an optional value that the file sets."
+        super().__init__(dataclass_types, usage=usage, description=text, allow_abbrev=False)
+        hints = {f.name: get_type_hints(kind)[f.name] for kind in dataclass_types for f in fields(kind)}
+        # report_to=None is the default of transformers, "none" is no reporter
+        self._optional = {name for name, hint in hints.items() if type(None) in get_args(hint)} - {"report_to"}
+        self._names = set(hints)
+
+    def _get_values(self, action: Action, arg_strings: list[str]) -> Any:
+        if action.dest in self._optional and [x.lower() for x in arg_strings] in (["none"], ["null"]):
+            return None
+        return super()._get_values(action, arg_strings)
+
+    def set_defaults_with_config(self, **values: Any) -> list[str]:
+        self._reject_unknown(values)
+        return super().set_defaults_with_config(**values)
+
+    def parse_known_args(self, args=None, namespace=None):
+        values, unknown = super().parse_known_args(args, namespace)
+        self._reject_unknown(unknown)
+        return values, unknown
+
+    def _reject_unknown(self, given: Iterable[str]) -> None:
+        for word in given:
+            name = word.removeprefix("--").partition("=")[0].replace("-", "_")
+            if name not in self._names:
+                close = get_close_matches(name, self._names, 1)
+                self.error(f"unknown option {word}{f'; did you mean {close[0]}' if close else ''}? See --help.")
+
+    def error(self, message: str) -> NoReturn:
+        """argparse would print the names of some 200 options with it."""
+        raise ValueError(message)
+
+
+@contextmanager
+def exit_on_mistakes() -> Iterator[None]:
+    """Prints one line, and exits with status 1, where options, files or data are not as they must be.
+
+    What the training itself raises is no such mistake and keeps its traceback.
+    """
+    try:
+        yield
+    except (ValueError, OSError, yaml.YAMLError, StrictDataclassError) as error:
+        if any(frame.f_code is fit.__code__ for frame, _ in walk_tb(error.__traceback__)):
+            raise
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            time.sleep(30)  # the launcher ends this process before, if the first one has printed the same mistake
+        sys.exit(f"error: {' '.join(str(error).split())}")
+
+
 def parse(dataclass_types: Iterable[type], stage: str, argv: list[str] | None = None) -> tuple:
     """Parses `--config FILE.yaml` and the command line, which overrides the file.
 
     With `--smoke`, the values of the stage's smoke recipe override the file and are overridden by the command line.
+    Raises ValueError for an option or a value that the stage does not have, and FileNotFoundError without the file.
     """
     skip_unused_deepspeed()
-    argv = list(sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else argv
+    argv = [part for x in words for part in (x.split("=", 1) if x.startswith("--config=") else [x])]  # as TRL reads it
     if "--smoke" in argv:
         for name, value in smoke.recipe(stage).items():
             argv = [f"--{name}", value if isinstance(value, str) else json.dumps(value), *argv]
-    parser = TrlParser(dataclass_types)
+    if "--config" in argv:
+        (file,) = argv[argv.index("--config") + 1 :][:1] or [""]
+        if not Path(file).is_file():
+            raise FileNotFoundError(f"--config {file!r}: there is no such file. Name a YAML file, as in recipes/.")
+    parser = StageParser(dataclass_types)
     parser.set_defaults_with_config(
         report_to="tensorboard" if is_tensorboard_available() else "none",
         logging_nan_inf_filter=False,  # RunTrainer stops at such a loss
@@ -52,14 +121,21 @@ def parse(dataclass_types: Iterable[type], stage: str, argv: list[str] | None = 
 def begin(training: RunArguments, data: Any, chosen_model: ModelConfig, trains_all: bool = True) -> str | None:
     """Prepares a run: the seed, and the inputs of `--smoke`. Returns the checkpoint to resume, None for a new run.
 
-    Raises ValueError for adapters and quantized weights, if the stage trains all weights.
+    Without `validation_rows` nothing is evaluated, whatever the config says.
+    Raises ValueError for adapters and quantized weights, if the stage trains all weights, and FileNotFoundError for
+    data or a model that do not exist.
     """
     names = [name for name in ("use_peft", "load_in_4bit", "load_in_8bit") if getattr(chosen_model, name)]
     if trains_all and names:
         raise ValueError(f"{', '.join(names)} was given, but this stage trains all weights. Leave it out.")
     resume = checkpoint_to_resume(training)
+    if not data.validation_rows:
+        training.eval_strategy, training.eval_on_start = IntervalStrategy.NO, False
     set_seed(training.seed)
     smoke.write_inputs(training, data, chosen_model)
+    check_path_or_id("dataset", data.dataset)
+    if chosen_model.model_name_or_path is not None:
+        check_path_or_id("model_name_or_path", chosen_model.model_name_or_path)
     return resume
 
 
@@ -132,6 +208,8 @@ def checkpoint_to_resume(training: RunArguments) -> str | None:
             raise FileExistsError(f"{found} exists: give --resume_from_checkpoint last, or another --output_dir.")
         return None
     if wanted != "last":
+        if not Path(wanted).is_dir():
+            raise FileNotFoundError(f"resume_from_checkpoint={wanted} was given, but there is no such folder.")
         if (Path(wanted) / FILES).exists() and (reason := fault(Path(wanted))):  # Trainer would do without a lost file
             raise ValueError(f"{wanted} cannot be resumed: {reason}. Name another checkpoint, or last.")
         return wanted

@@ -6,7 +6,7 @@
 """
 
 from . import pretrain
-from .runs import parse
+from .runs import exit_on_mistakes, parse
 
 ARGUMENTS = pretrain.ARGUMENTS[1:]  # no new model
 
@@ -16,4 +16,5 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exit_on_mistakes():
+        main()

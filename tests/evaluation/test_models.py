@@ -72,7 +72,15 @@ def test_evaluate_lists_the_protocols(arguments, said, capsys):
 
 
 def test_evaluate_rejects_a_folder_without_a_model_and_two_models_of_one_label(twin_folders, tmp_path, capsys):
-    for models, said in (([tmp_path], "No causal language model"), ([twin_folders["DIFF"]] * 2, "same label")):
+    for models, said in (
+        ([tmp_path], "No causal language model"),
+        ([twin_folders["DIFF"]] * 2, "same label"),
+        (
+            [tmp_path / "nowhere"],
+            f"error: model is '{tmp_path}/nowhere': there is no such file or folder, and it cannot",
+        ),
+        (["A=models/nowhere/checkpoint"], "model is 'models/nowhere/checkpoint': there is no such file or folder"),
+    ):
         given = [word for model in models for word in ("--model", str(model))]
         assert main(["evaluate", "nll_by_position", *given, "--out", str(tmp_path)]) == 1
         assert said in capsys.readouterr().err

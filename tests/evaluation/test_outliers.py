@@ -8,8 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from diff_transformer.conversion import convert, open_checkpoint
 from diff_transformer.evaluation.comparison import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
 from diff_transformer.evaluation.models import load_model
 from diff_transformer.evaluation.probe import attention_probe
@@ -17,6 +18,7 @@ from diff_transformer.evaluation.protocols import outliers
 from diff_transformer.evaluation.protocols.outliers import (
     ACTIVATIONS,
     BITS,
+    LOGITS,
     MEDIAN_ERROR,
     Arguments,
     Magnitudes,
@@ -127,6 +129,22 @@ def test_measure_row_has_all_activations(loaded):
             assert measures[f"top_{rank}"].value == pytest.approx(descending[rank - 1], rel=1e-4), (name, rank)
             assert measures[f"top_{rank}"].n == len(values), "masked logits were counted, or visible ones left out"
         assert measures["median"].value == pytest.approx(np.median(values), rel=MEDIAN_ERROR + 1e-4)
+
+
+@torch.no_grad()
+def test_measure_row_of_a_converted_llama_has_the_llamas_values_until_its_heads_differ(tmp_path):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2}
+    config = LlamaConfig(**sizes, num_attention_heads=3, num_key_value_heads=1, initializer_range=0.3)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    convert(open_checkpoint(tmp_path / "llama", "llama"), tmp_path / "ours")
+    models = [AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("llama", "ours")]
+    input_ids = torch.randint(0, 50, (1, 30))
+    theirs, ours = (measure_row(model, input_ids, chunk_size=7) for model in models)
+    assert ours == theirs
+    models[1].model.layers[1].self_attn.q_proj.weight[-1] += 0.1  # the second query of the last pair
+    theirs, ours = (summary([record[LOGITS]])[0]["median"].n for record in (theirs, measure_row(models[1], input_ids)))
+    assert (theirs, ours) == (2 * 3 * 30 * 31 / 2, (2 * 3 + 1) * 30 * 31 / 2)
 
 
 def test_measure_row_takes_another_architecture():

@@ -80,6 +80,21 @@ def test_card_has_the_citation_of_the_project(pristine):
         assert words in text[text.index(PAPER) :]
 
 
+def test_card_uses_the_chat_template_that_there_is(folder, tmp_path):
+    with_template = 'tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")'
+    without = ('tokenizer("The answer is", return_tensors="pt")', "no chat template")
+    text = written(folder)[0]
+    assert with_template in text and "trust_remote_code=True)(messages)`" in text
+    assert not [words for words in without if words in text]
+    (folder / "chat_template.jinja").rename(tmp_path / "template")
+    text = written(folder)[0]
+    assert "messages" not in text and all(words in text for words in without)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["chat_template"] = (tmp_path / "template").read_text()
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert with_template in written(folder)[0], "where transformers 4 stored it"
+
+
 def test_card_states_what_is_known_about_the_training(folder, tmp_path):
     history = [{"loss": 3.5, "learning_rate": 1e-3, "step": 1}, {"loss": 2.25, "learning_rate": 5e-4, "step": 8}]
     state = {"global_step": 8, "epoch": 0.5, "total_flos": 1.5e12, "best_global_step": 1}

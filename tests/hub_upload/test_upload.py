@@ -84,12 +84,18 @@ def run_snippet(hub: Hub, repo: str) -> list[str]:
     return printed
 
 
+def run_chat_snippet(hub: Hub, repo: str) -> None:
+    assert b"apply_chat_template" in hub.read(repo, "README.md")
+    (answer,) = run_snippet(hub, repo)
+    assert answer and "capital of France" not in answer, "the snippet prints the prompt too"
+
+
 @pytest.mark.process
 def test_upload_is_verified_in_a_clean_process_and_tagged(hub, pristine):
     hub.patch.setattr(cli, "check_model", checks.check_model)
     hub.patch.setattr(checks, "compare_in_clean_process", lambda *args, **options: None)
     hub.patch.setattr(cli, "compare_in_clean_process", clean_load.compare_in_clean_process)
-    out = hub.upload_well(pristine, "tester/small", "--tag", "v1")
+    out = hub.upload_well(pristine, "tester/small", "--tag", "v1", "--exclude", "chat_template.jinja")
     head = hub.head("tester/small")
     assert f"/tester/small/commit/{head.sha}" in out and "Verified  loaded from the Hub" in out
     assert "Tagged    v1" in out and hub.head("tester/small", "v1").sha == head.sha
@@ -135,7 +141,11 @@ def test_upload_of_an_adapter_names_its_base_on_the_hub(hub, pristine_v2, tmp_pa
         code, printed = hub.upload(folder, "tester/lora", "--dry-run")
         assert code == 1 and "--base-model ID" in printed
         hub.upload_well(folder, "tester/lora", "--base-model", "tester/base")
-        assert run_snippet(hub, "tester/lora")[0].startswith("The answer is")
+        run_chat_snippet(hub, "tester/lora")
+        checks.AutoTokenizer.from_pretrained(pristine_v2).save_pretrained(folder)
+        hub.upload_well(folder, "tester/own-tokenizer", "--base-model", "tester/base")
+        run_chat_snippet(hub, "tester/own-tokenizer")
+        assert b'AutoTokenizer.from_pretrained("tester/own-tokenizer"' in hub.read("tester/own-tokenizer", "README.md")
     assert verified == {"tester/base": True}
     assert json.loads(hub.read("tester/lora", "adapter_config.json"))["base_model_name_or_path"] == "tester/base"
     text = hub.read("tester/lora", "README.md").decode()
@@ -149,8 +159,10 @@ def test_upload_of_an_adapter_names_its_base_on_the_hub(hub, pristine_v2, tmp_pa
 def test_dry_run_makes_no_request(hub, folder):
     before = len(HUBS[hub.root].requests)
     (folder / "training_args.bin").write_bytes(b"x")
+    (folder / "README.md").write_text("# Mine")
     printed = hub.upload_well(folder, "tester/dry", "--dry-run")
-    assert "library_name: transformers" in printed and "Left out: training_args.bin" in printed
+    assert "library_name: transformers" in printed and "\nLeft out: training_args.bin\n" in printed
+    assert "\nReplaced by a new one: README.md\n" in printed and printed.count("  README.md\n") == 1
     assert f"{(folder / 'tokenizer.json').stat().st_size:>16,}  tokenizer.json" in printed
     (folder / "optimizer.pt").write_bytes(b"x")
     code, printed = hub.upload(folder, "tester/dry", "--dry-run")

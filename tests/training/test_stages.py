@@ -3,10 +3,15 @@
 
 import json
 import re
+import runpy
 import shlex
+import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -31,7 +36,7 @@ from diff_transformer.training.architectures import (
 )
 from diff_transformer.training.extend_64k import extended_config
 from diff_transformer.training.run_arguments import RunArguments
-from diff_transformer.training.runs import checkpoint_to_resume, parse, set_batch
+from diff_transformer.training.runs import begin, checkpoint_to_resume, exit_on_mistakes, fit, parse, set_batch
 from diff_transformer.training.smoke import recipe as smoke_recipe
 from diff_transformer.training.smoke import write_model
 from diff_transformer.training.whole_checkpoints import seal
@@ -85,6 +90,28 @@ def test_recipe_parses_and_keeps_its_batch_on_any_number_of_gpus(recipe, tmp_pat
     if training.total_tokens:
         tokens = training.max_steps * training.tokens_per_step
         assert training.total_tokens <= tokens < training.total_tokens + training.tokens_per_step
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+def test_none_removes_every_optional_value_of_a_recipe(recipe, tmp_path):
+    """As if the file had null there."""
+    file, types = ROOT / "recipes" / recipe, STAGES[recipe.parent.name].ARGUMENTS
+    values = yaml.safe_load(file.read_text())
+    optional = {name for kind in types for name, hint in get_type_hints(kind).items() if type(None) in get_args(hint)}
+    names = sorted(optional & set(values) - {"bf16"})  # without a GPU bf16 asks for use_cpu
+    (tmp_path / "nulls.yaml").write_text(yaml.safe_dump(values | dict.fromkeys(names)))
+
+    def parsed(name: Path, *argv: str) -> dict:
+        parts = parse_stage(recipe.parent.name, ["--config", str(name), "--use_cpu", *argv])
+        return {key: value for part in parts for key, value in vars(part).items() if key in values}
+
+    expected = parsed(tmp_path / "nulls.yaml")
+    assert {"total_tokens", "tokens_per_step", "source_column"} & set(values) <= {
+        k for k in values if expected[k] is None
+    }
+    for none in ("none", "NULL"):
+        assert parsed(file, *(word for name in names for word in (f"--{name}", none))) == expected
+    assert parse_stage("upcycle", ["--use_cpu", "--report_to", "none"])[-1].report_to == [], "it means no reporter"
 
 
 def test_recipes_have_the_papers_values():
@@ -354,6 +381,8 @@ def test_upcycling_starts_with_the_function_of_the_llama_and_moves_lambda(tmp_pa
         old, new = (AutoModelForCausalLM.from_pretrained(folder).eval()(ids).logits for folder in folders)
     torch.testing.assert_close(new, old, rtol=0, atol=1e-6)
     entries = [entry for entry in history(tmp_path) if "loss" in entry]
+    first = history(tmp_path)[0]
+    assert first["step"] == 0 and "eval_loss" in first, "the loss of the Llama is not known"
     for i in range(2):
         values = [(entry[f"lambda/layer_{i:02d}"], entry[f"lambda_std/layer_{i:02d}"]) for entry in entries]
         assert values[0] == (0.5, 0.0) and values[-1][1] > 1e-3, f"lambda of layer {i}: {values}"
@@ -389,7 +418,7 @@ def test_stages_reject(tmp_path, smoke_model):
     training.tokens_per_step = 1000
     fields = NewModelArguments(config_overrides='{"num_layers": 2}')
     no_source = ["--output_dir", str(tmp_path / "extension"), "--model_name_or_path", smoke_model, "--use_cpu"]
-    no_source += ["--total_tokens", "1e4"]
+    no_source += ["--total_tokens", "1e4", "--dataset", str(tmp_path)]
 
     def main(stage: str, *argv: str) -> Callable:
         fixed = ["--smoke", "--output_dir", str(tmp_path / stage)]
@@ -418,6 +447,81 @@ def test_stages_reject(tmp_path, smoke_model):
             call()
 
 
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")  # the stages are imported above
+@pytest.mark.parametrize("stage", STAGES)
+def test_stage_prints_a_mistake_in_one_line(stage, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [stage, "--use_cpu", "--lambda_lr_multiplier", "-1"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module(f"diff_transformer.training.{stage}", run_name="__main__")
+    assert end.value.code == "error: lambda_lr_multiplier=-1.0 was given; it must be at least 0."
+
+
+def test_mistakes_of_the_user_are_one_line(tmp_path, monkeypatch):
+    files = {
+        "typo": "learning_rat: 1.0e-3",
+        "broken": "learning_rate: [1,\nseed: 0",
+        "list": "- 1",
+        "word": "seed: many",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    for argv, said in {
+        "--config typo": "unknown option learning_rat; did you mean learning_rate? See --help.",
+        "--config=typo": "unknown option learning_rat; did you mean learning_rate?",
+        "--learning_rat 1": "unknown option --learning_rat; did you mean learning_rate?",
+        "--learning-rat=1": "unknown option --learning-rat=1; did you mean learning_rate?",
+        "config.yaml": "unknown option config.yaml",
+        "--config nowhere.yaml": "--config 'nowhere.yaml': there is no such file.",
+        "--seed 1 --config": "--config '': there is no such file.",
+        "--config broken": "while parsing a flow sequence",
+        "--config list": "Config file list must contain a YAML mapping.",
+        "--config word": "argument --seed: invalid int value: 'many'",
+        "--learning_rate x": "argument --learning_rate/--learning-rate: invalid float value: 'x'",
+        "--sequence_length none": "argument --sequence_length/--sequence-length: invalid int value: 'none'",
+        "--dataset data/corpus/nowhere": "dataset is 'data/corpus/nowhere': there is no such file or folder, and",
+        "--dataset corpus.jsonl": "dataset is 'corpus.jsonl': there is no such file or folder, and",
+        "--dataset list --model_name_or_path /nowhere": "model_name_or_path is '/nowhere': there is no such",
+        "--dataset list": "This stage starts from a checkpoint: name one with --model_name_or_path.",
+        "--resume_from_checkpoint nowhere": "resume_from_checkpoint=nowhere was given, but there is no such folder.",
+        "": "dataset is '': there is no such file",
+    }.items():
+        with pytest.raises(SystemExit) as end, exit_on_mistakes():
+            upcycle.main(["--use_cpu", "--output_dir", "run", *argv.split()])
+        assert str(end.value.code).startswith("error: ") and said in end.value.code and "\n" not in end.value.code
+    with pytest.raises(SystemExit, match="^error: Validation error for field .hidden_size."), exit_on_mistakes():
+        pretrain.main(["--smoke", "--output_dir", "run", "--config_overrides", '{"hidden_size": "wide"}'])
+
+
+def test_what_the_training_raises_keeps_its_traceback(tmp_path, monkeypatch):
+    def raises(*args, **kwargs):
+        raise ValueError("a bug")
+
+    ignore = dict.fromkeys(("pop_callback", "add_callback"), lambda callback: None)
+    trainer = SimpleNamespace(args=SimpleNamespace(output_dir=tmp_path), train=raises, **ignore)
+    with pytest.raises(ValueError, match="^a bug$"), exit_on_mistakes():
+        fit(trainer, None)
+    with pytest.raises(TypeError), exit_on_mistakes():
+        raise TypeError
+    seconds: list[int] = []
+    monkeypatch.setattr(time, "sleep", seconds.append)
+    for rank, slept in (("0", []), ("1", [30])):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        with pytest.raises(SystemExit, match="^error: a bug$"), exit_on_mistakes():
+            raises()
+        assert seconds == slept, "the mistake of all processes is printed by the first"
+
+
+def test_without_held_out_rows_nothing_is_evaluated(tmp_path):
+    file = str(ROOT / "recipes" / "upcycle" / "config.yaml")
+    for rows in ("2", "0"):
+        argv = ["--config", file, "--use_cpu", "--output_dir", str(tmp_path), "--dataset", file]
+        corpus, chosen_model, training = parse_stage("upcycle", [*argv, "--validation_rows", rows])
+        chosen_model.model_name_or_path = None
+        begin(training, corpus, chosen_model)
+        assert training.eval_on_start == (rows == "2") and training.eval_strategy == {"2": "steps", "0": "no"}[rows]
+
+
 def test_folder_with_checkpoints_is_not_overwritten(tmp_path):
     (tmp_path / "checkpoint-10").mkdir()
     training = parse_stage("pretrain", ["--output_dir", str(tmp_path), "--use_cpu"])[-1]
@@ -435,5 +539,7 @@ def test_folder_with_checkpoints_is_not_overwritten(tmp_path):
     (checkpoint / "optimizer.pt").unlink()
     with pytest.raises(ValueError, match="cannot be resumed: it has lost or changed optimizer.pt"):
         checkpoint_to_resume(training)
-    training.resume_from_checkpoint = "elsewhere"
-    assert checkpoint_to_resume(training) == "elsewhere"
+    elsewhere = tmp_path / "elsewhere"  # of another program: it has no list of files
+    elsewhere.mkdir()
+    training.resume_from_checkpoint = str(elsewhere)
+    assert checkpoint_to_resume(training) == str(elsewhere)

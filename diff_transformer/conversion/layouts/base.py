@@ -34,6 +34,7 @@ SAME = (
 NO_EFFECT = (
     *("model_type", "architectures", "auto_map", "_name_or_path", "transformers_version", "dtype", "torch_dtype"),
     *("id2label", "label2id", "problem_type", "is_llama_config", "transformers.js_config"),
+    *("_model_name_or_path", "unk_token_id"),
 )
 # Fields of ours that matter to training or generation alone
 _NOT_COMPARED = {

@@ -4,7 +4,8 @@
 The protocol measures the largest magnitudes, and the median, over 0.4M tokens of
 
 - attention logits: the scaled products of all queries with the keys visible to them, before the softmax, for both maps
-  of a DIFF Transformer. Masked logits are left out.
+  of a DIFF Transformer. Masked logits are left out. Neighbouring heads with the same logits count once, so a DIFF V2
+  converted from a Transformer, which has each of its query heads twice, has the values of that Transformer.
 - hidden states: the output of each decoder layer, before the final norm.
 
 The paper reports "the largest activation values" and "their magnitude", taken here as absolute values over all layers,
@@ -115,8 +116,10 @@ def measure_row(model: PreTrainedModel, input_ids: torch.Tensor, chunk_size: int
     logits, hidden = Magnitudes(), Magnitudes()
 
     def on_logits(x: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-        for head in x.unbind(1):  # selecting and sorting takes several times the memory of the logits
-            logits.update(head.masked_select(visible[:, 0]))
+        heads = x.unbind(1)  # selecting and sorting takes several times the memory of the logits
+        for head, previous in zip(heads, (None, *heads), strict=False):
+            if previous is None or not torch.equal(head, previous):
+                logits.update(head.masked_select(visible[:, 0]))
         return x
 
     def observe(module: nn.Module, args: tuple, output: Any) -> None:
@@ -158,9 +161,9 @@ def section(results: ResultSet) -> Section:
     return Section(
         title="Activation outliers",
         paper="Table 5",
-        text="The largest magnitudes, and the median, of attention logits (before the softmax, without masked logits) "
-        "and of hidden states (outputs of the decoder layers). Values far above the median make a model hard to "
-        "quantize; in the paper those of DIFF are smaller.",
+        text="The largest magnitudes, and the median, of attention logits (before the softmax, without masked logits, "
+        "and with two neighbouring heads that are equal counted once) and of hidden states (outputs of the decoder "
+        "layers). Values far above the median make a model hard to quantize; in the paper those of DIFF are smaller.",
         tables=[Comparison("Magnitudes of activations", results, ["of", "magnitude"], rows, PAPER_SETTINGS, digits=1)],
         notes=[f"The largest values are exact; a median is off by at most {MEDIAN_ERROR:.1%}."],
     )

@@ -1,0 +1,110 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""A GGUF file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) of Llama or its like as a checkpoint."""
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from gguf import MODEL_ARCH_NAMES, GGUFReader, dequantize, get_tensor_name_map
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from .checkpoint_files import CheckpointFiles
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")  # a Mistral is a llama in GGUF
+# Fields of an architecture that transformers reads into the configuration; the widths are all that of a head
+READ = (
+    *("block_count", "context_length", "embedding_length", "feed_forward_length", "rope.freq_base", "vocab_size"),
+    *("attention.head_count", "attention.head_count_kv", "attention.layer_norm_rms_epsilon"),
+)
+WIDTHS = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+ROPE_FACTORS = "rope_freqs.weight"  # by which Llama 3.1 and later divide the frequencies
+# Metadata of a model card, and what GGUF calls it
+ORIGIN = {"license": "license", "license_name": "license.name", "license_link": "license.link"}
+ORIGIN |= {"language": "languages"}
+
+
+class GgufFile(CheckpointFiles):
+    """The tensors under transformers' names, dequantized to float32 one by one, when they are read.
+
+    `folder` is a temporary one, with the configuration and the tokenizer as transformers reads them from the file.
+    Fields that it does not read are added to the configuration under their own names, for the layout to reject.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} does not exist; pass the folder or the file of a checkpoint.")
+        try:
+            reader = GGUFReader(path)
+            architecture = reader.fields["general.architecture"].contents()
+        except Exception as error:  # whatever numpy raises for bytes that mean nothing or end too early
+            raise ValueError(f"{path} is not a complete GGUF file ({error}). Copy or download it again.") from error
+        stated = {name: x.contents() for name, x in reader.fields.items() if not name.startswith("tokenizer.")}
+        if architecture not in ARCHITECTURES:
+            known = ", ".join(ARCHITECTURES)
+            raise ValueError(f"{path} is of the architecture {architecture}; GGUF files of {known} can be converted.")
+        if stated.get("split.count", 1) > 1:
+            parts = stated["split.count"]
+            raise ValueError(f"{path} is one of {parts} parts. Join them first: llama-gguf-split --merge FIRST OUT")
+        self.path, self.folder = path, Path(tempfile.mkdtemp())
+        weakref.finalize(self, shutil.rmtree, self.folder)
+        self.metadata = {name: stated[f"general.{x}"] for name, x in ORIGIN.items() if f"general.{x}" in stated}
+
+        config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+        prefix = f"{architecture}."
+        own = {name.removeprefix(prefix): value for name, value in stated.items() if name.startswith(prefix)}
+        if architecture == "qwen3":
+            config.head_dim = own.get("attention.key_length", config.head_dim)
+        # llama.cpp rotates pairs of neighbours in a llama, and the halves of a head in others, as transformers does
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+        self._pairs = heads if architecture == "llama" else {}
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        arch = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == architecture)
+        names = get_tensor_name_map(arch, config.num_hidden_layers)
+        theirs = {names.get_name(name, (".weight", ".bias")): name for name in model.state_dict()}
+        self._tensors = {theirs.get(x.name, x.name): x for x in reader.tensors}
+        if ROPE_FACTORS in self._tensors:
+            config.rope_parameters = _llama3(config, self.read(ROPE_FACTORS))
+            del self._tensors[ROPE_FACTORS]
+        self.meta = {name: torch.empty(*x.shape[::-1].tolist(), device="meta") for name, x in self._tensors.items()}
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        for name, value in own.items():
+            if name not in READ and not (name in WIDTHS and value == head_dim):
+                setattr(config, f"{prefix}{name}", value)
+        config.save_pretrained(self.folder)
+        if "tokenizer.ggml.tokens" in reader.fields:
+            AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(self.folder)
+
+    def read(self, name: str, rows: slice = slice(None)) -> torch.Tensor:
+        tensor = self._tensors[name]
+        try:
+            x = torch.from_numpy(np.require(dequantize(tensor.data[rows], tensor.tensor_type), requirements="W"))
+        except NotImplementedError as error:
+            raise ValueError(f"{self.path}: {name} cannot be dequantized: {error}.") from error
+        if heads := self._pairs.get(name.split(".")[-2]):
+            x = x.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+        return x
+
+    def read_blocks(self, name: str, rows: int = 8192) -> Iterator[torch.Tensor]:
+        if name.split(".")[-2] in self._pairs:
+            rows = len(self.meta[name])
+        for start in range(0, len(self.meta[name]), rows):
+            yield self.read(name, slice(start, start + rows))
+
+
+def _llama3(config: PreTrainedConfig, factors: torch.Tensor) -> dict:
+    """The rope_parameters that give these factors (head_dim / 2,): the file does not state them, but all models that
+    Meta has published differ in `factor` alone."""
+    rope = config.rope_parameters | {"rope_type": "llama3", "factor": factors.max().item()}
+    rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    scaled = type(config).from_dict(config.to_dict() | {"rope_parameters": rope})
+    inv_freq, _ = ROPE_INIT_FUNCTIONS["llama3"](scaled, "cpu")
+    plain = rope["rope_theta"] ** (-torch.arange(0, config.head_dim, 2) / config.head_dim)
+    if not torch.allclose(plain / inv_freq, factors, rtol=1e-4):
+        raise ValueError(f"{ROPE_FACTORS} are not those of Llama 3.1 to 3.3. Convert the safetensors of the model.")
+    return rope

@@ -1,0 +1,64 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""examples/diff_attention.py against the attention modules of the models, with the weights of the golden files."""
+
+import ast
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from golden import GOLDEN_NAMES, Golden, GoldenV2, run_attention
+
+FILE = Path(__file__).parents[1] / "examples" / "diff_attention.py"
+
+
+@pytest.fixture
+def diff_attention(monkeypatch):
+    monkeypatch.syspath_prepend(FILE.parent)
+    import diff_attention
+
+    return diff_attention
+
+
+@pytest.mark.parametrize("make_golden", [Golden, GoldenV2])
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
+def test_diff_attention_is_the_module_of_the_model(diff_attention, make_golden, name):
+    """In float64, where only a mistake makes a difference."""
+    golden = make_golden(name)
+    config, x, output_grad = golden.config, golden.input.double(), golden.output_grad.double()
+    shape = {"num_key_value_heads": config.num_key_value_heads, "rope_base": config.rope_parameters["rope_theta"]}
+    if make_golden is Golden:
+        module = diff_attention.DiffAttention(
+            config.hidden_size, config.num_attention_heads, golden.layer_idx, **shape
+        )
+    else:
+        module = diff_attention.DiffAttentionV2(config.hidden_size, config.num_differential_heads, **shape)
+    module.double().load_state_dict(golden.weights)
+    x.requires_grad_()
+    output = module(x)
+    output.backward(output_grad)
+    got = {"output": output, "input": x.grad, **{name: p.grad for name, p in module.named_parameters()}}
+    output, input_grad, grads, _ = run_attention(
+        config, golden.layer_idx, golden.weights, x.detach(), "eager", output_grad
+    )
+    expected = {"output": output, "input": input_grad, **grads}
+    assert got.keys() == expected.keys()
+    for key, tensor in expected.items():
+        torch.testing.assert_close(got[key], tensor, rtol=1e-9, atol=1e-12, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def test_diff_attention_begins_with_the_papers_lambda(diff_attention):
+    module = diff_attention.DiffAttention(256, 2, 5)
+    vectors = torch.cat([p for name, p in module.named_parameters() if name.startswith("lambda_")])
+    assert vectors.std().item() == pytest.approx(0.1, rel=0.2), "256 numbers: five standard errors"
+    assert module.lambda_init == pytest.approx(0.8 - 0.6 * math.exp(-0.3 * 5)) and (module.subln.weight == 1).all()
+
+
+def test_diff_attention_fits_on_a_page_and_needs_torch_alone():
+    text = FILE.read_text()
+    imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert {getattr(node, "module", None) or node.names[0].name for node in imports} == {
+        "torch",
+        "torch.nn.functional",
+    }
+    assert len(text.splitlines()) <= 80
