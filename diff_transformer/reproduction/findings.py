@@ -52,7 +52,7 @@ def findings(study: Study, results: Sequence[Result]) -> list[Finding]:
     found: list[Finding] = []
     for name, experiment in study.experiments.items():
         arms, threshold = runs_by_arm(experiment, name, results), experiment.endpoint.accuracy
-        check_parity(name, arms)
+        check_parity(name, arms, continues=experiment.begins_with is not None)
         diverged = {x.arm for x in results if x.experiment == name and x.diverged and not x.tuning}
         values = {arm: {x.seed: endpoint(experiment, x) for x in runs} for arm, runs in arms.items()}
         together = correlation(list(values.values())) if arms and threshold is None else None
@@ -159,13 +159,41 @@ def planned_runs(experiment: Experiment, name: str, results: Sequence[Result]) -
 
 
 def missing_runs(study: Study, results: Sequence[Result]) -> list[RunId]:
-    """Those that can be trained next, one experiment after another; empty for a finished study."""
-    done = {x.run for x in results}
+    """Those that can be trained next, one experiment after another; empty for a finished study.
+
+    Where experiments begin with one another, they follow seed by seed, so that few models wait for later runs.
+    """
+    done, plans = {x.run for x in results}, []
     for name, experiment in study.experiments.items():
-        for planned in planned_runs(experiment, name, results):
-            if missing := [run for run in planned if run not in done]:
-                return missing
-    return []
+        tuning, others = planned_runs(experiment, name, results)
+        plans.append(others)
+        wanted = [run for run in tuning if run not in done]
+        if not (wanted or study.continues):
+            wanted = [run for run in others if run not in done]
+        if wanted:
+            return _without_start(study, wanted, results) or wanted
+    seeds = dict.fromkeys(run.seed for others in plans for run in others)
+    batches = ([run for run in others if run.seed == seed and run not in done] for seed in seeds for others in plans)
+    return next(filter(None, batches), [])
+
+
+def _without_start(study: Study, wanted: Sequence[RunId], results: Sequence[Result]) -> list[RunId]:
+    """The runs with whose models those begin, if they are missing."""
+    done = {x.run for x in results}
+    starts = dict.fromkeys(start for run in wanted if (start := start_of(study, run, results)) is not None)
+    missing = [run for run in starts if run not in done]
+    return _without_start(study, missing, results) or missing if missing else []
+
+
+def start_of(study: Study, run: RunId, results: Sequence[Result]) -> RunId | None:
+    """The run with whose model a run begins; None for one from scratch."""
+    if (name := study.experiments[run.experiment].begins_with) is None:
+        return None
+    start = study.experiments[name]
+    arm = run.arm if run.arm in start.arms else "transformer"
+    rate = tuned(start, name, arm, results)[1]
+    assert rate is not None, f"{name} chooses its learning rates before {run.experiment}"
+    return RunId(name, arm, run.seed, rate, run.seed in start.tuning_seeds)
 
 
 def number_of_runs(experiment: Experiment, name: str, results: Sequence[Result]) -> int:
@@ -185,10 +213,11 @@ def runs_by_arm(experiment: Experiment, name: str, results: Sequence[Result]) ->
     return found
 
 
-def check_parity(name: str, arms: Mapping[str, Sequence[Result]]) -> None:
+def check_parity(name: str, arms: Mapping[str, Sequence[Result]], continues: bool = False) -> None:
     """Raises ValueError unless the arms have equally many parameters, within 0.1 %, and those of a seed began with
-    the same matrices and saw the same text and batches."""
-    check_parameters(name, {arm: results[0].parameters for arm, results in arms.items()})
+    the same matrices and saw the same text and batches. continues: they begin with trained models, of any size."""
+    if not continues:
+        check_parameters(name, {arm: results[0].parameters for arm, results in arms.items()})
     for seed in sorted({x.seed for results in arms.values() for x in results}):
         runs = [x for results in arms.values() for x in results if x.seed == seed]
         common = min(len(x.batches) for x in runs)  # those that came to an end have fewer

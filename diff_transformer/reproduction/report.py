@@ -20,6 +20,7 @@ from ..evaluation.render import Figure, Opening, Section, Table, write_pages
 from ..evaluation.results import Measure
 from . import ladder
 from .arms import ARMS
+from .branches import BRANCHES, EVERY_ARM
 from .controls import controls
 from .findings import (
     BETTER,
@@ -35,7 +36,8 @@ from .findings import (
 from .results import Result
 from .study import Study
 
-INK = {arm: to_hex(colormaps["tab20"](i)) for i, arm in enumerate(ARMS)}
+_COLORS = colormaps["tab20"]
+INK = {arm: to_hex(_COLORS(i)) for arms in (ARMS, BRANCHES) for i, arm in enumerate(arms, arms is BRANCHES)}
 _VERDICT_INK = {BETTER: "#009E73", WORSE: "#D55E00"}
 _PAPER_ARMS = ("transformer", "wide", "wide_norm", "diff", "diff_no_norm")  # in the order of Table 6
 # What an effect is, by the kind of the endpoint
@@ -148,9 +150,10 @@ class Report:
 
     def draw_forest(self, canvas: Canvas) -> None:
         """All contrasts, in a panel for each experiment, on whose right the second arm is better."""
-        panels = canvas.subplots(1, len(self.arms), squeeze=False, sharey=True)[0]
+        compared = dict.fromkeys(x.experiment for x in self.findings)
+        panels = canvas.subplots(1, len(compared), squeeze=False, sharey=True)[0]
         names = [name for name in self.study.contrasts if any(x.name == name for x in self.findings)]
-        for axes, experiment in zip(panels, self.arms, strict=True):
+        for axes, experiment in zip(panels, compared, strict=True):
             kind = self._kind(experiment)
             for x in self.findings:
                 if x.experiment == experiment and x.comparison is not None and x.learnt:
@@ -204,7 +207,7 @@ class Report:
                 for name in self.arms
             ],
             notes=[
-                *(f"{arm}: {ARMS[arm].what}." for arm in dict.fromkeys(arm for _, arm, _ in self.runs)),
+                *(f"{arm}: {EVERY_ARM[arm].what}." for arm in dict.fromkeys(arm for _, arm, _ in self.runs)),
                 *(
                     f"{name}: a model that has not learnt it has the {x.metric} {x.value:.3f}."
                     for name, x in floors.items()

@@ -2,7 +2,7 @@
 """The results of a study: one line of JSON for every training run, complete in itself, in one file.
 
 The file can be copied to another machine and continued there. In a study's folder, only this file and `study.yaml`
-count; `data/` and `checkpoints/` can be made again.
+count; `data/`, `checkpoints/` and `models/`, with which other runs begin, can be made again.
 """
 
 import fcntl
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-RESULTS, STUDY, DATA, CHECKPOINTS = "results.jsonl", "study.yaml", "data", "checkpoints"
+RESULTS, STUDY, DATA, CHECKPOINTS, MODELS = "results.jsonl", "study.yaml", "data", "checkpoints", "models"
 
 
 class RunId(NamedTuple):
@@ -22,6 +22,10 @@ class RunId(NamedTuple):
     seed: int
     learning_rate: float
     tuning: bool = False
+
+    @property
+    def folder(self) -> str:
+        return "-".join(map(str, self))
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Result:
     curve: list[list[float]]  # [tokens, validation loss, validation accuracy] at each evaluation
     parameters: int
     flops_per_token: float
-    matrices: str  # digest of the initial matrices
+    matrices: str  # digest of the initial matrices; of a run that begins with one of its own arm, of that one's
     data: str | None  # digest of the text
     batches: list[str]  # digests of all batches up to each evaluation
     seconds: float  # since the run was last resumed

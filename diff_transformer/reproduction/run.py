@@ -17,12 +17,14 @@ from traceback import format_exception
 
 import torch
 from tqdm.auto import tqdm
+from transformers import AutoModelForCausalLM
 
 from ..extras import require, skip_unused_deepspeed
 from ..folders import whole_file
 from ..training.budget import model_flops_per_token
 from ..training.callbacks import StopOnSignal
-from .arms import ARMS, layer_lambda_init, new_model
+from .arms import layer_lambda_init
+from .branches import BRANCHES, EVERY_ARM
 from .findings import check_parameters, missing_runs, number_of_runs
 from .results import DATA, RESULTS, STUDY, RunId, load
 from .study import STUDIES, Study, load_study, registered_in
@@ -97,11 +99,12 @@ def print_plan(study: Study, folder: Path) -> None:
         parameters, length = {}, experiment.task.length
         for arm in experiment.arms:
             with torch.device("meta"):
-                model = new_model(arm, config := experiment.make_config(), seed=0)
+                model = AutoModelForCausalLM.from_config(EVERY_ARM[arm].config(config := experiment.make_config()))
             parameters[arm], flops = model.num_parameters(), model_flops_per_token(model.config, length)
-            init = ", ".join(f"{x:.2f}" for x in layer_lambda_init(arm, config))
+            init = ", ".join(f"{x:.2f}" for x in ([] if arm in BRANCHES else layer_lambda_init(arm, config)))
             print(f"{name:<16}{arm:<24}{len(experiment.seeds):>5}{parameters[arm]:>13,}{flops:>17,.0f}  {init}")
-        check_parameters(name, parameters)
+        if experiment.begins_with is None:
+            check_parameters(name, parameters)
     print(flush=True)
 
 
@@ -114,7 +117,7 @@ def check_texts(study: Study, folder: Path) -> None:
         if task.text is not None:
             digest = (tokens := task.text.load(folder / DATA)).digest()
             if isinstance(task, NextToken):
-                epochs = experiment.rows / len(task.pieces("train", experiment.rows, tokens))
+                epochs = experiment.rows / len(task.pieces("train", task.first_row + experiment.rows, tokens))
                 read = experiment.rows * task.length / 1e6
                 print(f"{name:<16}reads {read:.4g} million tokens, {epochs:.2g} epochs of the text")
         if other := {x.data for x in results if x.experiment == name} - {digest}:
@@ -132,7 +135,7 @@ def print_gains(study: Study, folder: Path) -> None:
         data = Data(experiment, folder, experiment.tuning_seeds[0])
         for arm in experiment.arms:
             if gains := data.gains(arm):
-                print(f"{name:<16}{arm:<16}begins like {ARMS[arm].like}: {', '.join(f'{x:g}' for x in gains)}")
+                print(f"{name:<16}{arm:<16}begins like {EVERY_ARM[arm].like}: {', '.join(f'{x:g}' for x in gains)}")
 
 
 def run_study(study: Study, folder: Path, minutes: float | None = None, registration: str | None = None) -> None:

@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 from transformers import TrainingArguments
 
 from ..configuration_diff import DiffTransformerConfig
-from .arms import ARMS
+from .branches import BRANCHES, EVERY_ARM
 from .tasks import STRICT, KeyValue, NextToken
 
 STUDIES = Path(__file__).parent / "studies"
@@ -28,8 +28,8 @@ def _distinct(values: list) -> list:
 
 Seeds = Annotated[list[NonNegativeInt], Field(min_length=1), AfterValidator(_distinct)]
 Rates = Annotated[list[PositiveFloat], Field(min_length=1), AfterValidator(_distinct)]
-Arm = Annotated[str, Field(pattern=f"^({'|'.join(map(re.escape, ARMS))})$")]
-Arms = Annotated[list[Arm], Field(min_length=2), AfterValidator(_distinct)]
+Arm = Annotated[str, Field(pattern=f"^({'|'.join(map(re.escape, EVERY_ARM))})$")]
+Arms = Annotated[list[Arm], Field(min_length=1), AfterValidator(_distinct)]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -72,12 +72,16 @@ class Experiment:
     more_learning_rates: NonNegativeInt = 0
     lambda_lr_multiplier: NonNegativeFloat = 0.1  # the learning rate of lambda over that of the rest
     validation_rows: PositiveInt = 256  # the same in all runs
+    # Another experiment, with whose model of the same seed a run begins: that of the same arm, or else the
+    # Transformer, made into this arm
+    begins_with: str | None = None
 
     def __post_init__(self):
         """Rejects what would be ignored, or measured wrongly."""
         ours = {"output_dir", "learning_rate", "seed", "data_seed"}
         every = self.training.get("eval_steps", 1)
         uneven = {x for x in (self.training.get("max_steps", 0), self.tuning_steps or 0) if x % every}
+        unfit = set(self.arms) - {"transformer", *BRANCHES} if self.begins_with else set()
         other_rows = {self.endpoint.rows} - {None, *self.task.conditions}
         problems = {
             "config: DiffTransformerConfig has no": set(self.config) - {x.name for x in fields(DiffTransformerConfig)},
@@ -87,6 +91,8 @@ class Experiment:
             f"max_steps and tuning_steps must be multiples of eval_steps={every}, got": uneven,
             "tuning_seeds: learning rates are chosen on other seeds than": set(self.tuning_seeds) & set(self.seeds),
             f"endpoint: the task's kinds of rows are {list(self.task.conditions)}, not": other_rows,
+            "begins_with: no trained Transformer becomes": unfit,
+            "arms: they need begins_with": set() if self.begins_with else set(self.arms) & set(BRANCHES),
         }
         if told := [f"{what} {', '.join(map(str, sorted(found)))}" for what, found in problems.items() if found]:
             raise ValueError("; ".join(told))
@@ -120,7 +126,7 @@ class Contrast:
     """One question: is the second arm better than the first?"""
 
     question: str
-    arms: Annotated[Arms, Field(max_length=2)]
+    arms: Annotated[Arms, Field(min_length=2, max_length=2)]
     hypothesis: str | None = None  # the answer that is expected
     primary: bool = True  # decided together with the others at a level of 5 %; or else descriptive
 
@@ -141,10 +147,28 @@ class Study:
     ladder: bool = False
 
     def __post_init__(self):
+        before: set[str] = set()
+        firsts = {x.begins_with for x in self.experiments.values()}
+        for name, experiment in self.experiments.items():
+            if len(experiment.arms) < 2 and name not in firsts:
+                raise ValueError(f"{name}: its one arm is compared with nothing, and no experiment begins with it")
+            if (first := experiment.begins_with) is not None:
+                if first not in before:
+                    raise ValueError(f"{name}: begins_with needs an experiment before it, got {first}")
+                start = self.experiments[first]
+                missing = {*experiment.seeds, *experiment.tuning_seeds} - {*start.seeds, *start.tuning_seeds}
+                if missing or start.config != experiment.config:
+                    raise ValueError(f"{name}: it needs the seeds and the config of {first}, with which it begins")
+            before.add(name)
         rungs = self.experiments.values()
         other = {x.task.kind for x in rungs} != {"text"} or {x.endpoint.kind for x in rungs} != {"loss"}
         if self.ladder and (other or len({(x.task.text, x.task.length) for x in rungs}) > 1):
             raise ValueError("the experiments of a ladder need one text, rows of one length, and the endpoint loss")
+
+    @property
+    def continues(self) -> bool:
+        """Whether experiments begin with the models of others."""
+        return any(x.begins_with is not None for x in self.experiments.values())
 
 
 def load_study(path: str | Path) -> Study:

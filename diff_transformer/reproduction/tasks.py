@@ -214,6 +214,7 @@ class NextToken:
     kind: Literal["text"] = "text"
     # In which the training text may be read: up to 4 are nearly as good as new text (arXiv:2305.16264)
     epochs: Annotated[int, Field(ge=1, le=4)] = 1
+    first_row: NonNegativeInt = 0  # those before it were for the experiment with which this one begins
 
     conditions = {}  # type: ignore[var-annotated]  # noqa: RUF012
 
@@ -224,8 +225,10 @@ class NextToken:
     def rows(self, split: Split, seed: int, number: int, tokens: Tokens | None = None) -> Rows:
         """Different rows in random order. After all of them, those for training come again in a new order."""
         assert tokens is not None
+        first = self.first_row if split == "train" else 0
+        number += first
         rows, rng = self.pieces(split, number, tokens), np.random.default_rng(seed)
-        order = np.concatenate([rng.permutation(len(rows)) for _ in range(-(-number // len(rows)))])[:number]
+        order = np.concatenate([rng.permutation(len(rows)) for _ in range(-(-number // len(rows)))])[first:number]
         chosen = rows[order].astype(np.int64)
         return chosen, chosen
 

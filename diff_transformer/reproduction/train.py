@@ -1,6 +1,7 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Trains one run of a study: a model of one arm, on one task, with one seed and learning rate."""
 
+import fcntl
 import hashlib
 import math
 import shutil
@@ -13,17 +14,28 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch.utils.data import StackDataset
-from transformers import EvalPrediction, PreTrainedModel, PrinterCallback, TrainerCallback
+from transformers import AutoModelForCausalLM, EvalPrediction, PreTrainedModel, PrinterCallback, TrainerCallback
 from transformers.utils import logging
 
+from ..configuration_diff_v2 import DiffTransformerV2Config
 from ..evaluation.results import this_run
+from ..folders import whole_folder
 from ..training.budget import model_flops_per_token
 from ..training.callbacks import StopOnSignal
 from ..training.run_arguments import RunArguments
 from ..training.trainer import NonFiniteLossError, RunTrainer
 from ..training.whole_checkpoints import last_whole_checkpoint
-from .arms import ARMS, amplitudes, asked, layer_lambda_init, matrices_digest, measure_gains, new_model
-from .results import CHECKPOINTS, DATA, RESULTS, STUDY, Result, RunId, append
+from .arms import (
+    amplitudes,
+    asked,
+    layer_lambda_init,
+    matrices_digest,
+    measure_gains,
+    new_model,
+)
+from .branches import BRANCHES, EVERY_ARM, continued_model
+from .findings import start_of
+from .results import CHECKPOINTS, DATA, MODELS, RESULTS, STUDY, Result, RunId, append, load
 from .study import Experiment, load_study
 from .tasks import IGNORED, Split
 
@@ -55,6 +67,7 @@ class Data:
         self.experiment, self.task, self.seed = experiment, experiment.task, seed
         self.tokens = None if self.task.text is None else self.task.text.load(folder / DATA)
         self.tokens_per_step = experiment.rows_per_step * self.task.length
+        self._gains: dict[str, list[float]] = {}
 
     @cached_property
     def train(self) -> StackDataset:
@@ -67,9 +80,16 @@ class Data:
 
     def gains(self, arm: str) -> list[float]:
         """Measured once for the experiment: with the first tuning seed, on validation rows."""
-        seed, config = self.experiment.tuning_seeds[0], self.experiment.make_config()
-        input_ids, labels = probe_rows(self.validation(self.experiment.endpoint.rows))
-        return measure_gains(arm, config, seed, input_ids.to(_DEVICE), asked(labels).to(_DEVICE))
+        if arm in BRANCHES:
+            return []
+        if arm not in self._gains:
+            seed, config = self.experiment.tuning_seeds[0], self.experiment.make_config()
+            input_ids, labels = probe_rows(self.validation(self.experiment.endpoint.rows))
+            self._gains[arm] = measure_gains(arm, config, seed, input_ids.to(_DEVICE), asked(labels).to(_DEVICE))
+        return self._gains[arm]
+
+    def new_model(self, run: RunId) -> PreTrainedModel:
+        return new_model(run.arm, self.experiment.make_config(), run.seed, self.gains(run.arm))
 
     def _dataset(self, split: Split, seed: int, rows: int, **condition: int) -> StackDataset:
         input_ids, labels = map(torch.from_numpy, self.task.rows(split, seed, rows, self.tokens, **condition))
@@ -84,15 +104,27 @@ def probe_rows(data: StackDataset) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def probe(model: PreTrainedModel, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, list[float]]:
-    """By layer, the amplitude of the attention, and the norms of the gradients of q_proj, k_proj and v_proj, which
-    Appendix G of the paper compares."""
+    """By layer, the amplitude of the attention, the norms of the gradients of q_proj, k_proj and v_proj, which
+    Appendix G of the paper compares, and the largest activation of the layer's input. For DIFF V2 also the distance of
+    the two queries of a pair, over the norm of the first, and the standard deviation of lambda over tokens and heads.
+    """
     input_ids, labels = input_ids.to(model.device), labels.to(model.device)
     found = {"amplitude": amplitudes(model, input_ids, asked(labels))}
-    model(input_ids, labels=labels).loss.backward()
+    output = model(input_ids, labels=labels, output_hidden_states=True)
+    output.loss.backward()
+    attentions = [layer.self_attn for layer in model.model.layers]
     for name in "qkv":
-        matrices = [getattr(layer.self_attn, f"{name}_proj").weight for layer in model.model.layers]
-        found[name] = [matrix.grad.norm().item() for matrix in matrices]
+        found[name] = [getattr(attention, f"{name}_proj").weight.grad.norm().item() for attention in attentions]
     model.zero_grad()
+    found["activation"] = [x.abs().max().item() for x in output.hidden_states[:-1]]  # the last one is normalised
+    if isinstance(model.config, DiffTransformerV2Config):
+        norms = [layer.input_layernorm for layer in model.model.layers]
+        inputs = [norm(x) for norm, x in zip(norms, output.hidden_states, strict=False)]
+        found["lambda"] = [
+            attention.get_lambda(x).std().item() for attention, x in zip(attentions, inputs, strict=True)
+        ]
+        pairs = [x.q_proj.weight.unflatten(0, (-1, 2, x.head_dim)).unbind(1) for x in attentions]
+        found["pairs"] = [((first - second).norm() / first.norm()).item() for first, second in pairs]
     return {name: [float(f"{x:.4g}") for x in layers] for name, layers in found.items()}
 
 
@@ -106,16 +138,45 @@ def train_run(folder: Path, run: RunId, stop: StopOnSignal, registration: str | 
     SystemExit after a checkpoint, from which the next call resumes."""
     logging.set_verbosity_warning()
     with stop.listening():
-        output_dir = folder / CHECKPOINTS / "-".join(map(str, run))
-        result = train(_data(folder, run.experiment, run.seed), run, output_dir, stop)
+        result = _train_in(folder, run, stop)
         append(folder / RESULTS, replace(result, registration=registration))
+
+
+def _train_in(folder: Path, run: RunId, stop: StopOnSignal) -> Result:
+    """Trains a run, and keeps its model if others begin with it. The model with which it begins itself is trained
+    again if it is not there, because the results came from another machine."""
+    study, results = load_study(folder / STUDY), load(folder / RESULTS)
+    start = start_of(study, run, results)
+    matrices, data = None, _data(folder, run.experiment, run.seed)
+    if start is None:
+        model = data.new_model(run)
+    else:
+        known = next(x for x in results if x.run == start)
+        with (folder / f".{start.folder}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the other processes want it too
+            again = known if (folder / MODELS / start.folder).is_dir() else _train_in(folder, start, stop)
+        if again.matrices != known.matrices:
+            raise ValueError(
+                f"{' '.join(map(str, start))} was trained again, from other matrices than in the results. Remove the "
+                f"lines of the seed {start.seed} from {folder / RESULTS}, and run the same command again."
+            )
+        if start.arm == run.arm and study.experiments[start.experiment].begins_with is not None:
+            model, matrices = AutoModelForCausalLM.from_pretrained(folder / MODELS / start.folder), known.matrices
+        else:
+            model = continued_model(run.arm, folder / MODELS / start.folder, run.seed)
+    output_dir = folder / CHECKPOINTS / run.folder
+    result = train(data, run, model, output_dir, stop)
+    if any(x.begins_with == run.experiment for x in study.experiments.values()):
+        with whole_folder(folder / MODELS / run.folder, 4 * model.num_parameters(), overwrite=True) as part:
+            model.save_pretrained(part)
     shutil.rmtree(output_dir)
+    return result if matrices is None else replace(result, matrices=matrices)
 
 
-def train(data: Data, run: RunId, output_dir: Path, stop: StopOnSignal) -> Result:
-    """Trains a new model, or resumes its checkpoint. Raises SystemExit if it was stopped by a signal."""
+def train(data: Data, run: RunId, model: PreTrainedModel, output_dir: Path, stop: StopOnSignal) -> Result:
+    """Trains a model, or resumes its checkpoint. Raises SystemExit if it was stopped by a signal."""
     experiment, on_gpu, threshold = data.experiment, _DEVICE.type == "cuda", data.experiment.endpoint.accuracy
-    own_rate = ARMS[run.arm].lambda_lr_multiplier
+    own_rate = EVERY_ARM[run.arm].lambda_lr_multiplier
     arguments = {
         "output_dir": str(output_dir),
         "use_cpu": not on_gpu,
@@ -133,8 +194,6 @@ def train(data: Data, run: RunId, output_dir: Path, stop: StopOnSignal) -> Resul
         **experiment.training,
         **({"max_steps": experiment.tuning_steps} if run.tuning and experiment.tuning_steps else {}),
     }
-    config, gains = experiment.make_config(), data.gains(run.arm)
-    model = new_model(run.arm, config, run.seed, gains)
     model.to(_DEVICE)  # type: ignore[arg-type]  # a decorator hides its signature
     matrices, validation = matrices_digest(model), data.validation(experiment.endpoint.rows)
     probes = {"begin": probe(model, *probe_rows(validation))}
@@ -177,8 +236,8 @@ def train(data: Data, run: RunId, output_dir: Path, stop: StopOnSignal) -> Resul
         parameters=model.num_parameters(),
         flops_per_token=model_flops_per_token(model.config, data.task.length),
         diverged=diverged,
-        lambda_init=layer_lambda_init(run.arm, config),
-        gains=gains,
+        lambda_init=[] if run.arm in BRANCHES else layer_lambda_init(run.arm, experiment.make_config()),
+        gains=data.gains(run.arm),
         probes=probes,
         lambdas=list(takewhile(lambda entry: all(map(math.isfinite, entry)), lambdas)),
         matrices=matrices,

@@ -8,7 +8,14 @@ import pytest
 from made_up_study import changed, make_results, make_study
 from matplotlib.figure import Figure as Canvas
 
-from diff_transformer.reproduction.controls import controls, draw_lambda, draw_rates, equal_rates, probe_rows
+from diff_transformer.reproduction.controls import (
+    controls,
+    draw_lambda,
+    draw_rates,
+    equal_rates,
+    pair_rows,
+    probe_rows,
+)
 from diff_transformer.reproduction.findings import runs_by_arm
 from diff_transformer.reproduction.report import INK
 from diff_transformer.reproduction.study import Contrast
@@ -67,6 +74,37 @@ def test_probe_rows_have_the_means_of_each_layer_at_the_beginning_and_the_end():
     gained = [replace(x, gains=[12.75, 1.5]) for x in runs]
     assert [row[3] for row in probe_rows("text", "diff", gained)] == ["12.75", "1.5"]
     assert probe_rows("text", "diff", [*runs, RUNS["text"]["diff"][2]]) == [], "one of the runs measured nothing"
+
+
+def test_pair_rows_have_the_means_of_what_an_arm_has():
+    """A Transformer has neither pairs nor lambda."""
+    runs = [
+        replace(
+            probed(RUNS["text"]["diff"][i], (0.1, 2.0), 10),
+            probes={
+                when: {"activation": [4.0 * x, 8.0 * x], "lambda": [0.01 * x, 0.02 * x], "pairs": [0.1 * x, 0.2 * x]}
+                for when, x in (("begin", 1 + i), ("end", 3 + i))
+            },
+        )
+        for i in (0, 1)
+    ]
+    assert pair_rows("text", "upcycled", runs) == [
+        ["text", "upcycled", 1, "0.15 → 0.35", "0.015 → 0.035", "6 → 14"],
+        ["text", "upcycled", 2, "0.3 → 0.7", "0.03 → 0.07", "12 → 28"],
+    ]
+    plain = [replace(x, probes={when: {"activation": y["activation"]} for when, y in x.probes.items()}) for x in runs]
+    assert pair_rows("text", "transformer", plain)[0] == ["text", "transformer", 1, None, None, "6 → 14"]
+    assert pair_rows("text", "diff", [probed(runs[0], (0.1, 2.0), 10)]) == [], "an earlier version measured nothing"
+
+    experiments = {"text": replace(STUDY.experiments["text"], arms=["transformer", "upcycled"], begins_with="first")}
+    first = replace(STUDY.experiments["text"], arms=["transformer"])
+    study = replace(STUDY, experiments={"first": first, **experiments})
+    amplitudes = dict.fromkeys(("amplitude", *"qkv"), [1.0, 2.0])
+    whole = [replace(x, probes={when: {**amplitudes, **y} for when, y in x.probes.items()}) for x in runs]
+    (section,) = controls(study, RESULTS, {"text": {"upcycled": whole}}, INK)
+    assert section.tables[-1].rows == pair_rows("text", "upcycled", whole)
+    (section,) = controls(STUDY, RESULTS, {"text": {"diff": whole}}, INK)
+    assert not any(x.caption.startswith("Pairs") for x in section.tables), "it is trained from scratch"
 
 
 @pytest.mark.parametrize("name", ["text", "retrieval"])

@@ -27,6 +27,7 @@ STUDY |= {"experiments": {"small": EXPERIMENT}, "contrasts": {"design": CONTRAST
 
 
 REMOVED = object()
+CONTINUED = EXPERIMENT | {"arms": ["transformer", "upcycled"], "begins_with": "large"}
 SMALL = "experiments: small"
 
 
@@ -36,7 +37,7 @@ def test_studies_of_the_package_can_be_run(scale, tmp_path):
     study = load_study(STUDIES / f"{scale}.yaml")
     for experiment in study.experiments.values():
         task, config = experiment.task, experiment.make_config()
-        assert task.vocabulary <= config.vocab_size < task.vocabulary + 64
+        assert task.vocabulary <= config.vocab_size < task.vocabulary + (2048 if study.continues else 64)
         assert config.max_position_embeddings == task.length
         assert config.eos_token_id is config.pad_token_id is None
         if task.text is None:
@@ -65,7 +66,20 @@ MISTAKES = [  # where, the value there, the message
     ("experiments", {}, "experiments\n  Dictionary should have at least 1 item"),
     ("contrasts", {}, "contrasts\n  Dictionary should have at least 1 item"),
     (f"{SMALL}: length", 1, "experiments.small.length\n  Unexpected keyword argument"),
-    (f"{SMALL}: arms", ["diff"], "experiments.small.arms\n  List should have at least 2 items"),
+    (
+        f"{SMALL}: arms",
+        ["diff"],
+        "small: its one arm is compared with nothing, and no experiment begins",
+    ),
+    (f"{SMALL}: arms", ["transformer", "upcycled"], "arms: they need begins_with upcycled"),
+    (f"{SMALL}: begins_with", "large", "begins_with: no trained Transformer becomes diff, wide"),
+    ("experiments: small", CONTINUED, "small: begins_with needs an experiment before it, got large"),
+    (
+        "experiments: large",
+        CONTINUED | {"begins_with": "small", "seeds": [11, 12]},
+        "large: it needs the seeds and the",
+    ),
+    ("experiments: large", CONTINUED | {"begins_with": "small", "config": {}}, "large: it needs the seeds and the"),
     (f"{SMALL}: arms", ["diff", "diff"], "experiments.small.arms\n  Value error, a value is there twice"),
     (
         f"{SMALL}: arms",

@@ -237,6 +237,15 @@ def test_rows_of_text_repeat_in_new_orders_for_the_epochs_of_the_task():
             NextToken(length=7, text=Text(ranks=256), epochs=epochs)
 
 
+def test_rows_of_text_go_on_after_those_of_another_experiment():
+    tokens = Tokens(np.arange(100, dtype=np.uint32), np.arange(40, dtype=np.uint32))
+    whole, later = (NextToken(length=7, text=Text(ranks=256), first_row=first).rows for first in (0, 5))
+    assert np.array_equal(later("train", 3, 9, tokens)[0], whole("train", 3, 14, tokens)[0][5:])
+    assert np.array_equal(later("validation", 3, 4, tokens)[0], whole("validation", 3, 4, tokens)[0])
+    with pytest.raises(ValueError, match="100 tokens, and 105 are needed"):
+        later("train", 3, 10, tokens)
+
+
 def test_next_token_floor_is_the_loss_of_a_unigram_model():
     rng = np.random.default_rng(0)
     tokens = Tokens(*(rng.zipf(1.5, n).clip(max=60).astype(np.uint32) for n in (5000, 701)))

@@ -65,7 +65,7 @@ def without_time(result):
 
 
 def trained(data: Data, folder: Path, run: RunId) -> Result:
-    return train.train(data, run, folder / "-".join(map(str, run)), StopOnSignal())
+    return train.train(data, run, data.new_model(run), folder / run.folder, StopOnSignal())
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,9 @@ def test_runs_record_amplitudes_and_gradients_before_and_after_training(data, re
     for arm, result in results.items():
         assert set(result.probes) == {"begin", "end"} and result.gains == [] and result.registration is None
         for probes in result.probes.values():
-            assert set(probes) == {"amplitude", "q", "k", "v"} and all(len(x) == 2 for x in probes.values())
+            of_v2 = {"pairs", "lambda"} if arm == "diff_v2" else set()
+            assert set(probes) == {"amplitude", *"qkv", "activation", *of_v2}
+            assert all(len(x) == 2 for x in probes.values())
         assert result.probes["begin"] != result.probes["end"]
         model, rows = new_model(arm, data.experiment.make_config(), 10), data.validation()[:]
         ids, labels = (torch.stack(list(rows[name])) for name in ("input_ids", "labels"))
@@ -136,9 +138,19 @@ def test_runs_record_amplitudes_and_gradients_before_and_after_training(data, re
             values.square().mean().sqrt(),
             *(getattr(model.model.layers[0].self_attn, f"{x}_proj").weight.grad.norm() for x in "qkv"),
         ]
-        assert [x.item() for x in found] == pytest.approx([x[0] for x in result.probes["begin"].values()], rel=1e-3), (
-            arm
-        )
+        begin = result.probes["begin"]
+        assert [x.item() for x in found] == pytest.approx([begin[x][0] for x in ("amplitude", *"qkv")], rel=1e-3), arm
+        entered = model.model.embed_tokens(ids)
+        assert begin["activation"][0] == pytest.approx(entered.abs().max().item(), rel=1e-3)
+        if arm == "diff_v2":
+            attention, norm = (
+                model.model.layers[0].self_attn,
+                entered * (entered.square().mean(-1, True) + 1e-5).rsqrt(),
+            )
+            lambdas = (norm @ attention.lambda_proj.weight.T).sigmoid()
+            assert begin["lambda"][0] == pytest.approx(lambdas.std().item(), rel=1e-3)
+            first, second = attention.q_proj.weight.view(-1, 2, attention.head_dim, 32).transpose(0, 1)
+            assert begin["pairs"][0] == pytest.approx((first - second).norm().item() / first.norm().item(), rel=1e-3)
 
 
 @pytest.mark.parametrize(("length", "rows"), [(16, 64), (512, 64), (1024, 32), (40_000, 1)])

@@ -1,0 +1,160 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""Arms that begin with a trained Transformer, and a study whose experiments begin with one another."""
+
+import json
+import shutil
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+from diff_transformer import DiffTransformerConfig
+from diff_transformer.reproduction.branches import BRANCHES, continued_model
+from diff_transformer.reproduction.findings import findings, missing_runs, start_of
+from diff_transformer.reproduction.results import MODELS, RESULTS, STUDY, RunId, load
+from diff_transformer.reproduction.study import load_study
+from diff_transformer.reproduction.train import train_run
+from diff_transformer.training.architectures import transformer_twin
+from diff_transformer.training.callbacks import StopOnSignal
+
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZES |= {"initializer_range": 0.2, "vocab_size": 64}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with a Transformer whose matrices all have standard deviations of their own."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(transformer_twin(DiffTransformerConfig(**SIZES)))
+    with torch.no_grad():
+        for i, parameter in enumerate(model.parameters()):
+            parameter.mul_(1 + i / 50)
+    model.save_pretrained(folder := tmp_path_factory.mktemp("trained"))
+    return folder
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("arm", ["transformer", *BRANCHES])
+def test_continued_models_have_the_logits_of_the_transformer_and_the_size_of_their_arm(trained, arm):
+    ids = torch.randint(0, 64, (2, 13), generator=torch.Generator().manual_seed(1))
+    before = LlamaForCausalLM.from_pretrained(trained)
+    model = continued_model(arm, trained, seed=5)
+    same = torch.equal(model(ids).logits, before(ids).logits)
+    difference = (model.double()(ids).logits - before.double()(ids).logits).abs().max().item()
+    if "noise" in arm or "redrawn" in arm:
+        assert difference > 1e-3
+    else:
+        assert same if arm in ("upcycled", "upcycled_lambda_10") else difference < 1e-12
+    if arm == "transformer":
+        return
+    wanted = AutoModelForCausalLM.from_config(BRANCHES[arm].config(DiffTransformerConfig(**SIZES)))
+    shapes = {name: x.shape for name, x in wanted.named_parameters()}
+    assert shapes == {name: x.shape for name, x in model.named_parameters()}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("arm", "share"), [("upcycled_noise_0.1", 0.1), ("upcycled_noise_0.5", 0.5)])
+def test_noise_is_in_the_second_queries_alone(trained, arm, share):
+    theirs = LlamaForCausalLM.from_pretrained(trained).model.layers[1].self_attn.q_proj.weight.view(4, 8, 32)
+    noisy, again, other = (continued_model(arm, trained, seed).model.layers[1].self_attn for seed in (5, 5, 6))
+    first, second = noisy.q_proj.weight.view(4, 2, 8, 32).unbind(1)
+    assert torch.equal(first, theirs)
+    assert (second - theirs).std().item() == pytest.approx(share * theirs.std().item(), rel=0.1)
+    assert torch.equal(noisy.q_proj.weight, again.q_proj.weight)
+    assert not torch.equal(noisy.q_proj.weight, other.q_proj.weight)
+
+
+@torch.no_grad()
+def test_redrawn_queries_are_as_those_of_a_new_model(trained):
+    theirs = LlamaForCausalLM.from_pretrained(trained).model.layers[1].self_attn.q_proj.weight.view(4, 8, 32)
+    model = continued_model("upcycled_redrawn", trained, seed=5)
+    first, second = model.model.layers[1].self_attn.q_proj.weight.view(4, 2, 8, 32).unbind(1)
+    assert torch.equal(first, theirs)
+    assert second.std().item() == pytest.approx(0.2, rel=0.1)
+    assert abs(torch.corrcoef(torch.stack([second.flatten(), theirs.flatten()]))[0, 1]) < 0.1
+
+
+TASK = {"kind": "key_value", "fused": True, "context": 12, "pairs": [2], "keys": 4, "values": 4, "filler": 4}
+EXPERIMENT = {
+    "task": TASK,
+    "config": SIZES,
+    "endpoint": {"kind": "loss"},
+    "seeds": [10, 11],
+    "tuning_seeds": [0],
+    "learning_rates": [1e-3, 4e-3],
+    "training": {"max_steps": 4, "eval_steps": 2, "per_device_train_batch_size": 4},
+    "validation_rows": 8,
+}
+CONTENT = {
+    "title": "A test",
+    "machine": "any",
+    "minutes": 1,
+    "experiments": {
+        "first": EXPERIMENT
+        | {"arms": ["transformer"], "seeds": [0, 10, 11], "tuning_seeds": [1], "learning_rates": [4e-3]},
+        "text": EXPERIMENT | {"arms": ["transformer", "upcycled", "more_heads"], "begins_with": "first"},
+        "tuned": EXPERIMENT | {"arms": ["transformer", "upcycled"], "begins_with": "text"},
+    },
+    "contrasts": {"convert": {"question": "Is it better?", "arms": ["transformer", "upcycled"]}},
+}
+
+
+@pytest.mark.slow
+def test_a_study_whose_experiments_begin_with_one_another(tmp_path):
+    """Every run is trained in this process, in the order of `missing_runs`; half-way, the models are lost."""
+    folder = tmp_path / "study"
+    folder.mkdir()
+    (folder / STUDY).write_text(yaml.safe_dump(CONTENT))
+    study, order = load_study(folder / STUDY), []
+    while wanted := missing_runs(study, load(folder / RESULTS)):
+        for run in wanted:
+            if run == RunId("tuned", "upcycled", 10, 1e-3) or run == RunId("tuned", "upcycled", 10, 4e-3):
+                shutil.rmtree(folder / MODELS)  # as on another machine
+            train_run(folder, run, StopOnSignal())
+            order.append(run)
+    assert [(x.experiment, x.seed, x.tuning) for x in order] == [
+        ("first", 0, False),
+        *[("text", 0, True)] * 6,
+        *[("tuned", 0, True)] * 4,
+        *(
+            (name, seed, False)
+            for seed in (10, 11)
+            for name, runs in (("first", 1), ("text", 3), ("tuned", 2))
+            for _ in range(runs)
+        ),
+    ]
+    results = {x.run: x for x in load(folder / RESULTS)}
+    for run, result in results.items():
+        start = start_of(study, run, list(results.values()))
+        assert (start is None) == (run.experiment == "first")
+        if run.experiment == "tuned":
+            assert start == RunId("text", run.arm, run.seed, start.learning_rate, run.tuning)
+            assert result.matrices == results[start].matrices
+        elif run.experiment == "text":
+            assert start == RunId("first", "transformer", run.seed, 4e-3)
+            assert result.matrices != results[start].matrices, "it begins with what the first experiment has learnt"
+        if start is not None:  # the same function
+            begin, end = result.probes["begin"]["amplitude"], results[start].probes["end"]["amplitude"]
+            assert begin == pytest.approx(end, rel=1e-3), run
+    assert len({x.matrices for x in results.values() if x.seed == 10}) == 2
+    assert len(findings(study, list(results.values()))) == 2
+
+    # The same run again, with models that were trained again: to the last bit
+    lines = (folder / RESULTS).read_text().splitlines(keepends=True)
+    last = json.loads(lines[-1])
+    shutil.rmtree(folder / MODELS)
+    (folder / RESULTS).write_text("".join(lines[:-1]))
+    train_run(folder, order[-1], StopOnSignal())
+    again = load(folder / RESULTS)[-1]
+    assert (again.curve, again.matrices) == (last["curve"], last["matrices"])
+
+    # Results of another Transformer
+    shutil.rmtree(folder / MODELS)
+    changed = [json.loads(line) for line in lines[:-1]]
+    for line in changed:
+        if line["experiment"] == "first" and line["seed"] == 11:
+            line["matrices"] = "another"
+    (folder / RESULTS).write_text("".join(json.dumps(line) + "\n" for line in changed))
+    with pytest.raises(ValueError, match="first transformer 11 0.004 False was trained again, from other matrices"):
+        train_run(folder, order[-1], StopOnSignal())
