@@ -19,6 +19,9 @@ PYTEST = -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 demo: $(VENV)/.installed
 	MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=4294967296 $(VENV)/bin/python demo/run.py
 
+demo-pretrained: $(VENV)/.installed
+	$(VENV)/bin/python demo/pretrained.py
+
 test: $(VENV)/.installed
 	$(VENV)/bin/python $(PYTEST) --durations=20 $(TESTS)
 

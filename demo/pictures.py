@@ -1,7 +1,8 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""The demo's two pictures: the loss curve, and the two softmax maps of a head beside their difference."""
+"""The demos' pictures: the loss curve, and the two softmax maps of a head beside their difference."""
 
 import re
+from collections.abc import Callable
 
 import matplotlib
 import torch
@@ -32,16 +33,16 @@ def draw_loss(history: list[dict], unigram_entropy: float, path) -> None:
 
 
 @torch.no_grad()
-def attention_maps(model, input_ids: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor, float]]:
-    """Both softmax maps of every layer, (heads, tokens, tokens) each, and its lambda.
+def attention_maps(model, input_ids: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Both softmax maps of every layer, (heads, tokens, tokens) each, and lambda, (heads, tokens, 1), of V1 or V2.
 
     They are computed from the module's own projections (Eq. 1, arXiv:2410.05258). Their difference must equal the map
     that the model returns, which requires `attn_implementation="eager"`. input_ids: (1, tokens).
     """
     seen, handles = {}, []
     for name, module in model.named_modules():
-        if name.endswith(("q_proj", "k_proj")):
-            handles.append(module.register_forward_hook(lambda _, __, out, name=name: seen.update({name: out})))
+        if name.endswith(("q_proj", "k_proj", "lambda_proj")):
+            handles.append(module.register_forward_hook(lambda _, __, out, name=name: seen.update({name: out[0]})))
     returned = model(input_ids=input_ids, output_attentions=True).attentions
     for handle in handles:
         handle.remove()
@@ -50,36 +51,46 @@ def attention_maps(model, input_ids: torch.Tensor) -> list[tuple[torch.Tensor, t
     cos, sin = model.model.rotary_emb(seen["model.layers.0.self_attn.q_proj"], torch.arange(tokens)[None])
     future = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
     for i, layer in enumerate(model.model.layers):
-        attention = layer.self_attn
-        q, k = (  # (2 heads, tokens, d): q1, q2 of every head in turn
-            seen[f"model.layers.{i}.self_attn.{name}"][0].view(tokens, -1, attention.diff_head_dim).transpose(0, 1)
-            for name in ("q_proj", "k_proj")
-        )
+        attention, name = layer.self_attn, f"model.layers.{i}.self_attn."
+        is_v2 = hasattr(attention, "lambda_proj")
+        d = attention.head_dim if is_v2 else attention.diff_head_dim
+        # Neighbouring queries are the two of a head. In V2 both read the same keys, which further heads share
+        q, k = (seen[name + kind].view(tokens, -1, d).transpose(0, 1) for kind in ("q_proj", "k_proj"))
         q, k = apply_rotary_pos_emb(q, k, cos[0], sin[0], unsqueeze_dim=0)
-        scores = (q @ k.transpose(1, 2) * attention.scaling).masked_fill(future, -torch.inf)
-        map1, map2 = scores.softmax(-1).unflatten(0, (-1, 2)).unbind(1)
-        torch.testing.assert_close(map1 - attention.get_lambda() * map2, returned[i][0])
-        maps.append((map1, map2, attention.get_lambda().item()))
+        scores = q @ k.repeat_interleave(len(q) // len(k), 0).transpose(1, 2) * attention.scaling
+        map1, map2 = scores.masked_fill(future, -torch.inf).softmax(-1).unflatten(0, (-1, 2)).unbind(1)
+        weight = seen[name + "lambda_proj"].sigmoid().T if is_v2 else attention.get_lambda().expand(map1.shape[:2])
+        torch.testing.assert_close(map1 - weight[..., None] * map2, returned[i][0])
+        maps.append((map1, map2, weight[..., None]))
     return maps
 
 
-def draw_maps(model, tokenizer, prompt: str, path) -> str:
-    """Draws the head whose second map cancels most of its first, and returns a caption."""
+def cancelled(map1: torch.Tensor, map2: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The share of softmax 1 that is cancelled, (heads,). The first row is left out, as it attends only to itself."""
+    return torch.minimum(map1, weight * map2)[:, 1:].sum(-1).mean(-1)
+
+
+def separated(map1: torch.Tensor, map2: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The share of softmax 1 that is elsewhere in softmax 2: 0 for a head that was just converted. (heads,)"""
+    return (map1 - map2).abs()[:, 1:].sum(-1).mean(-1) / 2
+
+
+def draw_maps(model, tokenizer, prompt: str, measure: Callable[..., torch.Tensor], path) -> str:
+    """Draws the head that has most of `measure`, `cancelled` or `separated`, and returns a caption."""
     input_ids = tokenizer(prompt, return_tensors="pt").input_ids
     tokens = [tokenizer.decode(i).replace("\n", "↵") for i in input_ids[0]]
     tokens = [re.sub(" {3,}", lambda m: f"·×{len(m[0])}", token).replace(" ", "·") for token in tokens]
     best = (-1.0,)
-    for layer, (map1, map2, weight) in enumerate(attention_maps(model, input_ids)):
-        # the share of softmax 1 that is cancelled; the first row is left out, as it attends only to itself
-        cancelled = torch.minimum(map1, weight * map2)[:, 1:].sum(-1).mean(-1)
-        head = int(cancelled.argmax())
-        best = max(best, (cancelled[head].item(), layer, head, weight, map1[head], map2[head]), key=lambda b: b[0])
-    share, layer, head, weight, map1, map2 = best
-    difference = map1 - weight * map2
+    for layer, maps in enumerate(attention_maps(model, input_ids)):
+        shares = measure(*maps)
+        head = int(shares.argmax())
+        best = max(best, (shares[head].item(), layer, head, *(x[head] for x in maps)), key=lambda b: b[0])
+    share, layer, head, map1, map2, weights = best
+    difference, weight = map1 - weights * map2, weights.mean().item()
 
     figure = Figure(figsize=(13, 5), dpi=100, layout="constrained")
     panels = (("softmax 1", map1), ("softmax 2", map2), (f"softmax 1 − {weight:.2f} × softmax 2", difference))
-    top = torch.stack((map1, map2))[:, 1:].quantile(0.99).item()
+    top = torch.stack((map1, map2))[:, 1:, 1:].quantile(0.99).item()  # without the first key, often a sink
     future = torch.ones_like(map1, dtype=torch.bool).triu(1)
     for axes, (title, values) in zip(figure.subplots(1, 3, sharey=True), panels, strict=True):
         image = axes.imshow(values.masked_fill(future, torch.nan), cmap="RdBu_r", vmin=-top, vmax=top)
@@ -88,7 +99,7 @@ def draw_maps(model, tokenizer, prompt: str, path) -> str:
         axes.set_yticks(range(len(tokens)), tokens, fontsize=8, family="monospace")
     figure.axes[0].set_ylabel("query token")
     figure.colorbar(image, ax=figure.axes, label="attention weight", extend="both", shrink=0.8)
-    what = f"layer {layer + 1}, head {head + 1}, lambda = {weight:.3f}, {share:.0%} of softmax 1 cancelled"
-    figure.suptitle(f"Differential attention in the head that cancels most: {what}")
+    what = f"layer {layer + 1}, head {head + 1}, lambda = {weight:.3f}, {share:.0%} of softmax 1 {measure.__name__}"
+    figure.suptitle(f"The head with the largest share: {what}")
     figure.savefig(path, format="png")
     return what

@@ -9,7 +9,6 @@ import argparse
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -24,12 +23,12 @@ import numpy as np  # noqa: E402  (after the environment)
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from muon import MuonAdamW  # noqa: E402
-from pictures import draw_loss, draw_maps  # noqa: E402
+from pictures import cancelled, draw_loss, draw_maps  # noqa: E402
+from timed import Bar, Clock, claim, replace  # noqa: E402
 from transformers import (  # noqa: E402
     AutoModelForCausalLM,
     ProgressCallback,
     Trainer,
-    TrainerCallback,
     TrainingArguments,
     set_seed,
 )
@@ -38,7 +37,6 @@ from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, 
 from diff_transformer.text_data import STDLIB, standard_library_sources  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
-MARK = ".diff_transformer_demo"  # marks a folder that the demo may overwrite
 NOT_DATA = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
 NOT_CODE = {"encodings", "pydoc_data"}  # generated tables that are near copies of each other, and prose
 PROMPT = "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"
@@ -107,63 +105,12 @@ def load_data(root: Path | None, limit: int | None, tokenizer, length: int) -> l
     return rows
 
 
-class Clock(TrainerCallback):
-    """Decays the learning rate and ends the training by the steps or by the time, whichever is further along.
-
-    The time counts only when training falls behind. A run that finishes its steps in time follows the steps from start
-    to end, so its result does not depend on how long the single steps took.
-    """
-
-    def __init__(self, steps: int, minutes: float):
-        self.steps, self.seconds, self.start = steps, 60 * minutes, None
-
-    def elapsed(self) -> float:
-        return 0.0 if self.start is None else (time.monotonic() - self.start) / self.seconds
-
-    def learning_rate(self, step: int) -> float:
-        """Relative to its peak: warm-up over the first 5 % of the steps, and a linear decay to zero."""
-        decay = 1.0 - max(step / self.steps, (self.elapsed() - 0.2) / 0.8)
-        return min(1.0, (step + 1) / (0.05 * self.steps)) * max(0.0, decay)
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.start = time.monotonic()
-
-    def on_step_end(self, args, state, control, **kwargs):
-        control.should_training_stop |= self.elapsed() >= 1.0
-
-
-class Bar(ProgressCallback):
-    """Trainer's progress bar, showing the loss instead of printing a line for every log entry."""
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        if self.training_bar is not None and "loss" in logs:
-            self.training_bar.set_postfix(loss=logs["loss"])
-
-    def on_prediction_step(self, args, state, control, **kwargs):
-        pass
-
-
-def replace(path: Path, write) -> None:
-    """Lets `write` create a file or folder under a temporary name and renames it, so `path` is never half-written."""
-    temporary = path.with_name(f"new_{path.name}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    write(temporary)
-    if path.is_dir():
-        shutil.rmtree(path)
-    os.replace(temporary, path)
-
-
 def main() -> None:
     args, begin = parse_args(), time.monotonic()
     size = SMOKE if args.smoke else FULL
     data, lr, max_steps = size["data"], size["optimizer"]["lr"], args.steps or size["optimizer"]["steps"]
     out = args.out.resolve()
-    if out.exists() and not (out.is_dir() and ((out / MARK).exists() or not any(out.iterdir()))):
-        sys.exit(
-            f"{out} exists and was not made by this demo, so it is not overwritten. Pass another folder as --out."
-        )
-    out.mkdir(parents=True, exist_ok=True)
-    (out / MARK).touch()
+    claim(out)
 
     # 1. Data. The first 8,192 ranks of cl100k_base make the softmax 12 times cheaper than all of them
     tokenizer = cl100k_tokenizer(vocab_size=8192)
@@ -259,7 +206,7 @@ def main() -> None:
     reloaded = AutoModelForCausalLM.from_pretrained(out / "model", attn_implementation="eager")
     heads = []
     replace(out / "loss.png", lambda path: draw_loss(trainer.state.log_history, unigram_entropy, path))
-    replace(out / "maps.png", lambda path: heads.append(draw_maps(reloaded, tokenizer, args.prompt, path)))
+    replace(out / "maps.png", lambda path: heads.append(draw_maps(reloaded, tokenizer, args.prompt, cancelled, path)))
     result = {
         "validation_loss": loss,
         "unigram_entropy": unigram_entropy,

@@ -19,7 +19,7 @@ from transformers.utils import logging
 from diff_transformer import DiffTransformerForCausalLM
 
 DEMO = Path(__file__).parents[1] / "demo"
-MODULES = ("run", "muon", "pictures")
+MODULES = ("run", "muon", "pictures", "timed")
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_run_rejects_a_folder_that_is_not_its_own_and_sources_that_it_cannot_use
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_a.py").write_text("pass")
     monkeypatch.setattr(sys, "argv", ["run.py", "--smoke", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit, match="was not made by this demo"):
+    with pytest.raises(SystemExit, match="was not made by a demo"):
         demo.main()
     assert [path.name for path in tmp_path.iterdir()] == ["tests"]
     monkeypatch.setattr(sys, "argv", ["run.py", "--source", str(tmp_path), "--out", str(tmp_path / "out")])

