@@ -5,7 +5,12 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent
+URL = "https://github.com/diff-transformer/diff_transformer"
 VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "diff_transformer/__init__.py").read_text(), re.MULTILINE)[1]
+# The page on PyPI has no files beside it
+DESCRIPTION = (ROOT / "README.md").read_text(encoding="utf-8")
+DESCRIPTION = re.sub(r"(!\[[^]]*\]\()(?!https?:)", rf"\1{URL}/raw/main/", DESCRIPTION)
+DESCRIPTION = re.sub(r"(\]\()(?!https?:|#)", rf"\1{URL}/blob/main/", DESCRIPTION)
 
 EXTRAS = {
     "triton": ["triton>=3.6; sys_platform == 'linux'"],  # the fused kernels, on CUDA
@@ -57,6 +62,8 @@ EXTRAS["dev"] = [
     "uvicorn",
     "hypothesis",
     "kernels",  # loads the kernels as a repository of the Hub
+    "ipykernel",  # with nbmake: tests run the notebooks
+    "nbmake",
     "mypy",
     "onnx",  # with onnxruntime and onnxscript: a test exports a model
     "onnxruntime",
@@ -72,9 +79,9 @@ setup(
     name="diff_transformer",
     version=VERSION,
     description="The Differential Transformer as a Hugging Face Transformers model",
-    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description=DESCRIPTION,
     long_description_content_type="text/markdown",
-    url="https://github.com/diff-transformer/diff_transformer",
+    url=URL,
     license="MIT",
     python_requires=">=3.10",
     packages=find_packages(include=["diff_transformer", "diff_transformer.*"]),
