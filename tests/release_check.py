@@ -31,7 +31,10 @@ DATA_FILES = {
     "cl100k_base.tiktoken",
     "hub_upload/model_card_template.md",
     "py.typed",
-    *(f"reproduction/studies/{name}.yaml" for name in ("ci", "cpu", "cpu-ladder", "cpu-long", "gpu", "mechanism")),
+    *(
+        f"reproduction/studies/{name}.yaml"
+        for name in ("ci", "cpu", "cpu-ladder", "cpu-long", "gpu", "mechanism", "upcycle")
+    ),
     *(
         f"training/smoke_recipes/{name}.yaml"
         for name in ("extend_64k", "math_stage1", "math_stage2", "pretrain", "upcycle")
