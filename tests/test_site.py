@@ -88,7 +88,9 @@ def test_site_needs_no_network(pages):
 
 
 def test_address_is_that_of_the_package(build):
-    assert f'url="{build["REPOSITORY"]}"' in (ROOT / "setup.py").read_text()
+    assert f'URL = "{build["REPOSITORY"]}"' in (ROOT / "setup.py").read_text()
+    notebooks = re.findall(r"colab\.research\.google\.com/github/([\w-]+/[\w-]+)/", (ROOT / "README.md").read_text())
+    assert len(notebooks) == 2 and all(build["REPOSITORY"].endswith(x) for x in notebooks)
 
 
 def test_navigation_has_every_page(build):
