@@ -39,12 +39,12 @@ def test_notebook_runs(path, folder):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_is_saved_with_what_a_whole_run_printed(path):
-    """Of the sizes that a reader sees, without what depends on the machine that ran it."""
+    """With the sizes that a reader sees, and without warnings, which name paths of the machine."""
     notebook = nbformat.read(path, as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert code[0].source.startswith("%pip install") and "skip-execution" in code[0].metadata.tags
     counts = [cell.execution_count for cell in code[1:]]
     assert counts == list(range(1, len(code))), "every cell was run once, in order"
     outputs = json.dumps([cell.outputs for cell in code])
-    assert "Traceback" not in outputs and "/home" not in outputs and "/tmp" not in outputs
+    assert "Traceback" not in outputs and "stderr" not in outputs
     assert path.stat().st_size < 300_000
