@@ -45,10 +45,10 @@ PARTS = {
 # A test compares it with the verdicts
 MEANING = (
     "At this size two things help. On recall it is the subtraction itself: with the second map added, or left out, "
-    "DIFF needs more than four times as many tokens. On retrieval it is how loud attention is at the beginning: a "
-    "constant instead of the head norm is no worse, and it makes no difference whether the second map is subtracted "
-    "or added. The earlier verdict that the norm explains DIFF's gain on retrieval and needles is withdrawn. "
-    "Nothing here says what holds for larger models."
+    "DIFF needs more than four times as many tokens, and with eight heads three times. On retrieval it is how loud "
+    "attention is at the beginning: a constant instead of the head norm is no worse, and it makes no difference "
+    "whether the second map is subtracted or added. The earlier verdict that the norm explains DIFF's gain on "
+    "retrieval and needles is withdrawn. Nothing here says what holds for larger models."
 )
 KEY = (
     "↑ better, ↓ worse, = equal within a margin, · no difference shown, after correction for all primary contrasts of "

@@ -101,15 +101,15 @@ def test_losses_on_retrieval_have_the_order_of_the_amplitudes():
 def test_readme_text_is_a_table_of_the_verdicts():
     block = update.readme_text(update.reports(), ROOT)
     assert [line for line in block.splitlines() if line.startswith("|")] == [
-        "|  | recall | retrieval | text |",
-        "| --- | --- | --- | --- |",
-        "| DIFF instead of the Transformer | ↑ | ↑ | · |",
-        "| DIFF instead of one map with its wide heads, norm and factor | ↑ | = | · |",
-        "| DIFF's second map subtracted instead of added | ↑ | = | – |",
-        "| DIFF's second map subtracted instead of left out | ↑ | = | – |",
-        "| a constant instead of the head norm, in wide heads with one map | · | · | – |",
-        "| a constant instead of the head norm, in DIFF | · | ↑ | – |",
-        "| DIFF V2, as loud as the Transformer, instead of the Transformer | ↑ | = | – |",
+        "|  | recall | retrieval | recall_8_heads | text |",
+        "| --- | --- | --- | --- | --- |",
+        "| DIFF instead of the Transformer | ↑ | ↑ | ↑ | · |",
+        "| DIFF instead of one map with its wide heads, norm and factor | ↑ | = | · | · |",
+        "| DIFF's second map subtracted instead of added | ↑ | = | ↑ | – |",
+        "| DIFF's second map subtracted instead of left out | ↑ | = | ↑ | – |",
+        "| a constant instead of the head norm, in wide heads with one map | · | · | = | – |",
+        "| a constant instead of the head norm, in DIFF | · | ↑ | · | – |",
+        "| DIFF V2, as loud as the Transformer, instead of the Transformer | ↑ | = | – | – |",
     ]
     assert block.startswith("At 0.1 to 0.3 million parameters") and "and 10 or 20 seeds:" in block
     words = " ".join(line for line in block.splitlines() if not line.startswith(("|", "!"))).split()
@@ -122,7 +122,9 @@ def test_the_sentences_of_the_readme_agree_with_the_results():
     for name in ("sign", "size"):
         row = rows["recall", name]
         assert row.verdict == update.BETTER and math.exp(-row.comparison.effect) > 4
-    assert "more than four times as many" in update.MEANING
+        with_8 = rows["recall_8_heads", name]
+        assert with_8.verdict == update.BETTER and math.exp(-with_8.comparison.effect) > 3
+    assert "more than four times as many tokens, and with eight heads three times" in update.MEANING
     for name in ("gain", "gain_of_diff"):
         row = rows["retrieval", name]
         assert row.verdict != update.WORSE and row.comparison.effect < 0, "a constant is worse"
