@@ -189,8 +189,9 @@ class Report:
         return Section(
             title="Training",
             paper="Table 6; Tables 9 and 10 and Appendices D and E have the paper's conditions",
-            text="All arms of a seed began with the same matrices, copied from one Transformer, and saw the same "
-            "batches; digests of both are compared before anything is drawn. Parameters are equal within 0.1 %. Each "
+            text="All arms of a seed began with the same matrices, copied from one "
+            f"{'trained ' * self.study.continues}Transformer, and saw the same batches; digests of both are compared "
+            f"before anything is drawn. {'' if self.study.continues else 'Parameters are equal within 0.1 %. '}Each "
             "arm has the learning rate that was best for it on other seeds.",
             tables=[
                 Table(

@@ -25,14 +25,7 @@ from ..training.callbacks import StopOnSignal
 from ..training.run_arguments import RunArguments
 from ..training.trainer import NonFiniteLossError, RunTrainer
 from ..training.whole_checkpoints import last_whole_checkpoint
-from .arms import (
-    amplitudes,
-    asked,
-    layer_lambda_init,
-    matrices_digest,
-    measure_gains,
-    new_model,
-)
+from .arms import amplitudes, asked, layer_lambda_init, matrices_digest, measure_gains, new_model
 from .branches import BRANCHES, EVERY_ARM, continued_model
 from .findings import start_of
 from .results import CHECKPOINTS, DATA, MODELS, RESULTS, STUDY, Result, RunId, append, load
@@ -152,7 +145,8 @@ def _train_in(folder: Path, run: RunId, stop: StopOnSignal) -> Result:
         model = data.new_model(run)
     else:
         known = next(x for x in results if x.run == start)
-        with (folder / f".{start.folder}.lock").open("w") as lock:
+        (folder / MODELS).mkdir(exist_ok=True)
+        with (folder / MODELS / f"{start.folder}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the other processes want it too
             again = known if (folder / MODELS / start.folder).is_dir() else _train_in(folder, start, stop)
         if again.matrices != known.matrices:

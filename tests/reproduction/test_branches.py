@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from diff_transformer import DiffTransformerConfig
 from diff_transformer.reproduction.branches import BRANCHES, continued_model
 from diff_transformer.reproduction.findings import findings, missing_runs, start_of
+from diff_transformer.reproduction.report import Report
 from diff_transformer.reproduction.results import MODELS, RESULTS, STUDY, RunId, load
 from diff_transformer.reproduction.study import load_study
 from diff_transformer.reproduction.train import train_run
@@ -138,7 +139,12 @@ def test_a_study_whose_experiments_begin_with_one_another(tmp_path):
             begin, end = result.probes["begin"]["amplitude"], results[start].probes["end"]["amplitude"]
             assert begin == pytest.approx(end, rel=1e-3), run
     assert len({x.matrices for x in results.values() if x.seed == 10}) == 2
+    assert not [path for path in folder.glob(".*")], "only data, models and checkpoints can be made again"
     assert len(findings(study, list(results.values()))) == 2
+    page = Report(study, list(results.values())).write(tmp_path / "page")[1].read_text()
+    assert "copied from one trained Transformer" in page and "Parameters are equal" not in page
+    assert "| tuned | upcycled | 2 | " in page.partition("Pairs of queries")[2]
+    assert "first_curves" in page and "not finished" not in page
 
     # The same run again, with models that were trained again: to the last bit
     lines = (folder / RESULTS).read_text().splitlines(keepends=True)
