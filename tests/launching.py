@@ -2,13 +2,16 @@
 """Starts the processes of distributed tests, and leaves none behind."""
 
 import contextlib
+import faulthandler
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+import torch.distributed as dist
 
 import diff_transformer
 
@@ -43,3 +46,21 @@ def launch(module: str, *arguments: str, timeout: float = TIMEOUT, **environment
             process.communicate()
     if process.returncode != 0:
         pytest.fail(f"python -m {module} {' '.join(arguments)} failed:\n{output[-6000:]}")
+
+
+def watch_process() -> None:
+    """Shows where a started process aborts, and ends it even if nobody waits for it any more."""
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(TIMEOUT - 30, exit=True)
+
+
+def end_process() -> NoReturn:
+    """Ends a started process that has done its part, once all of them have.
+
+    The interpreter is not finalized: a thread of gloo or DeepSpeed that then still releases a tensor would abort it.
+    """
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

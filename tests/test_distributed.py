@@ -5,7 +5,6 @@ The file has two halves. The tests start the file itself once as a script under 
 FOLDER`, and compare what the two processes wrote into the folder with what one process computes.
 """
 
-import faulthandler
 import json
 import os
 import sys
@@ -182,14 +181,13 @@ TP_MODELS = {
 }
 
 if __name__ == "__main__":
-    faulthandler.dump_traceback_later(launching.TIMEOUT - 30, exit=True)  # even if nobody waits for it any more
+    launching.watch_process()
     torch.set_num_threads(1)
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     dist.init_process_group("gloo")
     for scenario in (fsdp, tensor_parallel, pipeline_parallel):
         torch.save(scenario(folder, rank), folder / f"{scenario.__name__}-{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    launching.end_process()
 
 
 # ----------------------------------------------------------------------------------------------------- the one process

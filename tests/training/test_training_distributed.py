@@ -6,7 +6,6 @@ SCENARIO FOLDER, and pytest compares what the processes wrote into the folder. T
 """
 
 import collections
-import faulthandler
 import importlib.util
 import json
 import os
@@ -199,7 +198,7 @@ def exchange_heads_for_tokens() -> None:
 
 
 if __name__ == "__main__":
-    faulthandler.dump_traceback_later(launching.TIMEOUT - 30, exit=True)  # even if no process waits for this one
+    launching.watch_process()
     torch.set_num_threads(1)
     scenario, folder = sys.argv[1], Path(sys.argv[2])
     if scenario != "ddp":
@@ -211,8 +210,7 @@ if __name__ == "__main__":
         # DeepSpeed would compile shared-memory collectives for the CPU: minutes, without use
         deepspeed.ops.__compatible_ops__ = collections.defaultdict(bool)
     globals()[scenario](folder)
-    dist.barrier()
-    dist.destroy_process_group()
+    launching.end_process()
 
 
 needs_deepspeed = pytest.mark.skipif(
