@@ -190,11 +190,13 @@ def environment(dry_run: bool, command: str) -> dict[str, Any]:
 
 
 def plan(out: Path) -> str:
-    """A line for each stage, and for the study after those that measure: minutes, command, what it finds."""
+    """A line for each stage and for both studies: minutes, command, what it finds."""
     lines = [f"{minutes} min  make gpu STAGE={stage} OUT={out}  # {what}" for stage, (minutes, what) in STAGES.items()]
     study = f"python -m diff_transformer reproduce --scale gpu --out {out / 'study'}"
     what = "the loss of each part of DIFF by size; the same command again for the rest"
     lines.insert(list(STAGES).index("hopper") + 1, f"{MINUTES} min  {study}  # {what}")
+    study = f"python -m benchmarks.upcycle_gpu --model MODEL --out {out / 'upcycle'}"
+    lines.append(f"{MINUTES} min  {study}  # does it pay to convert a Llama; the same command again for the rest")
     return "\n".join(lines)
 
 
