@@ -505,7 +505,7 @@ def test_verified_architectures_name_committed_results():
     for architecture, name in flash_diff.VERIFIED.items():
         rows = [json.loads(line) for line in (ROOT / "benchmarks/results" / name).read_text().splitlines()]
         checks = [row for row in rows if row["stage"] == "correctness" and not row["is_job"]]
-        assert checks and not any(row["status"] == "failed" for row in checks)
+        assert {row["status"] for row in checks} <= {"ok", "skipped"} and any(row["status"] == "ok" for row in checks)
         assert {flash_diff.architecture(tuple(map(int, row["capability"].split(".")))) for row in checks} == {
             architecture
         }

@@ -395,7 +395,7 @@ def test_model_cpu_times_nothing_that_is_wrong(model_cpu, monkeypatch, name):
         model_cpu.build_models(torch.float32)
 
 
-# ------------------------------------------------------------------------------------------------------ memory, host
+# ---------------------------------------------------------------------------------------------------------- conversion
 
 
 def test_conversion_memory_converts_what_it_measures(load, monkeypatch, tmp_path, capsys):
@@ -416,19 +416,6 @@ def test_conversion_memory_converts_what_it_measures(load, monkeypatch, tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["memory.csv"], "the checkpoints are still there"
     with pytest.raises(SystemExit, match="conversion failed"):
         module.convert_here(["convert", "nowhere", str(tmp_path / "out"), "--from", "yoco"])
-
-
-def test_decode_host_end_to_end(load, tmp_path):
-    """With two kernels a layer of DIFF launches one operation more than Llama's, with one as many. Two of the four
-    steps reach the place of the kernels."""
-    decode_host = load("decode_host")
-    decode_host.main(["--device", "cpu", "--calls", "3", "--out", str(tmp_path / "host")])
-    rows = {row["what"]: row for row in read(tmp_path / "host.csv")}
-    operations = {name: int(row["operations"]) for name, row in rows.items() if row["operations"]}
-    assert operations == {"DIFF": 41, "DIFF, one kernel": 40, "DIFF V2": 46, "Llama": 40}
-    times = {name: float(row["microseconds"]) for name, row in rows.items() if row["microseconds"]}
-    assert list(times) == ["call", "operator", "dispatch", "custom_op"] and min(times.values()) > 0
-    assert decode_host.NoKernel.launches >= 2 * 2 * 3 * decode_host.REPEATS
 
 
 # ----------------------------------------------------------------------------------------------------- kernel_model.py

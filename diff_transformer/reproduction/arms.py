@@ -18,7 +18,7 @@ from ..configuration_diff import DiffTransformerConfig
 from ..configuration_diff_v2 import DiffTransformerV2Config
 from ..llama_head_norm import LlamaHeadNormConfig
 from ..modeling_diff import DiffTransformerAttention
-from ..training.architectures import diff_v2_twin, head_norm_twin, narrowed, transformer_twin
+from ..training.architectures import diff_v2_twin, head_norm_twin, transformer_twin
 from .tasks import IGNORED
 
 WIDE_LOGITS = "study_wide_logits"
@@ -33,13 +33,6 @@ def _wide(config: DiffTransformerConfig, twin: Callable[..., LlamaConfig] = tran
 
 def _diff(config: DiffTransformerConfig, **changes: Any) -> DiffTransformerConfig:
     return DiffTransformerConfig.from_dict({**config.to_dict(), **changes})
-
-
-def _grouped(config: DiffTransformerConfig) -> DiffTransformerConfig:
-    """DIFF with a second head for each noise head; what q_proj and o_proj gain, the feed-forward network lacks."""
-    heads = config.num_attention_heads
-    size = narrowed(config, 3 * heads * config.diff_head_dim)
-    return _diff(config, num_attention_heads=2 * heads, num_noise_heads=heads, intermediate_size=size)
 
 
 _diff_plain = partial(_diff, use_subln=False, use_head_scale=False)
@@ -85,10 +78,6 @@ ARMS: dict[str, Arm] = {
     "diff_0.8": Arm("DIFF with lambda_init 0.8 in every layer", partial(_diff, lambda_init=0.8)),
     "diff_0.8_gain": Arm("diff_0.8, with the amplitude of diff", partial(_diff, lambda_init=0.8), like="diff"),
     "diff_full_rate": Arm("DIFF whose lambda learns at the full rate", _diff, lambda_lr_multiplier=1.0),
-    "diff_grouped": Arm(
-        "grouped DIFF: two heads for each noise head, over DIFF's keys and values; a narrower feed-forward network",
-        _grouped,
-    ),
     "diff_v2": Arm("DIFF V2", diff_v2_twin),
     "v2_gain": Arm("DIFF V2, times a constant: the Transformer's amplitude", diff_v2_twin, like="transformer"),
 }
@@ -114,10 +103,9 @@ def new_model(
     are those of `measure_gains`.
 
     DIFF V2 has two queries for each of the Transformer's: the first takes the Transformer's, the second keeps its own.
-    In grouped DIFF the first head of each group takes the matrices of DIFF's head, the others keep their own. The
-    narrower feed-forward networks of both take the first units.
+    Its narrower feed-forward network takes the first units.
     """
-    made, heads, d = ARMS[arm], config.num_attention_heads, config.diff_head_dim
+    made, d = ARMS[arm], config.diff_head_dim
     torch.manual_seed(seed)
     kwargs = {"attn_implementation": made.attention, **kwargs}
     model = AutoModelForCausalLM.from_config(made.config(config), **kwargs)
@@ -130,12 +118,6 @@ def new_model(
         source = theirs[name]
         if name.endswith("q_proj.weight") and isinstance(model.config, DiffTransformerV2Config):
             matrix, source = matrix.unflatten(0, (-1, 2, d))[:, 0], source.unflatten(0, (-1, d))
-        elif name.endswith("q_proj.weight") and arm == "diff_grouped":  # [q1 | another's q1 | q2]
-            matrix, source = (x.unflatten(0, (heads, -1, d)) for x in (matrix, source))
-            matrix = matrix[:, ::2]
-        elif name.endswith("o_proj.weight") and arm == "diff_grouped":
-            matrix, source = (x.unflatten(1, (heads, -1, 2 * d)) for x in (matrix, source))
-            matrix = matrix[:, :, :1]
         matrix.copy_(source[tuple(slice(size) for size in matrix.shape)])
     for attention in attentions if made.lambda_sign != 1 else ():
         _multiply_lambda(attention, made.lambda_sign)

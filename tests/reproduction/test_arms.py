@@ -148,12 +148,8 @@ def test_arms_are_what_their_names_say():
     narrow_arms, wide_arms = {"transformer", "norm"}, {"wide", "wide_norm", "wide_gain", "wide_init"}
     assert heads == {
         **dict.fromkeys(narrow_arms, narrow), **dict.fromkeys(wide_arms, wide), **dict.fromkeys(norms, wide),
-        "diff_v2": (8, 2, 8), "v2_gain": (8, 2, 8), "diff_grouped": (4, 1, 16),
+        "diff_v2": (8, 2, 8), "v2_gain": (8, 2, 8),
     }  # fmt: skip
-    assert {arm for arm in norms if of[arm].num_noise_heads} == {"diff_grouped"}
-    assert of["diff_grouped"].num_noise_heads == 2
-    size = {arm: new_model(arm, config, 0).num_parameters() for arm in ("diff", "diff_grouped")}
-    assert len(set(size.values())) == 1, size
     assert {arm: (of[arm].use_subln, of[arm].use_head_scale) for arm in norms} == norms
     assert {arm for arm, x in of.items() if isinstance(x, LlamaConfig)} == narrow_arms | wide_arms
     assert {arm for arm in norms if of[arm].lambda_init != "exponential"} == {"diff_0.8", "diff_0.8_gain"}
@@ -163,7 +159,7 @@ def test_arms_are_what_their_names_say():
     for arm, arms_config in of.items():
         assert all(getattr(arms_config, name) == getattr(config, name) for name in same), arm
         assert arms_config.rope_parameters["rope_theta"] == 77.0
-        assert (arms_config.intermediate_size == 96) == (arm not in ("diff_v2", "v2_gain", "diff_grouped"))
+        assert (arms_config.intermediate_size == 96) == (arm not in ("diff_v2", "v2_gain"))
 
 
 @pytest.mark.parametrize("arm", ARMS)
@@ -175,16 +171,10 @@ def test_new_model_has_the_matrices_of_the_transformer(arm, config):
     for name, weight in model.named_parameters():
         if name in twin and weight.ndim == 2:
             theirs = twin[name]
-            if arm in ("diff_v2", "v2_gain", "diff_grouped"):
+            if arm in ("diff_v2", "v2_gain"):
                 theirs = theirs[: weight.shape[0], : weight.shape[1]]
-                if "q_proj" in name and arm == "diff_grouped":  # [q1 of 8 | one of its own | q2]
-                    weight, theirs = weight.view(2, 3, 8, 32), twin[name].view(2, 2, 8, 32)
-                    assert not torch.equal(weight[:, 0], weight[:, 1])
-                    weight = weight[:, [0, 2]]
-                elif "q_proj" in name:  # a query of 8, and one of its own
+                if "q_proj" in name:  # a query of 8, and one of its own
                     weight, theirs = weight.view(-1, 16, 32)[:, :8], twin[name].view(-1, 8, 32)
-                elif "o_proj" in name and arm == "diff_grouped":  # a head of 16, and one of its own
-                    weight, theirs = weight.view(32, 2, 32)[..., :16], twin[name].view(32, 2, 16)
             assert torch.equal(weight, theirs), name
             copied += 1
         elif "norm" in name or "subln" in name:
