@@ -362,6 +362,9 @@ def test_convert_needs_one_layout_of_ours(tmp_path, folders):
     v1, v2 = open_checkpoint(folders["diff_transformer"], "diff_transformer"), read(folders, "unilm_v2")
     with pytest.raises(ValueError, match="is the source itself"):
         convert(v1, folders["diff_transformer"], "yoco", overwrite=True)
+    with pytest.raises(ValueError, match="holds the source"):
+        convert(v1, folders["diff_transformer"].parent, "yoco", overwrite=True)
+    assert (folders["diff_transformer"] / "config.json").is_file()
     for source, to in ((v1, "diff_transformer"), (v2, "llama"), (v2, "diff_transformer"), (v1, "unilm_v2")):
         with pytest.raises(ValueError, match="Exactly one layout must be the one of this package"):
             convert(source, tmp_path / "none", to)

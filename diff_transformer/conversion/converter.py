@@ -74,8 +74,10 @@ def convert(
     if noise_std and not theirs.single_queries:
         raise ValueError(f"noise_std={noise_std} is for Llama and its like alone, not for {theirs.name}. Omit it.")
     layout.check_represents(config)
-    if Path(destination).resolve() == files.path.resolve():
-        raise ValueError(f"{destination} is the source itself. Choose another destination.")
+    path, place = files.path.resolve(), Path(destination).resolve()
+    if place == path or place in path.parents:
+        what = "is the source itself" if place == path else "holds the source"
+        raise ValueError(f"{destination} {what}. Choose another destination.")
     layout.check_weights(source.read, config)
     main_dtype = dtype or files.meta[theirs.their_name(in_layer(0, Q_PROJ))].dtype
     is_import = layout.name == layout.ours
