@@ -2,6 +2,7 @@
 """Answers with a saved model and transformers alone: python demo/chat.py demo/out-pretrained/model "Hello!" """
 
 import argparse
+from pathlib import Path
 
 from transformers import GenerationConfig, logging, pipeline
 
@@ -9,6 +10,8 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("model", help="a folder written by save_pretrained, whose code is run")
 parser.add_argument("question")
 args = parser.parse_args()
+if not Path(args.model).is_dir():  # transformers would run the code of a repository with this name
+    parser.error(f"there is no folder {args.model}")
 
 logging.disable_progress_bar()  # for loading the weights
 generator = pipeline("text-generation", model=args.model, trust_remote_code=True, device="cpu")

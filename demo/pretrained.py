@@ -60,7 +60,11 @@ def parse_args() -> argparse.Namespace:
     add = parser.add_argument
     add("--minutes", type=float, default=4.0, help="limit of the training in minutes (default: %(default)s)")
     add("--steps", type=int, default=120, help="limit of optimizer steps (default: %(default)s)")
-    add("--gguf", type=Path, help="a GGUF file of another chat model of Llama's family (default: SmolLM2, downloaded)")
+    add(
+        "--gguf",
+        type=Path,
+        help="a GGUF file of another Llama, with its own RoPE unscaled (default: SmolLM2, downloaded)",
+    )
     text = "folder for models, picture and log; those of an earlier run are replaced (default: %(default)s)"
     add("--out", type=Path, default=HERE / "out-pretrained", help=text)
     args = parser.parse_args()
@@ -136,8 +140,11 @@ def main() -> None:
     if not gguf.exists():
         download(gguf)
     transformers.utils.logging.disable_progress_bar()  # for loading the weights
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    llama = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    # An empty folder: transformers prefers the tokenizer of another model beside the file to the file's own
+    with tempfile.TemporaryDirectory() as nothing:
+        where = {"pretrained_model_name_or_path": nothing, "gguf_file": str(gguf.resolve())}
+        tokenizer = AutoTokenizer.from_pretrained(**where)
+        llama = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
 
     # 2. The same function as DIFF V2: the command compares the logits, bit for bit
     command = [sys.executable, "-m", "diff_transformer", "convert", str(gguf), str(out / "converted"), "--overwrite"]

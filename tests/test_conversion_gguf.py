@@ -14,6 +14,7 @@ import torch
 from gguf_files import CASES, F32, write
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from diff_transformer import cl100k_tokenizer
 from diff_transformer.conversion import convert, open_checkpoint
 from diff_transformer.conversion.__main__ import main
 
@@ -52,6 +53,8 @@ def test_convert_keeps_the_logits_of_the_model_in_the_file(tmp_path, temporary, 
 def test_convert_takes_the_tokenizer_and_the_license_of_the_file_along(tmp_path, temporary, capsys):
     fields = {"general.license": "apache-2.0", "general.languages": ["en", "fr"], "general.name": "Model"}
     write(tmp_path / "model.gguf", CASES["llama"][0], F32, fields)
+    cl100k_tokenizer(vocab_size=300).save_pretrained(tmp_path)  # of another model in the same folder
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")
     arguments = ["convert", str(tmp_path / "model.gguf"), str(tmp_path / "ours"), "--from", "llama", "--to", "diff_v2"]
     assert main([*arguments, "--dtype", "bfloat16"]) == 0
     assert "License apache-2.0: it applies to DEST too" in capsys.readouterr().out

@@ -54,7 +54,9 @@ class GgufFile(CheckpointFiles):
         weakref.finalize(self, shutil.rmtree, self.folder)
         self.metadata = {name: stated[f"general.{x}"] for name, x in ORIGIN.items() if f"general.{x}" in stated}
 
-        config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+        # From the empty folder, because transformers prefers tokenizer.json beside the file to the file
+        where = {"pretrained_model_name_or_path": self.folder, "gguf_file": str(path.resolve())}
+        config = AutoConfig.from_pretrained(**where)
         prefix = f"{architecture}."
         own = {name.removeprefix(prefix): value for name, value in stated.items() if name.startswith(prefix)}
         if architecture == "qwen3":
@@ -76,9 +78,9 @@ class GgufFile(CheckpointFiles):
         for name, value in own.items():
             if name not in READ and not (name in WIDTHS and value == head_dim):
                 setattr(config, f"{prefix}{name}", value)
-        config.save_pretrained(self.folder)
         if "tokenizer.ggml.tokens" in reader.fields:
-            AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(self.folder)
+            AutoTokenizer.from_pretrained(**where).save_pretrained(self.folder)
+        config.save_pretrained(self.folder)
 
     def read(self, name: str, rows: slice = slice(None)) -> torch.Tensor:
         tensor = self._tensors[name]

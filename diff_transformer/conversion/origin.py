@@ -58,10 +58,10 @@ class Origin:
 
     @classmethod
     def of(cls, path: Path, repo_id: str | None, stated: dict[str, Any] | None = None) -> "Origin":
-        """Of a folder or file, which itself has `stated` what its card does not say."""
+        """Of a folder or file. What the file itself has `stated` counts more than a card beside it."""
         folder = path if path.is_dir() else path.parent
         card = folder / "README.md"
-        known = (stated or {}) | read_metadata(card.read_text(encoding="utf-8") if card.is_file() else None)
+        known = read_metadata(card.read_text(encoding="utf-8") if card.is_file() else None) | (stated or {})
         base_model = repo_id or hub_id(known.get("base_model"))
         terms = sorted({path for pattern in TERMS for path in folder.glob(pattern) if path.is_file()})
         metadata = {name: known[name] for name in LICENSE_METADATA if known.get(name)}
