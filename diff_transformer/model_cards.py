@@ -18,13 +18,17 @@ def manual_section(card: str | None) -> str | None:
 
 
 def read_metadata(card: str | None) -> dict[str, Any]:
-    """The metadata of an existing card; empty if there is none, or none that can be read."""
+    """The metadata of an existing card; empty if there is none, or none that can be read. A list of one base model
+    is that model."""
     match = re.match(r"\s*---\r?\n(.*?)\r?\n---", card or "", re.DOTALL)
     try:
         data = yaml.safe_load(match[1]) if match else None
     except yaml.YAMLError:
         return {}
-    return data if isinstance(data, dict) else {}
+    if not isinstance(data, dict):
+        return {}
+    base = data.get("base_model")
+    return data | {"base_model": base[0]} if isinstance(base, list) and len(base) == 1 else data
 
 
 def hub_id(text: Any) -> str | None:

@@ -23,6 +23,8 @@ from .staging import Staged, read_json, stage
 LOADED = [
     *("model*.safetensors", "model.safetensors.index.json", "adapter_model.safetensors", "config.json"),
     *("adapter_config.json", "*_diff.py", "*_diff_base.py", "*_diff_v2.py", "flash_diff*.py"),
+    *("generation_config.json", "chat_template.jinja", "tokenizer.json", "tokenizer_config.json"),
+    *("added_tokens.json", "special_tokens_map.json", "vocab.json", "merges.txt"),
 ]
 
 

@@ -32,7 +32,7 @@ LEFT_OUT = (".*", "*/.*", "__pycache__/*", "training_args.bin", "trainer_state.j
 @dataclass
 class Staged:
     """`folder` mirrors the repository; `source` is the user's FOLDER. `adapter` is its adapter_config.json, if any,
-    and `base` what that names: a folder or an id on the Hub."""
+    and `base` that with which it is loaded: an absolute folder or an id on the Hub."""
 
     source: Path
     folder: Path
@@ -90,7 +90,12 @@ def stage(source: str | Path, exclude: Sequence[str] = (), base_model: str | Non
     kept = list(filter_repo_objects(files, ignore_patterns=[*LEFT_OUT, *exclude]))
     with tempfile.TemporaryDirectory(prefix="diff_transformer_upload.") as folder:
         left_out = [name for name in files if name not in kept]
-        staged = Staged(source, Path(folder), left_out, adapter, adapter.get("base_model_name_or_path"))
+        base = adapter.get("base_model_name_or_path")
+        if base is not None and Path(base).is_dir():
+            base = str(Path(base).resolve())  # a process in another folder loads it, too
+        else:
+            base = base_model or base
+        staged = Staged(source, Path(folder), left_out, adapter, base)
         for name in kept:
             path = (source / name).resolve()
             if not path.is_relative_to(source.resolve()):

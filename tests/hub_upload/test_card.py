@@ -134,6 +134,8 @@ def test_card_keeps_the_metadata_that_the_user_gave_and_needs_license_and_langua
     data = written(folder, remote=remote, license=None)[1]
     assert {name: data[name] for name in yaml.safe_load(given)} == yaml.safe_load(given)
     assert "theirs" not in data["tags"] and "model-index" not in data
+    listed = remote.replace("base_model: owner/base", "base_model:\n- owner/base")
+    assert written(folder, remote=listed, license=None)[1]["base_model"] == "owner/base"
     (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
     assert written(folder, remote=remote, license=None)[1]["license"] == "apache-2.0", "FOLDER takes precedence"
 

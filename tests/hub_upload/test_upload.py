@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.hub_upload import __main__ as cli
 from diff_transformer.hub_upload import card, checks, clean_load
+from diff_transformer.hub_upload.staging import read_json, stage
 
 
 class Hub(NamedTuple):
@@ -156,6 +157,21 @@ def test_upload_of_an_adapter_names_its_base_on_the_hub(hub, pristine_v2, tmp_pa
     assert own["base_model_name_or_path"] == str(pristine_v2), "FOLDER was changed"
 
 
+def test_base_of_an_adapter_is_an_absolute_folder_or_the_given_id(tmp_path, monkeypatch):
+    """Another process loads it from another folder, where a relative path would be taken for an id of the Hub."""
+    (tmp_path / "runs" / "base").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for name, base, given, loaded, stated in (
+        ("a", "runs/base", "tester/base", str(tmp_path / "runs/base"), "tester/base"),
+        ("b", "runs/base", None, str(tmp_path / "runs/base"), str(tmp_path / "runs/base")),
+        ("c", "evil/base", "tester/base", "tester/base", "tester/base"),
+        ("d", "owner/base", None, "owner/base", "owner/base"),
+    ):
+        with stage(write_adapter(Path(name), base), base_model=given) as staged:
+            assert staged.base == loaded, name
+            assert read_json(staged.folder / "adapter_config.json")["base_model_name_or_path"] == stated, name
+
+
 def test_dry_run_makes_no_request(hub, folder):
     before = len(HUBS[hub.root].requests)
     (folder / "training_args.bin").write_bytes(b"x")
@@ -237,6 +253,7 @@ def test_upload_replaces_a_model_of_another_type_only_with_force(hub, folder, pr
 
 FOREIGN = {
     "handler.py": b"# of an endpoint",
+    "vocabulary.txt": b"theirs",
     "scripts/train.py": b"# theirs",
     "results/human_study.csv": b"1,2",
     "figures/logo.png": b"logo",
@@ -253,17 +270,17 @@ def test_upload_deletes_what_an_earlier_one_left_and_nothing_else(hub, folder):
         **FOREIGN,
         "README.md": text,
         ".eval_results/math.yaml": b"",
-        **dict.fromkeys(linked, b"x"),
+        **dict.fromkeys((*linked, "added_tokens.json"), b"x"),
     }.items():
         HfApi().upload_file(repo_id=repo, path_or_fileobj=data, path_in_repo=name)
     DiffTransformerForCausalLM.from_pretrained(folder).save_pretrained(folder)  # one file in place of the shards
     for path in [*folder.glob("model-*"), folder / "model.safetensors.index.json"]:
         path.unlink(missing_ok=True)
     printed = hub.upload_well(folder, repo)
-    assert f"earlier upload: .eval_results/math.yaml, {linked[1]}, model-00001" in printed
+    assert f"earlier upload: .eval_results/math.yaml, added_tokens.json, {linked[1]}, model-00001" in printed
     files = hub.head(repo).files
     assert {name: hub.read(repo, name) for name in FOREIGN} == FOREIGN
-    assert not {*linked, ".eval_results/math.yaml"} & set(files)
+    assert not {*linked, ".eval_results/math.yaml", "added_tokens.json"} & set(files)
     assert [name for name in files if "safetensors" in name and "/" not in name] == ["model.safetensors"]
 
 
