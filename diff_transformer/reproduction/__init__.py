@@ -4,4 +4,4 @@
 study (arms, tasks) -> jobs -> train -> results, a line for every run -> findings (statistics) -> report.
 """
 
-SCALES = ("cpu", "cpu-long", "mechanism", "cpu-ladder", "gpu", "ci")  # the files in studies/
+SCALES = ("cpu", "cpu-long", "mechanism", "upcycle", "cpu-ladder", "gpu", "ci")  # the files in studies/

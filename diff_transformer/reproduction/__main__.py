@@ -1,6 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""`diff-transformer reproduce --scale cpu|cpu-long|mechanism|cpu-ladder|gpu [--out DIR]` measures what each part of
-DIFF does.
+"""`diff-transformer reproduce --scale NAME [--out DIR]` measures what each part of DIFF does to models that it trains.
 
 Trains the Transformer, DIFF, DIFF V2 and the arms between them on the same data with many seeds, compares them, and
 writes results.jsonl, report.html and report.md. Run the same command again to resume a run that was stopped.
@@ -18,7 +17,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="diff-transformer reproduce", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     which = parser.add_mutually_exclusive_group(required=True)
-    text = "a study of this package: for two CPU cores, 1, 6, 8 or 11 hours; for a GPU; or a test of two minutes"
+    text = "a study of this package: for two CPU cores, 1, 6, 8, 8 or 11 hours; for a GPU; or a test of two minutes"
     which.add_argument("--scale", choices=SCALES, help=text)
     which.add_argument("--study", type=Path, metavar="FILE", help="a study of your own")
     parser.add_argument("--out", type=Path, metavar="DIR", help="output folder (default: runs/reproduction-SCALE)")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..evaluation.render import Figure, Section, Table
-from .findings import at_equal_rates
+from .findings import LEAST_LOSS, at_equal_rates
 from .results import Result
 from .study import Study
 
@@ -124,7 +124,9 @@ def draw_rates(
             found: dict[float, list[float]] = {}
             for x in results:
                 if (x.experiment, x.arm, x.tuning, x.diverged) == (name, arm, True, False):
-                    found.setdefault(x.learning_rate, []).append(math.log(x.tokens if is_tokens else x.loss))
+                    found.setdefault(x.learning_rate, []).append(
+                        math.log(x.tokens if is_tokens else max(x.loss, LEAST_LOSS))
+                    )
             rates = sorted(found)
             axes.plot(rates, [math.exp(np.mean(found[x])) for x in rates], "o-", color=ink[arm], label=arm, ms=3)
         axes.set(title=name, xlabel="learning rate", xscale="log", yscale="log")

@@ -18,6 +18,7 @@ from .branches import BRANCHES, EVERY_ARM
 from .tasks import STRICT, KeyValue, NextToken
 
 STUDIES = Path(__file__).parent / "studies"
+_COUNTS = {"max_steps", "eval_steps", "per_device_train_batch_size"}  # of `training`
 
 
 def _distinct(values: list) -> list:
@@ -79,15 +80,18 @@ class Experiment:
     def __post_init__(self):
         """Rejects what would be ignored, or measured wrongly."""
         ours = {"output_dir", "learning_rate", "seed", "data_seed"}
-        every = self.training.get("eval_steps", 1)
-        uneven = {x for x in (self.training.get("max_steps", 0), self.tuning_steps or 0) if x % every}
+        counts = {name: x for name, x in self.training.items() if name in _COUNTS}
+        uncounted = {f"{name}={x!r}" for name, x in counts.items() if type(x) is not int or x < 1}
+        every = 1 if uncounted else counts.get("eval_steps", 1)
+        uneven = {x for x in (counts.get("max_steps", 0), self.tuning_steps or 0) if not uncounted and x % every}
         unfit = set(self.arms) - {"transformer", *BRANCHES} if self.begins_with else set()
         other_rows = {self.endpoint.rows} - {None, *self.task.conditions}
         problems = {
             "config: DiffTransformerConfig has no": set(self.config) - {x.name for x in fields(DiffTransformerConfig)},
             "training: TrainingArguments has no": set(self.training) - {x.name for x in fields(TrainingArguments)},
             "training: the study sets": ours & set(self.training),
-            "training: it needs": {"max_steps", "eval_steps", "per_device_train_batch_size"} - set(self.training),
+            "training: it needs": _COUNTS - set(self.training),
+            "training: not a positive whole number": uncounted,
             f"max_steps and tuning_steps must be multiples of eval_steps={every}, got": uneven,
             "tuning_seeds: learning rates are chosen on other seeds than": set(self.tuning_seeds) & set(self.seeds),
             f"endpoint: the task's kinds of rows are {list(self.task.conditions)}, not": other_rows,
@@ -159,6 +163,8 @@ class Study:
                 missing = {*experiment.seeds, *experiment.tuning_seeds} - {*start.seeds, *start.tuning_seeds}
                 if missing or start.config != experiment.config:
                     raise ValueError(f"{name}: it needs the seeds and the config of {first}, with which it begins")
+                if "transformer" not in start.arms and not set(experiment.arms) <= set(start.arms):
+                    raise ValueError(f"{name}: it begins with {first}, which has neither its arms nor a Transformer")
             before.add(name)
         rungs = self.experiments.values()
         other = {x.task.kind for x in rungs} != {"text"} or {x.endpoint.kind for x in rungs} != {"loss"}

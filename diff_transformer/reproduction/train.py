@@ -148,16 +148,19 @@ def _train_in(folder: Path, run: RunId, stop: StopOnSignal) -> Result:
         (folder / MODELS).mkdir(exist_ok=True)
         with (folder / MODELS / f"{start.folder}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the other processes want it too
-            again = known if (folder / MODELS / start.folder).is_dir() else _train_in(folder, start, stop)
-        if again.matrices != known.matrices:
-            raise ValueError(
-                f"{' '.join(map(str, start))} was trained again, from other matrices than in the results. Remove the "
-                f"lines of the seed {start.seed} from {folder / RESULTS}, and run the same command again."
-            )
+            if not (folder / MODELS / start.folder).is_dir():
+                _train_in(folder, start, stop)
         if start.arm == run.arm and study.experiments[start.experiment].begins_with is not None:
             model, matrices = AutoModelForCausalLM.from_pretrained(folder / MODELS / start.folder), known.matrices
         else:
             model = continued_model(run.arm, folder / MODELS / start.folder, run.seed)
+    digest = matrices or matrices_digest(model)
+    if {x.matrices for x in results if (x.experiment, x.seed) == (run.experiment, run.seed)} - {digest}:
+        raise ValueError(
+            f"{' '.join(map(str, run))} would begin with other matrices than the results of its seed: another machine "
+            f"rounds differently. Continue on the first one, or remove the lines of the seed {run.seed} from "
+            f"{folder / RESULTS} and the folder {folder / MODELS}, and run the same command again."
+        )
     output_dir = folder / CHECKPOINTS / run.folder
     result = train(data, run, model, output_dir, stop)
     if any(x.begins_with == run.experiment for x in study.experiments.values()):
