@@ -26,12 +26,14 @@ import signal
 import statistics
 import sys
 import threading
+import time
 from pathlib import Path
 
 import torch
 from tqdm.auto import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from diff_transformer.conversion import open_checkpoint
 from diff_transformer.evaluation.__main__ import evaluate, report
 from diff_transformer.extras import skip_unused_deepspeed
 from diff_transformer.folders import whole_file, whole_folder
@@ -65,24 +67,22 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def read_llama(path: Path, folder: Path, *rest: Path) -> None:
-    """Writes the model, in float32, and its tokenizer into a folder. The rest are the further parts of a file."""
-    if rest:
-        with whole_file(joined := folder.with_name("model.gguf")) as part, part.open("wb") as file:
-            for piece in (path, *rest):
-                file.write(piece.read_bytes())
-        path = joined
-    where, options = (path, {}) if path.is_dir() else (path.parent, {"gguf_file": path.name})
-    read = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, **options)
-    if not isinstance(read, LlamaForCausalLM):
-        raise SystemExit(f"{path} is a {type(read).__name__}; the branches begin with a LlamaForCausalLM.")
-    config = read.config.to_dict()
-    config.pop("quantization_config", None)  # of a GGUF file, whose weights are dequantized
-    model = LlamaForCausalLM(LlamaConfig.from_dict(config))
-    model.load_state_dict(read.state_dict())
+def read_llama(paths: list[Path], folder: Path) -> None:
+    """Writes the model, in float32, and its tokenizer into a folder. Several paths are the parts of a file."""
+    path = paths[0]
+    if len(paths) > 1:
+        with whole_file(path := folder.with_name("model.gguf")) as joined, joined.open("wb") as file:
+            for part in paths:
+                file.write(part.read_bytes())
+    files = open_checkpoint(path, "llama").files
+    model = LlamaForCausalLM(LlamaConfig.from_pretrained(files.folder))
+    weights = model.state_dict()
+    with torch.no_grad():
+        for name in files.meta:
+            weights[name].copy_(files.read(name))
     with whole_folder(folder, 4 * model.num_parameters(), overwrite=False) as part:
         model.save_pretrained(part)
-        AutoTokenizer.from_pretrained(where, **options).save_pretrained(part)
+        AutoTokenizer.from_pretrained(files.folder).save_pretrained(part)
 
 
 def write_sources(folder: Path, options: argparse.Namespace, base: Path) -> None:
@@ -171,12 +171,10 @@ def losses(folder: Path) -> dict[str, dict]:
     return found
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace, end: float) -> None:
     base = options.out / "base"
     if not base.exists():
-        options.out.mkdir(parents=True, exist_ok=True)
-        first, *rest = options.model
-        read_llama(first, base, *rest)
+        read_llama(options.model, base)
     if not (options.out / "sources").exists():
         write_sources(options.out / "sources", options, base)
     for branch in tqdm(options.branch, desc="Branches", unit="branch"):
@@ -184,12 +182,31 @@ def run(options: argparse.Namespace) -> None:
             train(branch, options, base)
             gc.collect()
             torch.cuda.empty_cache()
+            stop_after(end)
         measure(branch, options)
+        stop_after(end)
     report([str(options.out / "report")])
+
+
+def stop_after(end: float) -> None:
+    """A signal in the last step of a training, or while its model is saved, stops nothing."""
+    if time.monotonic() > end:
+        sys.exit(UNFINISHED)
 
 
 def stop(number: int, frame: object) -> None:
     sys.exit(UNFINISHED)
+
+
+def claim(options: argparse.Namespace) -> None:
+    """Raises SystemExit if the folder belongs to a call with other options."""
+    ours = {name: str(x) for name, x in vars(options).items() if name not in ("out", "branch", "minutes", "model")}
+    options.out.mkdir(parents=True, exist_ok=True)
+    kept = options.out / "options.json"
+    if kept.exists() and (theirs := json.loads(kept.read_text())) != ours:
+        raise SystemExit(f"{kept} has {theirs}, and this call has {ours}. Choose another --out, or the same options.")
+    with whole_file(kept) as part:
+        part.write_text(json.dumps(ours) + "\n")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -199,13 +216,14 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"Budget  at most {options.minutes:g} minutes for this call, {options.tokens:.3g} tokens each for", end=" ")
     print(f"{', '.join(options.branch)}, on {device}", flush=True)
     os.environ["HF_HUB_OFFLINE"] = "1"
+    claim(options)
     skip_unused_deepspeed()
     before = signal.signal(signal.SIGTERM, stop)  # a training that is stopped saves a checkpoint first
     timer = threading.Timer(60 * options.minutes, os.kill, (os.getpid(), signal.SIGTERM))
     timer.start()
     status = 0
     try:
-        run(options)
+        run(options, time.monotonic() + 60 * options.minutes)
     except SystemExit as end:
         if end.code not in (UNFINISHED, 128 + signal.SIGTERM):
             raise

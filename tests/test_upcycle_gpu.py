@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,6 +41,11 @@ def test_a_stopped_call_goes_on(tmp_path, monkeypatch, capsys):
     assert list(first) == ["transformer"] and list(first["transformer"]["loss"]) == list("0123456")
     assert not (out / "transformer" / "model").exists() and "to go on" in capsys.readouterr().out
 
+    clock = iter([0.0, 1e9])
+    with monkeypatch.context() as patch:
+        patch.setattr(upcycle_gpu, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        assert upcycle_gpu.main(command) == 75, "the time was over when the model was saved"
+    assert not (out / "report").exists()
     assert upcycle_gpu.main(command) == 0
     found = json.loads((out / "losses.json").read_text())["branches"]
     assert list(found) == BRANCHES
@@ -57,6 +63,8 @@ def test_a_stopped_call_goes_on(tmp_path, monkeypatch, capsys):
         cells = {file.stem: json.loads(file.read_text()) for file in (out / "report" / protocol).glob("*.json")}
         assert set(cells) == set(BRANCHES), protocol
 
+    with pytest.raises(SystemExit, match="Choose another --out, or the same options"):
+        upcycle_gpu.main([*command, "--learning-rate", "1"])
     files = {file: file.stat().st_mtime_ns for file in out.rglob("*.safetensors")}
     assert upcycle_gpu.main(command) == 0
     assert files == {file: file.stat().st_mtime_ns for file in out.rglob("*.safetensors")}, "it was done already"
