@@ -76,7 +76,7 @@ def test_caveats_are_the_numbers_of_an_audit():
     for number in ("rate of 0.001", "× 0.98", "5 of 6 arms", "0.007 nats [-0.004, 0.017]"):
         assert number in pages["cpu-long"], number
     assert "Withdrawn: " in pages["cpu"] and "Withdrawn: " in pages["cpu-long"]
-    assert "is withdrawn. " in pages["mechanism"]
+    assert "is withdrawn." in pages["mechanism"]
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_readme_text_is_a_table_of_the_verdicts():
     ]
     assert block.startswith("At 0.1 to 0.3 million parameters") and "and 10 or 20 seeds:" in block
     words = " ".join(line for line in block.splitlines() if not line.startswith(("|", "!"))).split()
-    assert len(words) <= 160 and block.count("![") == 1
+    assert len(words) <= 180 and block.count("![") == 1
 
 
 def test_the_sentences_of_the_readme_agree_with_the_results():
@@ -124,11 +124,13 @@ def test_the_sentences_of_the_readme_agree_with_the_results():
         assert row.verdict == update.BETTER and math.exp(-row.comparison.effect) > 4
         with_8 = rows["recall_8_heads", name]
         assert with_8.verdict == update.BETTER and math.exp(-with_8.comparison.effect) > 3
-    assert "more than four times as many tokens, and with eight heads three times" in update.MEANING
+    assert "more than four times as many tokens, and with eight heads more than three times" in update.MEANING
+    added = [x for x in report.results if (x.experiment, x.arm) == ("recall_8_heads", "diff_plus")]
+    assert len({x.learning_rate for x in added}) == 6 and all(x.accuracy < 0.9 for x in added)
     for name in ("gain", "gain_of_diff"):
         row = rows["retrieval", name]
         assert row.verdict != update.WORSE and row.comparison.effect < 0, "a constant is worse"
-    assert rows["retrieval", "sign"].verdict == update.EQUAL, "it makes a difference"
+    assert max(map(abs, rows["retrieval", "sign"].comparison.interval)) < math.log(1.5), "it makes a difference"
     assert rows["retrieval", "gain_of_wide"].verdict == update.BETTER, "how loud"
     # Of docs/diff_v2.md
     assert rows["retrieval", "amplitude_of_v2"].verdict == update.EQUAL
