@@ -45,16 +45,16 @@ PARTS = {
 # A test compares it with the verdicts
 MEANING = (
     "At this size two things help. On recall it is the subtraction itself: with the second map added, or left out, "
-    "DIFF needs more than four times as many tokens, and with eight heads more than three times, where no run with the "
-    "map added reached 90 % at any rate. On retrieval it is how loud attention is at the beginning: a constant instead "
-    "of the head norm is no worse, and subtracting or adding the second map changes the loss by less than a factor of "
-    "1.5. Nothing here says what holds for larger models."
+    "DIFF needs more than four times as many tokens, and with eight heads more than three times, where no run with "
+    "the map added reached 90 % at any rate. On retrieval it is how loud attention is at the beginning: a constant "
+    "instead of the head norm is no worse, and subtracting or adding the second map changes the loss by less than a "
+    "factor of 1.5. Nothing here says what holds for larger models."
 )
 WITHDRAWN = "The earlier verdict that the norm explains DIFF's gain on retrieval and needles is withdrawn."
 KEY = (
-    "↑ better, ↓ worse, · no difference shown, = equal (the 95 % interval is within × 0.8 to 1.25 of the tokens, or × 0.5 "
-    "to 2 of the loss), – not tested. All but the first row are corrected for the primary contrasts of their study; that "
-    "of `text` was not registered. In the figure, right of the line is better."
+    "↑ better, ↓ worse, · no difference shown, = equal (the 95 % interval is within × 0.8 to 1.25 of the tokens, or × "
+    "0.5 to 2 of the loss), – not tested. All but the first row are corrected for the primary contrasts of their "
+    "study; that of `text` was not registered. In the figure, right of the line is better."
 )
 
 
