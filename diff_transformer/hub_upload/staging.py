@@ -91,10 +91,8 @@ def stage(source: str | Path, exclude: Sequence[str] = (), base_model: str | Non
     with tempfile.TemporaryDirectory(prefix="diff_transformer_upload.") as folder:
         left_out = [name for name in files if name not in kept]
         base = adapter.get("base_model_name_or_path")
-        if base is not None and Path(base).is_dir():
-            base = str(Path(base).resolve())  # a process in another folder loads it, too
-        else:
-            base = base_model or base
+        # A process in another folder loads it, too
+        base = str(Path(base).resolve()) if base and Path(base).is_dir() else base_model or base
         staged = Staged(source, Path(folder), left_out, adapter, base)
         for name in kept:
             path = (source / name).resolve()

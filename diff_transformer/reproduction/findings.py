@@ -30,6 +30,7 @@ class Finding:
     p: float  # what decides: of primary contrasts after Holm's method; 1 where nothing is tested
     level: float = LEVEL  # for primary contrasts Holm's strictest
     equal_within: float | None = None  # an effect that is too small to matter
+    censored: int = 0  # runs of both arms that never reached the accuracy
 
     @property
     def verdict(self) -> str:
@@ -40,7 +41,9 @@ class Finding:
             return NOT_SHOWN
         if self.p >= LEVEL:
             largest = max(map(abs, self.comparison.interval))
-            return EQUAL if self.equal_within is not None and largest <= self.equal_within else NOT_SHOWN
+            is_small = self.equal_within is not None and largest <= self.equal_within
+            # Times that are censored bring the effect too close to zero
+            return EQUAL if is_small and not self.censored else NOT_SHOWN
         return BETTER if self.comparison.effect < 0 else WORSE
 
 
@@ -60,18 +63,21 @@ def findings(study: Study, results: Sequence[Result]) -> list[Finding]:
             if not set(contrast.arms) <= set(arms):
                 continue
             first, second = (values[arm] for arm in contrast.arms)
+            censored = 0
             if diverged & set(contrast.arms):
                 comparison = None
             elif threshold is not None:
                 times = [[(x.tokens, x.accuracy >= threshold) for x in arms[arm]] for arm in contrast.arms]
                 comparison = compare_times(*times)
+                censored = sum(not reached for _, reached in (*times[0], *times[1]))
             else:
                 comparison = compare(first, second, paired=(together or 0.0) > 0)
             learnt = any(has_learnt(arms[arm], floor_of(experiment, arms)) for arm in contrast.arms)
             seeds, p = len(first.keys() & second.keys()), comparison.p if comparison and learnt else 1.0
             margin = experiment.endpoint.equal_within
             margin = math.log(margin) if margin and experiment.endpoint.kind != "loss" else margin
-            found.append(Finding(name, key, contrast, comparison, together, seeds, learnt, p, equal_within=margin))
+            finding = Finding(name, key, contrast, comparison, together, seeds, learnt, p, equal_within=margin)
+            found.append(replace(finding, censored=censored))
     pairs = [set(x.arms) for x in study.contrasts.values() if x.primary]
     planned = sum(pair <= set(x.arms) for x in study.experiments.values() for pair in pairs)
     primary = [x.p for x in found if x.contrast.primary]
@@ -117,6 +123,15 @@ def tuned(experiment: Experiment, name: str, arm: str, results: Sequence[Result]
 def _beyond(first: float, second: float) -> float:
     """The third of a geometric series, with four digits."""
     return float(f"{second * second / first:.4g}")
+
+
+def never_reached(experiment: Experiment, name: str, results: Sequence[Result]) -> list[str]:
+    """The arms none of whose learning rates reached the accuracy: all rates tie, and the lowest is taken."""
+    threshold = experiment.endpoint.accuracy
+    if threshold is None or not experiment.tunes:
+        return []
+    found = {arm: [x.accuracy for x in results if (x.experiment, x.arm) == (name, arm)] for arm in experiment.arms}
+    return [arm for arm, accuracies in found.items() if accuracies and max(accuracies) < threshold]
 
 
 def chosen_learning_rates(experiment: Experiment, name: str, results: Sequence[Result]) -> dict[str, float]:

@@ -29,6 +29,7 @@ from .findings import (
     chosen_learning_rates,
     findings,
     floor_of,
+    never_reached,
     number_of_runs,
     runs_by_arm,
     tuned,
@@ -66,7 +67,7 @@ class Report:
         told = [self.missing()] if self.missing() else []
         registrations = Counter(x.registration for x in self.results)
         if len(registrations) > (None in registrations):
-            named = [f"{n} runs in {commit or 'no commit'}" for commit, n in registrations.items()]
+            named = [f"{n} runs so far name {commit or 'no commit'}" for commit, n in registrations.items()]
             told.append(
                 f"Registered before it ran: {', '.join(named)}, the commit that last changed the study file, with its "
                 "experiments, hypotheses and primary contrasts. findings.py and statistics.py in it are the analysis."
@@ -121,7 +122,13 @@ class Report:
                 "strictest level of Holm's method; for tokens as a ratio of hazards.",
                 "Where the log-rank test and the ratio of tokens have different directions, neither arm can be called "
                 "faster, and p is 1. Runs that never reach the accuracy count with all their tokens, which makes a "
-                "ratio too close to 1.",
+                "ratio too close to 1; arms with such runs are not called equal.",
+                *(
+                    f"On {name}, {' and '.join(never)} never reached the accuracy, at any learning rate. All rates "
+                    "tie then, and the lowest is taken: their ratios say which arm is faster, and not by how much."
+                    for name in self.arms
+                    if (never := never_reached(self.study.experiments[name], name, self.results))
+                ),
                 *(
                     f"Equal on {name}: no difference is shown, and the 95 % interval, not corrected, is within "
                     + (f"± {margin:g}." if self._kind(name) == "loss" else f"× {1 / margin:g} to × {margin:g}.")
@@ -185,14 +192,15 @@ class Report:
             [arm, row[3], *(self._endpoint(name, arm) for name in self.arms)]
             for arm, row in zip(_PAPER_ARMS, PAPER.values(), strict=False)
         ]
+        equal_size = "Parameters are those of the first arm, within 0.1 %. "
         floors = {name: floor_of(self.study.experiments[name], arms) for name, arms in self.arms.items()}
         return Section(
             title="Training",
             paper="Table 6; Tables 9 and 10 and Appendices D and E have the paper's conditions",
             text="All arms of a seed began with the same matrices, copied from one "
             f"{'trained ' * self.study.continues}Transformer, and saw the same batches; digests of both are compared "
-            f"before anything is drawn. {'' if self.study.continues else 'Parameters are equal within 0.1 %. '}Each "
-            "arm has the learning rate that was best for it on other seeds.",
+            f"before anything is drawn. {'' if self.study.continues else equal_size}Each arm has the learning rate "
+            "that was best for it on other seeds.",
             tables=[
                 Table(
                     "Arms: means over the seeds with their standard errors",

@@ -142,7 +142,7 @@ def test_a_study_whose_experiments_begin_with_one_another(tmp_path):
     assert not [path for path in folder.glob(".*")], "only data, models and checkpoints can be made again"
     assert len(findings(study, list(results.values()))) == 2
     page = Report(study, list(results.values())).write(tmp_path / "page")[1].read_text()
-    assert "copied from one trained Transformer" in page and "Parameters are equal" not in page
+    assert "copied from one trained Transformer" in page and "Parameters are those" not in page
     assert "| tuned | upcycled | 2 | " in page.partition("Pairs of queries")[2]
     assert "first_curves" in page and "not finished" not in page
 

@@ -364,6 +364,13 @@ def test_arms_are_equal_if_the_interval_is_within_the_margin(within, verdict):
     assert row.verdict == verdict
 
 
+def test_arms_with_runs_that_never_reach_the_accuracy_are_not_equal():
+    """Such runs have all their tokens, which brings the effect too close to zero."""
+    finding = found()["text", "subtraction"]
+    finding = replace(finding, equal_within=1.0, comparison=replace(finding.comparison, interval=(-0.1, 0.1)), p=1.0)
+    assert finding.verdict == EQUAL and replace(finding, censored=1).verdict == NOT_SHOWN
+
+
 def test_a_margin_of_ratios_is_one_of_logarithms_and_no_difference_is_hidden_by_it():
     """DIFF against `wide_norm` on retrieval: 1 ± 0.28."""
     for within in (1.5, 20.0):
