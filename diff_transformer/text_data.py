@@ -18,8 +18,15 @@ if TYPE_CHECKING:  # imported where it is used: `--help` works without the extra
 STDLIB = "stdlib"
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
 _TABLES = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
+_ABOUT = ("README", "LICENSE")  # texts about a dataset, by their stems
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 _CACHE_VERSION = 1  # raise it when the same files give other documents: the cache does not see our code
+
+
+def located(dataset: str) -> str:
+    """The absolute path of a local dataset, which is no id of the Hub in any folder; another dataset as it is."""
+    path = Path(dataset).expanduser()
+    return str(path.resolve()) if dataset not in ("", STDLIB) and path.exists() else dataset
 
 
 def load_table(
@@ -43,13 +50,20 @@ def load_texts(
     dataset: str = STDLIB, config: str | None = None, split: str = "train", column: str = "text"
 ) -> Iterable[str]:
     """The texts of a folder of .txt, .md, .rst and .py files, of such a file, of a `column` of a table (`load_table`),
-    or of `stdlib`, in a fixed order. Raises ValueError for what cannot be opened or is not UTF-8."""
+    or of `stdlib`, in a fixed order. A folder with .parquet or .jsonl files is a table.
+
+    Raises ValueError for what cannot be opened or is not UTF-8.
+    """
     if dataset == STDLIB:
         return _read_texts(file for _, file in standard_library_sources({"site-packages", "test"}))
     path = Path(dataset).expanduser()
-    inside = path.rglob("*") if dataset and path.is_dir() else [path]
-    files = sorted(file for file in inside if file.suffix in TEXT_SUFFIXES and file.is_file())
-    return _read_texts(files) if files else load_table(dataset, config, split, [column])[column]
+    inside = sorted(file for file in path.rglob("*") if file.is_file()) if dataset and path.is_dir() else [path]
+    files = [file for file in inside if file.suffix in TEXT_SUFFIXES and file.is_file()]
+    documents = [file for file in files if file.stem.upper() not in _ABOUT]
+    kinds = {_kind(file) for file in inside}
+    # What is downloaded from the Hub has a README.md beside its rows, and perhaps a script
+    is_table = bool(kinds & {".parquet", ".jsonl"}) or (not documents and bool(kinds & set(_TABLES)))
+    return load_table(dataset, config, split, [column])[column] if is_table or not files else _read_texts(files)
 
 
 def standard_library_sources(exclude: Collection[str] = (), root: Path | None = None) -> Iterator[tuple[str, Path]]:

@@ -391,6 +391,10 @@ def test_open_checkpoint_rejects_damaged_and_missing_files(tmp_path, folders):
         (tmp_path / f"{name}.safetensors").write_bytes(content)
     shards = out(folders["diff_transformer"], "yoco", tmp_path / "shards", max_shard_size="40KB", verify=False)
     assert len(list(shards.glob("*.safetensors"))) > 3
+    shutil.copy(whole, shards / "model.safetensors")
+    read_whole = open_checkpoint(shards, "yoco", flash_semantics=True)
+    assert {file.name for file in read_whole.files._file_of.values()} == {"model.safetensors"}, "as transformers does"
+    (shards / "model.safetensors").unlink()
     min(shards.glob("*.safetensors")).unlink()
     for index in ("{", "[]", "{}", "1"):
         (tmp_path / index).mkdir()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from diff_transformer.text_data import load_table, load_texts, standard_library_sources
+from diff_transformer.text_data import load_table, load_texts, located, standard_library_sources
 
 
 @pytest.fixture
@@ -37,6 +37,21 @@ def test_load_texts_reads_every_kind(folder, monkeypatch):
     assert list(load_texts(str(folder / "b"))) == texts("b/c.md", "b/test/x.py", "b/z.py")
     assert list(load_texts(str(folder / "a.txt"))) == texts("a.txt")
     assert list(load_texts(str(folder / "rows.jsonl"), column="story")) == ["one"]
+
+
+def test_load_texts_takes_the_rows_of_a_downloaded_dataset_and_not_its_card(folder, tmp_path):
+    (tmp_path / "pg").mkdir()
+    (tmp_path / "pg" / "README.md").write_text("about the books")
+    (tmp_path / "pg" / "books.json").write_text(json.dumps([{"text": "a book"}]))
+    assert list(load_texts(str(tmp_path / "pg"))) == ["a book"]
+    (tmp_path / "pg" / "notes.txt").write_text("a text")
+    assert list(load_texts(str(tmp_path / "pg"))) == ["about the books", "a text"], "beside a .json"
+    (tmp_path / "pg" / "books.json").rename(tmp_path / "pg" / "books.jsonl")
+    (tmp_path / "pg" / "books.jsonl").write_text(json.dumps({"text": "a book"}))
+    assert list(load_texts(str(tmp_path / "pg"))) == ["a book"]
+    assert (
+        located(str(tmp_path / "pg" / ".." / "pg")) == str(tmp_path / "pg") and located("owner/name") == "owner/name"
+    )
 
 
 def test_load_texts_and_load_table_errors_name_what_there_is(folder):

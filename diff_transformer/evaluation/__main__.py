@@ -10,6 +10,7 @@ import torch
 from transformers import HfArgumentParser, set_seed
 
 from ..arguments import option
+from ..text_data import located
 from . import protocols
 from .models import load_model, split_spec
 from .render import write_report
@@ -31,7 +32,12 @@ class Options:
     attn_implementation: str | None = option(None, "Attention implementation; by default the model's own.")
     revision: str | None = option(None, "Branch, tag or commit of models on the Hub.")
     trust_remote_code: bool = option(False, "Allow models to run their own code.")
-    overwrite: bool = option(False, "Replace existing results.")
+    overwrite: bool = option(False, "Replace existing results. Leave it out to resume.")
+
+    def __post_init__(self):
+        for name in ("limit", "batch_size"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"Got --{name} {value}; it must be 1 or more.")
 
 
 def evaluate(arguments: list[str]) -> None:
@@ -63,6 +69,8 @@ def run(protocol: str, models: list[str], settings, options: Options) -> None:
     if len(set(labels)) < len(labels):
         raise ValueError(f"Two models have the same label: {', '.join(labels)}. Label them: --model LABEL=PATH.")
     how = (options.dtype, options.device, options.attn_implementation, options.revision, options.trust_remote_code)
+    if isinstance(kept.get("dataset"), str):
+        kept["dataset"] = located(kept["dataset"])
     recorded, out, seed = {**kept, "limit": options.limit}, options.out, options.seed
     for spec in models:
         loaded = load_model(spec, *how)

@@ -102,7 +102,9 @@ class Comparison:
         if unstated:
             found.append(f"not stated in the paper: {', '.join(unstated)}")
         most = max(map(len, cells), default=0)
-        few = [r.label for r, of_one in zip(self.results.results, cells, strict=True) if 0 < len(of_one) < most]
+        both = list(zip(self.results.results, cells, strict=True))
+        has_some = {r.label for r, of_one in both if of_one}
+        few = [r.label for r, of_one in both if r.label in has_some and len(of_one) < most]
         return [*found, *row.differs, *(f"{label} unfinished" for label in dict.fromkeys(few))]
 
     def _value(self, name: str, row: Row, cell: Cell) -> Any:

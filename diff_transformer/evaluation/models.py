@@ -72,11 +72,16 @@ def split_spec(spec: str) -> tuple[str, str]:
 
 
 def fingerprint(folder: Path) -> str:
-    """A digest of the model's files, so that another model in the same place is not taken for this one."""
+    """A digest of the model's files, and of an adapter's base in a folder, so that another model in the same place is
+    not taken for this one."""
     kinds = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".tiktoken", ".py")
     not_model = ("training_args.bin", "optimizer.bin", "trainer_state.json")
     files = sorted(f for f in folder.iterdir() if f.suffix in kinds and f.name not in not_model and f.is_file())
-    total = hashlib.sha256("".join(f"{file.name} {sha256(file)}\n" for file in files).encode())
+    lines = [f"{file.name} {sha256(file)}\n" for file in files]
+    if (folder / "adapter_config.json").is_file():
+        base = Path(json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"])
+        lines += [f"base {fingerprint(base)}\n"] if base.is_dir() else []
+    total = hashlib.sha256("".join(lines).encode())
     return f"sha256:{total.hexdigest()[:16]}"
 
 

@@ -174,8 +174,13 @@ def markdown_page(title: str, found: Sequence[Section], opening: Opening) -> str
 def html_page(title: str, found: Sequence[Section], opening: Opening, folder: Path) -> str:
     """`markdown_page` in HTML. The figures, which are read from `folder`/figures, become part of the page."""
 
+    figures = {f"figures/{figure.name}.png" for section in found for figure in section.figures}
+
     def image(renderer, tokens, i, options, env) -> str:
-        data = base64.b64encode((folder / str(tokens[i].attrs["src"])).read_bytes()).decode()
+        source = str(tokens[i].attrs["src"])
+        if source not in figures:  # the label of a model, say: no other file becomes part of the page
+            return escape(f"![{tokens[i].content}]({source})")
+        data = base64.b64encode((folder / source).read_bytes()).decode()
         return f'<img alt="{escape(tokens[i].content)}" src="data:image/png;base64,{data}">'
 
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")

@@ -81,6 +81,8 @@ class Results:
     runs: list[dict[str, Any]] = field(default_factory=list)  # one per process: command, hardware, versions
     cells: list[Cell] = field(default_factory=list)
 
+    _seen = 0  # when this process last wrote the file, in nanoseconds
+
     @classmethod
     def open(
         cls,
@@ -112,6 +114,7 @@ class Results:
             results.cells, results.runs = found.cells, found.runs
         elif overwrite:
             results._drop_journals()
+            path.unlink(missing_ok=True)  # not to be taken for new ones if this run is stopped before the first cell
         results.runs.append(this_run(device))
         return results
 
@@ -175,8 +178,12 @@ class Results:
         return json.dumps({"schema": SCHEMA, **content}, indent=1, allow_nan=False) + "\n"
 
     def save(self) -> None:
+        """Keeps the cells that another process has added to the file in the meantime, at other points of a grid."""
+        if self.path.exists() and self.path.stat().st_mtime_ns != self._seen:
+            self.cells += [cell for cell in Results.load(self.path).cells if cell.key not in self]
         with whole_file(self.path) as part:
             part.write_text(self.text(), encoding="utf-8")
+        self._seen = self.path.stat().st_mtime_ns
 
     def journal(self, name: str) -> "Journal":
         """Where a long cell keeps its finished samples, `<protocol>/<label>.<name>.jsonl`; see `begin`."""
@@ -325,6 +332,7 @@ def hardware(device: torch.device | str) -> str:
     device = torch.device(device)
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+    known = Path("/proc/cpuinfo")  # on Linux
+    names = [line for line in (known.read_text().splitlines() if known.exists() else ()) if "model name" in line]
     name = names[0].split(":")[1].strip() if names else platform.processor() or platform.machine()
     return f"{name}, {os.cpu_count()} CPUs, {torch.get_num_threads()} threads"

@@ -154,13 +154,13 @@ def _check_code(staged: Staged) -> Iterator[Problem]:
 
 
 def without_folders(value: Any) -> Any:
-    """A JSON value in which each string that is a path of this machine is reduced to its last part."""
+    """A JSON value in which a string that is a path of this machine, or NAME=PATH, has the path's last part only."""
     if isinstance(value, dict):
         return {name: without_folders(item) for name, item in value.items()}
     if isinstance(value, list):
         return [without_folders(item) for item in value]
-    if isinstance(value, str) and re.fullmatch(r"(?:/|~|\.\.?/|[A-Za-z]:\\)[^\n]+", value):
-        return re.split(r"[/\\]", value.rstrip("/\\"))[-1]
+    if isinstance(value, str) and (found := re.fullmatch(r"([\w.-]+=)?((?:/|~|\.\.?/|[A-Za-z]:\\)[^\n]+)", value)):
+        return (found[1] or "") + re.split(r"[/\\]", found[2].rstrip("/\\"))[-1]
     return value
 
 

@@ -152,6 +152,12 @@ def test_report(tmp_path):
     assert by_model["paper: DIFF without GroupNorm"] == [8, 128, "no", 3.122, 0.911, 3.309] and len(by_model) == 8
     assert by_model["DIFF"][3:] == [row[2] for row in rows.values()]
 
+    again = Results.open(tmp_path / "again", "fine_grained_loss", {"label": "DIFF"}, settings, 1)
+    again.add({"document": 0}, {"all": Measure(2.0, 9), "others": Measure(2.0, 9)})
+    again.add({"document": 1}, {"all": Measure(2.0, 9), "ar_hit": Measure(2.0, 3), "others": Measure(2.0, 6)})
+    assert "DIFF: 33.3% of 18 tokens are AR-Hits." in section(ResultSet([results])).notes
+    assert "DIFF: 25.0% of 36 tokens are AR-Hits." in section(ResultSet([results, again])).notes
+
     results.settings = {**settings, "train_dataset": "corpus", "threshold": 5, "order": 3}
     differs = section(ResultSet([results])).comparisons[0].table().rows[0][-1]
     assert differs.endswith("order 3, train dataset corpus, threshold 5")

@@ -61,6 +61,8 @@ WRONG_ANSWERS = {
     "18": ["81"],
     "5": ["-5", "I do not know", "\\frac{", ""],
     "12": ["1,2"],
+    "7": ["7 million", "7 thousand dollars"],
+    "3": ["3 dozen", "3 quarters", "3 squared"],
     "11/2": ["1 1/2"],
     "3/4": ["1 3/4"],
     "50%": ["5"],

@@ -1,6 +1,7 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Loading what is evaluated, what identifies it, and the command line around all protocols."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -49,6 +50,17 @@ def test_fingerprint_follows_whatever_a_number_depends_on(twin_folders, tmp_path
     assert fingerprint(folder) == before
     (folder / name).write_text("# another")
     assert fingerprint(folder) != before
+
+
+def test_fingerprint_of_an_adapter_follows_its_base_in_a_folder(twin_folders, tmp_path):
+    base, adapter = Path(shutil.copytree(twin_folders["DIFF"], tmp_path / "base")), tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
+    before = fingerprint(adapter)
+    (base / "chat_template.jinja").write_text("another")
+    assert fingerprint(adapter) != before
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "owner/base"}))
+    assert fingerprint(adapter)
 
 
 def test_load_model_passes_options_on(twin_folders):

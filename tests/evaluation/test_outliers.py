@@ -174,6 +174,7 @@ def test_run_resumes(loaded, run, tmp_path, monkeypatch):
     whole, results.cells = results.cells, []
     assert [cell.key["activation"] for cell in whole] == list(ACTIVATIONS)
     assert whole[0].data["tokens"] == 128, "100 tokens are four rows of 32"
+    results.path.unlink()
     results.save()
     journal = results.journal("rows").path
     journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:2]))  # as if stopped

@@ -3,6 +3,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -99,5 +100,10 @@ def test_table_prints_values():
 
 def test_html_page_escapes_text(tmp_path):
     section = Section("<b>", "Table & 1", "<script>", [Table("<i>", ["<u>"], [["<mark>"]])], notes=["<hr>"])
-    page = html_page("t", [section], [], tmp_path)
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(b"TOP SECRET")
+    section = replace(section, notes=["<hr>", f"![x]({secret})", "![y](../secret.png)"])
+    (tmp_path / "report").mkdir()
+    page = html_page("t", [section], [], tmp_path / "report")
+    assert "data:image" not in page and f"![x]({secret})" in page, "no other file becomes part of the page"
     assert not any(tag in page for tag in ("<b>", "<script>", "<i>", "<u>", "<mark>", "<hr>"))

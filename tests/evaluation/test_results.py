@@ -59,6 +59,20 @@ def test_run_resumes_where_it_was_stopped(tmp_path):
     assert load_results(tmp_path).keys() == {"needle"} and load_results(tmp_path)["needle"][0].cells == again.cells
 
 
+def test_cells_of_two_processes_are_kept(tmp_path):
+    first, second = opened(tmp_path), opened(tmp_path)
+    first.add({"length": 1}, HALF)
+    second.add({"length": 2}, HALF)
+    first.add({"length": 3}, HALF)
+    assert sorted(cell.key["length"] for cell in opened(tmp_path).cells) == [1, 2, 3]
+
+
+def test_overwritten_results_are_gone_before_the_first_new_cell(tmp_path):
+    opened(tmp_path).add({"length": 1}, HALF)
+    opened(tmp_path, overwrite=True)
+    assert opened(tmp_path).todo([{"length": 1}]) == [{"length": 1}]
+
+
 @pytest.mark.parametrize(
     "change, name",
     [

@@ -216,7 +216,9 @@ def test_check_texts_finds_paths_of_a_machine(folder):
 
 def test_without_folders_keeps_the_last_part_of_a_path():
     private = {"a": "/data/c/books.jsonl", "b": ["../results/", r"C:\data\books.jsonl"], "c": "owner/books", "d": 1}
+    private["e"], private["f"] = "gsm8k=/home/me/data/gsm8k", "gsm8k=owner/gsm8k"
     public = {"a": "books.jsonl", "b": ["results", "books.jsonl"], "c": "owner/books", "d": 1}
+    public |= {"e": "gsm8k=gsm8k", "f": "gsm8k=owner/gsm8k"}
     assert without_folders(private) == public
     assert hub_id("owner/books") == "owner/books"
     assert not any(map(hub_id, ("/owner/books", "data/x.jsonl", "books", None)))

@@ -151,9 +151,13 @@ def section(results: ResultSet) -> Section:
     ablations: list[list] = [[f"paper: {label}", *row] for label, row in PAPER.items()]
     ablations += [[label, None, None, None, *measures] for label, measures in by_model.items()]
     columns = ["model", "paper's heads", "paper's d", "paper's GroupNorm", *NAMES.values()]
+    tokens = {  # of all seeds; a measure over seeds counts these
+        label: [sum(cell.measures[x].n for cell in slices.select(label) if x in cell.measures) for x in SLICES]
+        for label in results.labels
+    }
     hits = [
-        f"{label}: {hit.n / total.n:.1%} of {total.n:,} tokens are AR-Hits."
-        for label, (total, hit, _) in by_model.items()
+        f"{label}: {hit / total:.1%} of {total:,} tokens are AR-Hits."
+        for label, (total, hit, _) in tokens.items()
         if total and hit
     ]
     return Section(

@@ -59,9 +59,10 @@ class Arguments:
 
 
 def size_of(parameters: int) -> str:
-    """The paper's name for a model of this size, else its parameters in millions."""
+    """The paper's name for a model of this size, else its parameters to two digits: twins differ slightly."""
     fitting = (name for name, (least, most) in _SIZES.items() if least < parameters < most)
-    return next(fitting, f"{parameters / 1e6:,.1f}M")
+    millions = float(f"{parameters / 1e6:.2g}")
+    return next(fitting, f"{millions:,g}M")
 
 
 def step(model: PreTrainedModel, input_ids: torch.Tensor, task: str) -> None:

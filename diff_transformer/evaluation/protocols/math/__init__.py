@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 
 from ....arguments import option
 from ....extras import require
+from ....text_data import located
 from ...comparison import UNSTATED, Comparison, Row, percent
 from ...generate import iterate_continuously, iterate_texts
 from ...models import LoadedModel, check_length
@@ -102,7 +103,8 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         title, total = f"{loaded.label}: {BENCHMARKS[name].title}", len(rows[name])
         for i, solution in tqdm(solutions, title, total, initial=total - len(missing), unit="problem"):
             journal.add(str(missing[i]), **solution._asdict())
-        results.add({"benchmark": name}, measure(problems[name], journal), {"dataset": datasets[name], "chat": chat})
+        data = {"dataset": located(datasets[name]), "chat": chat}
+        results.add({"benchmark": name}, measure(problems[name], journal), data)
 
 
 def measure(problems: Sequence[MathProblem], journal: Journal) -> dict[str, Measure]:

@@ -32,9 +32,11 @@ _SPACES = re.compile(r"(?:(?<!\\)\\[,;:! ]|\\quad|~|\s)+")
 _LOOSE_SPACE = re.compile(r"(?<!\w) | (?!\w)")  # the spaces of "x < 0", not that of "1 1/2"
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox)\s*\{([^{}]*)\}")
 _TEXT_AT_END = re.compile(rf"(?<=.)\s*{_TEXT.pattern}(?:\^\{{?\d\}}?)?$")
+_FACTORS = "hundred|thousand|million|billion|trillion|dozen|hal(?:f|ves)|thirds?|quarters?|fifths?|squared|cubed"
 _QUANTITY = re.compile(  # a number, perhaps with its unit in words
     r"(?P<number>[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+))(?P<percent>\\?%| percent)?"
-    r"(?:\s(?!(?:and|or|sin|cos|tan|log|exp|sqrt)\b)(?:[a-z]{3,}[a-z .'-]*|[ckm]m|k?g|m[gl]|ft|in|lb|oz|mi|hr))?"
+    rf"(?:\s(?!(?:and|or|sin|cos|tan|log|exp|sqrt|{_FACTORS})\b)"
+    r"(?:[a-z]{3,}[a-z .'-]*|[ckm]m|k?g|m[gl]|ft|in|lb|oz|mi|hr))?"
 )
 _MATHEMATICS = re.compile(r"[\d\\=+*/^_<>|(){}\[\]]")
 
