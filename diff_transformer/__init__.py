@@ -57,6 +57,8 @@ for _config_class, _base in (
 
 AutoConfig.register(LlamaHeadNormConfig.model_type, LlamaHeadNormConfig)
 AutoModelForCausalLM.register(LlamaHeadNormConfig, LlamaHeadNormForCausalLM)
+_names = AutoModelForCausalLM._model_mapping._model_mapping
+_names[LlamaHeadNormConfig.model_type] = LlamaHeadNormForCausalLM.__name__
 
 try:
     from peft.utils import constants as _peft_constants

@@ -5,12 +5,16 @@
 def register() -> None:
     """Makes vLLM build attention layers with the query heads of the packed call (2 H), instead of H.
 
-    The package, imported before, has registered the model with the Auto classes.
+    The package, imported before, has registered the model with the Auto classes. An older vLLM does not have this
+    place: it serves V1 with two calls in each layer, and all other models as without this package.
     """
-    from vllm.transformers_utils.model_arch_config_convertor import (
-        MODEL_ARCH_CONFIG_CONVERTORS,
-        ModelArchConfigConvertorBase,
-    )
+    try:
+        from vllm.transformers_utils.model_arch_config_convertor import (
+            MODEL_ARCH_CONFIG_CONVERTORS,
+            ModelArchConfigConvertorBase,
+        )
+    except ImportError:
+        return
 
     class DiffTransformerConvertor(ModelArchConfigConvertorBase):
         def get_total_num_attention_heads(self) -> int:

@@ -18,6 +18,7 @@ from transformers import (
 from trl import SFTConfig, SFTTrainer
 
 from diff_transformer import DiffTransformerForCausalLM, cl100k_tokenizer
+from diff_transformer.training.architectures import head_norm_twin
 
 SENTENCES = """\
 Call me Ishmael.
@@ -77,7 +78,14 @@ def documents_of(batch: dict) -> list[tuple[torch.Tensor, torch.Tensor]]:
 @pytest.mark.oldest
 @pytest.mark.parametrize("tiny_config", VERSIONS, indirect=True)
 def test_trainer_smooths_the_labels_of_the_next_tokens(make_model, tmp_path):
-    model = make_model().eval()
+    check_smoothing(make_model().eval(), tmp_path)
+
+
+def test_trainer_smooths_the_labels_of_the_transformer_with_the_head_norm(tiny_config, tmp_path):
+    check_smoothing(AutoModelForCausalLM.from_config(head_norm_twin(tiny_config())).eval(), tmp_path)
+
+
+def check_smoothing(model, tmp_path):
     args = TrainingArguments(output_dir=str(tmp_path), label_smoothing_factor=0.1, report_to=[], use_cpu=True)
     ids = torch.arange(12).view(2, 6)
     loss = Trainer(model=model, args=args).compute_loss(model, {"input_ids": ids, "labels": ids})

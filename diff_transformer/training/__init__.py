@@ -7,4 +7,4 @@ from ..extras import exit_without, require
 
 if sys.argv[0] == "-m":  # while Python locates the stage of `python -m`: a message instead of a traceback
     with exit_without("train"):
-        require("accelerate", "datasets", "matplotlib", "peft", "trl")
+        require("accelerate", "datasets", "peft", "trl")

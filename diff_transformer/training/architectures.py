@@ -68,10 +68,13 @@ def transformer_twin(
 
     It lacks the L (4d + 2d) parameters of the lambda vectors and head norms. If heads share noise heads, its
     feed-forward network is narrower by what `q_proj` adds. `kwargs` are fields of `config_class` that DIFF does not
-    have.
+    have. Raises ValueError for PolyNorm, which Llama does not have.
     """
     same = ["vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings"]
     same += ["rms_norm_eps", "tie_word_embeddings", "eos_token_id", "pad_token_id", "initializer_range"]
+    same += ["attention_bias", "mlp_bias", "hidden_act", "attention_dropout"]
+    if config.hidden_act == "poly_norm":
+        raise ValueError("hidden_act='poly_norm' was given, which transformers' Llama lacks. Choose another.")
     added = 2 * config.num_attention_heads - config.num_query_heads
     return config_class(
         intermediate_size=narrowed(config, added * config.diff_head_dim),

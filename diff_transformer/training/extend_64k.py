@@ -7,7 +7,7 @@ Up-samples the long documents of a corpus, trains, and saves model/.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from datasets import load_from_disk
@@ -22,6 +22,8 @@ from .pretrain import train_on_rows
 from .run_arguments import RunArguments
 from .runs import begin, exit_on_mistakes, parse
 from .upsampling import SLIMPAJAMA_SHARES, upsample_lengths
+
+OPTIONS = "options.json"  # in the folder of the up-sampled corpus: with which it was made
 
 
 @dataclass
@@ -76,6 +78,8 @@ def main(argv: list[str] | None = None) -> None:
             "source_column or total_tokens is missing: each source is up-sampled, to total_tokens in all."
         )
     folder = Path(training.output_dir) / "corpus"
+    known = {**asdict(corpus), **asdict(extension), "total_tokens": training.total_tokens, "seed": training.seed}
+    known = json.loads(json.dumps({name: value for name, value in known.items() if name != "num_proc"}))
     # All machines share the output folder: one process writes for all of them
     with training.main_process_first(local=False, desc="up-sampling long documents"):
         if not folder.exists():
@@ -92,6 +96,13 @@ def main(argv: list[str] | None = None) -> None:
                 seed=training.seed,
             )
             print(report, flush=True)
+            (folder / OPTIONS).write_text(json.dumps(known) + "\n")
+        made = json.loads((folder / OPTIONS).read_text()) if (folder / OPTIONS).exists() else {}
+        if other := sorted(name for name, value in known.items() if made.get(name) != value):
+            raise ValueError(
+                f"{folder} was made by an earlier run with another {', '.join(other)}. Remove it, choose another "
+                "output_dir, or give the same options."
+            )
         train, validation = hold_out(load_from_disk(str(folder)), corpus.validation_rows)
 
     # 3. Training

@@ -33,6 +33,9 @@ class RunOptions:
         self.gradient_checkpointing = self.activation_checkpointing  # the only name before transformers 5.23
         if not 0.0 <= self.lambda_lr_multiplier < math.inf:
             raise ValueError(f"lambda_lr_multiplier={self.lambda_lr_multiplier} was given; it must be at least 0.")
+        for name in ("total_tokens", "tokens_per_step"):
+            if (value := getattr(self, name)) is not None and not 1 <= value < math.inf:
+                raise ValueError(f"{name}={value} was given; it must be at least 1.")
         super().__post_init__()  # type: ignore[misc]
 
     @property

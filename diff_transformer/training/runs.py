@@ -100,7 +100,7 @@ def parse(dataclass_types: Iterable[type], stage: str, argv: list[str] | None = 
     skip_unused_deepspeed()
     words = sys.argv[1:] if argv is None else argv
     argv = [part for x in words for part in (x.split("=", 1) if x.startswith("--config=") else [x])]  # as TRL reads it
-    if "--smoke" in argv:
+    if is_smoke := _asks_for_smoke(words):
         for name, value in smoke.recipe(stage).items():
             argv = [f"--{name}", value if isinstance(value, str) else json.dumps(value), *argv]
     if "--config" in argv:
@@ -115,7 +115,18 @@ def parse(dataclass_types: Iterable[type], stage: str, argv: list[str] | None = 
         ddp_find_unused_parameters=False,  # every parameter takes part in every step
         remove_unused_columns=False,
     )
-    return parser.parse_args_and_config(argv)
+    parsed = parser.parse_args_and_config(argv)
+    if not is_smoke and any(getattr(arguments, "smoke", False) for arguments in parsed):
+        raise ValueError("smoke is set in the file, but its recipe is for the command line: give --smoke there.")
+    return parsed
+
+
+def _asks_for_smoke(words: list[str]) -> bool:
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, _, value = word.partition("=")
+        if name == "--smoke":
+            return (value or following).lower() not in ("false", "no", "0", "f", "n")
+    return False
 
 
 def begin(training: RunArguments, data: Any, chosen_model: ModelConfig, trains_all: bool = True) -> str | None:
@@ -177,7 +188,7 @@ def print_budget(trainer: RunTrainer, sequence_length: int) -> None:
         num_sequences * sequence_length,
         data_parallel=replicas,
         sequence_parallel=sequence_parallel_size(),
-        shard=training.world_size if is_sharded else 1,
+        shard=_shards(training, is_zero3) if is_sharded else 1,
         per_device_batch_size=training.per_device_train_batch_size,
         gradient_accumulation_steps=training.gradient_accumulation_steps,
         activation_checkpointing=training.activation_checkpointing,
@@ -190,6 +201,12 @@ def print_budget(trainer: RunTrainer, sequence_length: int) -> None:
         num_rows=num_rows,
     )
     print(budget, flush=True)
+
+
+def _shards(training: RunArguments, is_zero3: bool) -> int:
+    """The number of processes that share the weights; with hybrid sharding not all do."""
+    given = 0 if is_zero3 else int(os.environ.get("PARALLELISM_CONFIG_DP_SHARD_SIZE", "0"))
+    return given if given > 1 else training.world_size
 
 
 def sequence_parallel_size() -> int:

@@ -157,6 +157,19 @@ class RunTrainer(Trainer):
         self._num_flops += tokens * flops
         return loss
 
+    def _get_grad_norm(self, model, grad_norm=None):
+        """Also stops before the optimizer takes gradients that are not finite. The scaler of float16, and DeepSpeed,
+        skip such a step themselves."""
+        norm = super()._get_grad_norm(model, grad_norm)
+        skips = self.args.fp16 or self.is_deepspeed_enabled
+        if norm is not None and not skips and not math.isfinite(float(norm)):
+            raise NonFiniteLossError(
+                f"The gradient norm in step {self.state.global_step + 1} is {float(norm)}, and the loss is finite. "
+                f"Rows of the dataset: {self._rows}. The weights are unchanged: resume with --resume_from_checkpoint "
+                "last, and a lower learning_rate or without these rows."
+            )
+        return norm
+
     def evaluate(self, *args, **kwargs):
         """Excludes the time of the evaluation from that of the training."""
         begin = time.monotonic()

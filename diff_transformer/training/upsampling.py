@@ -157,7 +157,7 @@ def upsample_lengths(
             for i, (name, count) in enumerate(_apportion(total, shares).items())
         }
         skipped: Counter[str] = Counter()
-        unfilled = sum(source.missing for source in sources.values())
+        unfilled, filled = sum(source.missing for source in sources.values()), 0
         with tqdm(total=unfilled, unit=" tokens", unit_scale=True, desc="Up-sampling") as bar:
             for name, ids, fault in _read(documents, eos_token_id):
                 if fault is not None:
@@ -166,8 +166,10 @@ def upsample_lengths(
                 if is_stream:
                     lengths[name].append(len(ids))
                 if name in sources:
-                    bar.update(sources[name].offer(ids, long_from, keep_short))
-                if bar.n == unfilled:
+                    taken = sources[name].offer(ids, long_from, keep_short)
+                    filled += taken
+                    bar.update(taken)
+                if filled == unfilled:
                     break
         if empty := [name for name, source in sources.items() if source.missing and not source.tokens]:
             raise ValueError(f"No document was kept of {empty}; the corpus has {sorted(lengths)}. Correct the shares.")

@@ -78,16 +78,18 @@ def test_over_long_rows_are_left_out_whole(tokenizer):
 
 def test_stage_1_takes_its_columns_by_name(tokenizer):
     columns = {"query": ["1+1?", "", "1+2?", "Is <|im_end|> a token?"], "response": ["2", "2", None, "yes"]}
-    rows = Dataset.from_dict({**columns, "extra": [1] * 4})
+    columns = {"query": [*columns["query"], "1+3?"], "response": [*columns["response"], "\n4"]}
+    rows = Dataset.from_dict({**columns, "extra": [1] * 5})
     rows, left_out = tokenize_messages(rows, lambda row: question_and_answer(row, "query", "response"), tokenizer, 512)
     assert learnt(rows[0], tokenizer) == "2<|im_end|>\n"
     expected = "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
     assert tokenizer.decode(rows[0]["input_ids"]) == expected
-    assert left_out == {"a question or answer that is empty or no text": 2, "a text with a special token in it": 1}
+    reasons = ("a text with a special token in it", "an answer that changes the tokens before it")
+    assert left_out == {"a question or answer that is empty or no text": 2, **dict.fromkeys(reasons, 1)}
 
 
 def test_math_data_rejects_a_template_that_rewrites_the_prompt():
     tokenizer = cl100k_tokenizer(vocab_size=512)
     tokenizer.chat_template = "{{ messages | length }}" + tokenizer.chat_template
-    with pytest.raises(ValueError, match="chat template changes the prompt"):
+    with pytest.raises(ValueError, match="an answer that changes the tokens before it"):
         tokenize_messages(Dataset.from_list([TRACE]), reasoning_trace, tokenizer, 16384)

@@ -420,6 +420,8 @@ def test_stages_reject(tmp_path, smoke_model):
     no_source = ["--output_dir", str(tmp_path / "extension"), "--model_name_or_path", smoke_model, "--use_cpu"]
     no_source += ["--total_tokens", "1e4", "--dataset", str(tmp_path)]
 
+    head_norm = ("--model_name_or_path", str(write_model(tmp_path / "head_norm", "transformer_head_norm")))
+
     def main(stage: str, *argv: str) -> Callable:
         fixed = ["--smoke", "--output_dir", str(tmp_path / stage)]
         fixed += [] if stage == "pretrain" else ["--model_name_or_path", smoke_model]
@@ -442,9 +444,41 @@ def test_stages_reject(tmp_path, smoke_model):
         "^model_name_or_path was given, but this stage starts": main("pretrain", "--model_name_or_path", "model"),
         "^sequence_length=512 was given.*for 256 tokens": main("upcycle", "--sequence_length", "512"),
         "^max_length=512 was given.*for 256 tokens": main("math_stage1", "--max_length", "512"),
+        "^total_tokens=0.0 was given": main("pretrain", "--total_tokens", "0"),
+        "^tokens_per_step=-8.0 was given": main("pretrain", "--tokens_per_step", "-8"),
+        "^hidden_act='poly_norm' was given": main(
+            "pretrain", "--architecture", "transformer", "--config_overrides", '{"hidden_act": "poly_norm"}'
+        ),
+        "^o_proj of this model has the head norm in it": main("math_stage1", "--use_peft", *head_norm),
     }.items():
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_smoke_may_have_a_value(tmp_path):
+    for words, is_smoke in ((["--smoke"], True), (["--smoke=true"], True), (["--smoke", "false"], False), ([], False)):
+        *_, training = parse(pretrain.ARGUMENTS, "pretrain", ["--output_dir", str(tmp_path), "--use_cpu", *words])
+        assert (training.smoke, training.max_steps > 0) == (is_smoke, is_smoke), words
+    (tmp_path / "smoke.yaml").write_text("smoke: true\n")
+    with pytest.raises(ValueError, match="its recipe is for the command line: give --smoke there"):
+        parse(pretrain.ARGUMENTS, "pretrain", ["--config", str(tmp_path / "smoke.yaml"), "--use_cpu"])
+
+
+def test_twins_take_the_overrides_of_the_design():
+    values = {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu", "attention_dropout": 0.1}
+    for architecture in ("diff", "transformer", "transformer_head_norm", "diff_v2"):
+        config, _ = new_config(NewModelArguments(architecture, "830M", dict(values), 256), 64)
+        assert {name: getattr(config, name) for name in values} == values, architecture
+
+
+@pytest.mark.slow
+def test_an_up_sampled_corpus_belongs_to_its_options(tmp_path, smoke_model):
+    command = ["--smoke", "--output_dir", str(tmp_path), "--model_name_or_path", smoke_model, "--use_cpu"]
+    command += ["--max_steps", "1", "--save_strategy", "no", "--eval_strategy", "no"]
+    extend_64k.main(command)
+    extend_64k.main(command)
+    with pytest.raises(ValueError, match="was made by an earlier run with another total_tokens. Remove it"):
+        extend_64k.main([*command, "--total_tokens", "3e4"])
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")  # the stages are imported above

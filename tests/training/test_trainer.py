@@ -207,6 +207,23 @@ def test_non_finite_loss_stops_before_the_weights_with_rows_and_lambdas(make_tra
     assert fault(tmp_path / "run" / "checkpoint-2") is None
 
 
+def test_non_finite_gradients_stop_before_the_weights(make_trainer, make_model, tmp_path):
+    trainer, weights = make_trainer(make_model(), logging_steps=1), {}
+    parameter = next(trainer.model.parameters())
+
+    def spoil(gradient):
+        if trainer.state.global_step == 2:
+            weights.update({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
+            return gradient * math.inf
+        return gradient
+
+    parameter.register_hook(spoil)
+    with pytest.raises(NonFiniteLossError, match="gradient norm in step 3 is (nan|inf), and the loss is finite"):
+        trainer.train()
+    assert all(torch.equal(p, weights[name]) for name, p in trainer.model.named_parameters())
+    assert fault(tmp_path / "run" / "checkpoint-2") is None
+
+
 def test_checkpoints_are_sealed_and_rotated(make_trainer, tmp_path):
     make_trainer(max_steps=6, save_total_limit=2).train()
     assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-6"]

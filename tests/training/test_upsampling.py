@@ -2,6 +2,7 @@
 """Length up-sampling: which documents are kept, in which mix, in which rows, and what the report says."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -144,8 +145,10 @@ def test_draws_depend_on_the_seed_and_the_source_alone(upsample):
         assert [numbers[i - 1] for i in ids_of(alone, name)] == ids_of(together, name)
 
 
-@pytest.mark.parametrize("kind", ["map", "stream"])
-def test_texts_are_upsampled_from_map_and_stream(upsample, kind):
+@pytest.mark.parametrize("kind", ["map", "stream", "stream without a bar"])
+def test_texts_are_upsampled_from_map_and_stream(upsample, kind, monkeypatch):
+    if "without" in kind:  # as with TQDM_DISABLE=1: it counts nothing
+        monkeypatch.setattr(upsampling, "tqdm", partial(upsampling.tqdm, disable=True))
     tokenizer = cl100k_tokenizer(vocab_size=512)
     texts = Dataset.from_dict({"text": ["", *["a b c"] * 40, None], "source": ["y", *["x", "y"] * 20, "x"]})
     documents = tokenize(texts if kind == "map" else texts.to_iterable_dataset(3), tokenizer)
