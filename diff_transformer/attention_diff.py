@@ -102,8 +102,8 @@ def eager_attention_forward(
     maps = []
     for q, k in zip((query1, query2), key.chunk(2, dim=-1), strict=True):
         scores = torch.matmul(q, k.transpose(2, 3)) * scaling
-        if attention_mask is not None:
-            scores = scores + attention_mask
+        if attention_mask is not None:  # -inf in a whole row would give NaN
+            scores = scores + attention_mask.clamp(min=torch.finfo(attention_mask.dtype).min)
         maps.append(nn.functional.softmax(scores, dim=-1, dtype=dtype))
     attn_weights = (maps[0] - lambda_full * maps[1]).to(value.dtype)
     attn_weights = nn.functional.dropout(attn_weights, p=dropout, training=module.training)
@@ -285,7 +285,7 @@ def packed_sdpa_attention(
 
 def _is_exporting() -> bool:
     # Before pytorch#176499, Dynamo takes torch.compiler.is_exporting() for true in every torch.compile
-    return torch.compiler._is_exporting_flag
+    return torch.compiler._is_exporting_flag or torch.jit.is_tracing()
 
 
 def _fused_attention(

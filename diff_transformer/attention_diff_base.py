@@ -87,10 +87,14 @@ def check_attention_mask(inputs_embeds: torch.Tensor, attention_mask, past_key_v
     shape, (batch_size, q_length) = tuple(attention_mask.shape), inputs_embeds.shape[:2]
     if len(shape) == 4:
         is_mask = attention_mask.dtype == torch.bool or attention_mask.is_floating_point()
-        if not is_mask or shape[0] not in (1, batch_size) or shape[2] != q_length:
+        keys = None  # a static cache has its own number, and one with a sliding window fewer
+        if past_key_values is None or not (past_key_values.is_compileable or any(past_key_values.is_sliding)):
+            keys = q_length + (0 if past_key_values is None else past_key_values.get_seq_length())
+        if not is_mask or shape[0] not in (1, batch_size) or shape[2] != q_length or keys not in (None, shape[3]):
             raise ValueError(
                 f"attention_mask has the shape {shape} and the type {attention_mask.dtype}; for {batch_size} rows of "
-                f"{q_length} tokens a 4-D mask must be (batch, heads or 1, queries, keys), boolean or additive."
+                f"{q_length} tokens{'' if keys is None else f' and {keys} keys'} a 4-D mask must be "
+                "(batch, heads or 1, queries, keys), boolean or additive."
             )
     # The length of a static cache lives on the device, and `generate` cuts the mask of one with a sliding window
     elif past_key_values is None or not past_key_values.is_compileable:

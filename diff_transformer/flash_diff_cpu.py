@@ -110,7 +110,7 @@ def _softmax_(scores, block: _Block, heads: slice, repeats: int, triangle: torch
         if mask.dtype == torch.bool:
             grouped.masked_fill_(~mask, _MASKED)
         else:
-            grouped += mask
+            grouped += mask.clamp(min=_MASKED)  # -inf in a whole row would give NaN
     return torch.softmax(scores, dim=-1, out=scores)
 
 
@@ -280,7 +280,7 @@ def _decode(query, key, value, lambda_full, attention_mask, scale, is_causal):
         if mask.dtype == torch.bool:
             by_head.masked_fill_(~mask, _MASKED)
         else:
-            by_head += mask
+            by_head += mask.clamp(min=_MASKED)
     if is_causal and q_len > 1:
         by_head[..., kv_len - q_len :] += torch.full((q_len, q_len), _MASKED, dtype=dtype).triu(1)
     torch.softmax(scores, dim=-1, out=scores)

@@ -247,6 +247,46 @@ def test_loading_initialises_what_a_checkpoint_lacks(tiny_config):
 # ---------------------------------------------------------------------- bad input
 
 
+@pytest.mark.parametrize("implementation", ["flash_diff", "eager", "sdpa"])
+@torch.no_grad()
+def test_additive_masks_of_minus_infinity_are_those_of_booleans(tiny_config, implementation):
+    """Rows of left padding see nothing, which must not become NaN and enter all others."""
+    config = tiny_config(max_position_embeddings=64)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=implementation).eval()
+    for length in (6, 20):
+        seen = torch.ones(length, length, dtype=torch.bool).tril()
+        seen[:, :2] = False
+        additive = torch.zeros(length, length).masked_fill(~seen, -torch.inf)
+        tokens = torch.arange(length)[None]
+        expected, actual = (model(tokens, attention_mask=mask[None, None]).logits for mask in (seen, additive))
+        assert actual.isfinite().all()
+        torch.testing.assert_close(actual[:, 2:], expected[:, 2:])
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # tracing reads every attribute
+@torch.no_grad()
+def test_a_traced_model_follows_the_mask_and_the_length(tiny_config):
+    model = DiffTransformerForCausalLM(tiny_config(max_position_embeddings=64, use_cache=False)).eval()
+
+    class Logits(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, tokens, mask):
+            return self.model(tokens, attention_mask=mask).logits
+
+    tokens, mask = torch.randint(0, 199, (2, 12)), torch.ones(2, 12, dtype=torch.long)
+    mask[0, :3] = 0
+    traced = torch.jit.trace(Logits(), (tokens, mask), check_trace=False)
+    other = torch.ones(2, 12, dtype=torch.long)
+    other[1, :5] = 0
+    for one in (mask, other):
+        kept = one.bool()
+        torch.testing.assert_close(traced(tokens, one)[kept], Logits()(tokens, one)[kept], rtol=1e-4, atol=1e-5)
+
+
 @pytest.fixture
 def model(tiny_config):
     return DiffTransformerForCausalLM(tiny_config(max_position_embeddings=32)).eval()
@@ -279,6 +319,8 @@ NOT_THE_NEW_TOKENS = r"position_ids has the shape .*, but there are 5 tokens.*no
         (0, {"input_ids": ids(2, 5), "attention_mask": ids(2, 5, 5)}, r"\(2, 5, 5\)"),
         (0, {"input_ids": ids(2, 5), "attention_mask": torch.ones(2, 1, 4, 5)}, r"\(2, 1, 4, 5\)"),
         (0, {"input_ids": ids(2, 5), "attention_mask": torch.ones(3, 1, 5, 5)}, r"\(3, 1, 5, 5\)"),
+        (0, {"input_ids": ids(1, 5), "attention_mask": torch.ones(1, 1, 5, 4)}, "5 tokens and 5 keys a 4-D mask"),
+        (4, {"input_ids": ids(1, 1), "attention_mask": torch.ones(1, 1, 1, 4)}, "1 tokens and 5 keys a 4-D mask"),
         (4, {"input_ids": ids(1, 2), "attention_mask": ids(1, 2)}, "1 rows of 6 tokens, 4 of them cached"),
         (0, {"input_ids": ids(1, 5), "cu_seq_lens_q": torch.tensor([0, 2, 4])}, r"=\[0, 2, 4\] .* 5 tokens"),
         (0, {"input_ids": ids(1, 5), "cu_seq_lens_q": torch.tensor([1, 2, 5])}, r"=\[1, 2, 5\] .* 5 tokens"),
