@@ -69,8 +69,9 @@ class Report:
         if len(registrations) > (None in registrations):
             named = [f"{n} runs in {commit or 'no commit'}" for commit, n in registrations.items()]
             told.append(
-                f"Registered before it ran. So far: {', '.join(named)}, the commit that last changed the study file, with its "
-                "experiments, hypotheses and primary contrasts. findings.py and statistics.py in it are the analysis."
+                f"Registered before it ran. So far: {', '.join(named)}, the commit that last changed the study file, "
+                "with its experiments, hypotheses and primary contrasts. findings.py and statistics.py in it are the "
+                "analysis."
             )
         if diverged := [f"{x.experiment} {x.arm} {x.seed}" for x in self.results if x.diverged and not x.tuning]:
             told.append(f"The loss became infinite or NaN in {', '.join(diverged)}. These arms are not compared.")
