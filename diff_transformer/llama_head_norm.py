@@ -19,18 +19,21 @@ class LlamaHeadNormConfig(LlamaConfig):
     head_scales: list[float] | None = None
 
 
-class HeadNormProjection(nn.Linear):
+class HeadNormProjection(nn.Module):
     """o_proj, with its parameters. It sees the heads side by side, (..., heads * head_dim), normalizes each of them
-    first and multiplies it by `scale` (Eq. 3)."""
+    first and multiplies it by `scale` (Eq. 3).
+
+    It is not an `nn.Linear`: PEFT and quantizers would put layers in its place that lack the norm.
+    """
 
     def __init__(self, projection: nn.Linear, head_dim: int, eps: float, scale: float):
-        super().__init__(projection.in_features, projection.out_features, device="meta")
+        super().__init__()
         self.weight, self.bias = projection.weight, projection.bias
         self.norm, self.head_dim, self.scale = LlamaRMSNorm(head_dim, eps), head_dim, scale
 
     def forward(self, heads: torch.Tensor) -> torch.Tensor:
         normed = self.norm(heads.unflatten(-1, (-1, self.head_dim))) * self.scale
-        return super().forward(normed.flatten(-2))
+        return nn.functional.linear(normed.flatten(-2), self.weight, self.bias)
 
 
 class LlamaHeadNormForCausalLM(LlamaForCausalLM):

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from tolerances import assert_same_computation
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
@@ -40,6 +41,18 @@ def test_every_head_is_normalized_and_scaled(tiny_config, tmp_path, use_head_sca
     checked = []
     model(torch.randint(0, 199, (2, 19)))
     assert len(checked) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # PEFT asks for it by its old name
+@torch.no_grad()
+def test_lora_merges_to_the_same_function_and_leaves_the_projection_alone(tiny_config):
+    model = AutoModelForCausalLM.from_config(head_norm_twin(tiny_config())).eval()
+    tokens = torch.randint(0, 199, (2, 19))
+    lora = LoraConfig(task_type="CAUSAL_LM", r=2, init_lora_weights=False, target_modules="all-linear")
+    adapted = get_peft_model(model, lora).double().eval()
+    expected = adapted(tokens).logits
+    assert not [name for name, _ in adapted.named_parameters() if "o_proj" in name and "lora" in name]
+    torch.testing.assert_close(adapted.merge_and_unload()(tokens).logits, expected)
 
 
 def test_begins_with_the_matrices_of_the_transformer_from_the_same_seed(tiny_config):

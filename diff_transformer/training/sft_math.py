@@ -47,12 +47,6 @@ def run_stage(
 
     # 1. Model
     config = load_config(chosen_model, max_length=training.max_length)
-    targets = chosen_model.lora_target_modules or ["all-linear"]
-    if chosen_model.use_peft and config.model_type == "llama_head_norm" and {"all-linear", "o_proj"} & {*targets}:
-        raise ValueError(
-            "o_proj of this model has the head norm in it, and LoRA there could not be merged. Name the other layers: "
-            "--lora_target_modules q_proj k_proj v_proj gate_proj up_proj down_proj"
-        )
     quantization = get_quantization_config(chosen_model)
     how = {} if quantization is None else {"quantization_config": quantization}
     model, tokenizer = load(chosen_model, config, **how)

@@ -420,8 +420,6 @@ def test_stages_reject(tmp_path, smoke_model):
     no_source = ["--output_dir", str(tmp_path / "extension"), "--model_name_or_path", smoke_model, "--use_cpu"]
     no_source += ["--total_tokens", "1e4", "--dataset", str(tmp_path)]
 
-    head_norm = ("--model_name_or_path", str(write_model(tmp_path / "head_norm", "transformer_head_norm")))
-
     def main(stage: str, *argv: str) -> Callable:
         fixed = ["--smoke", "--output_dir", str(tmp_path / stage)]
         fixed += [] if stage == "pretrain" else ["--model_name_or_path", smoke_model]
@@ -449,7 +447,6 @@ def test_stages_reject(tmp_path, smoke_model):
         "^hidden_act='poly_norm' was given": main(
             "pretrain", "--architecture", "transformer", "--config_overrides", '{"hidden_act": "poly_norm"}'
         ),
-        "^o_proj of this model has the head norm in it": main("math_stage1", "--use_peft", *head_norm),
     }.items():
         with pytest.raises(ValueError, match=message):
             call()
