@@ -37,7 +37,7 @@ from diff_transformer.conversion import open_checkpoint
 from diff_transformer.evaluation.__main__ import evaluate, report
 from diff_transformer.extras import skip_unused_deepspeed
 from diff_transformer.folders import whole_file, whole_folder
-from diff_transformer.reproduction.branches import BRANCHES, continued_model
+from diff_transformer.reproduction.branches import EVERY_ARM, continued_model
 from diff_transformer.reproduction.run import UNFINISHED
 from diff_transformer.reproduction.tasks import Text, python_sources
 from diff_transformer.training import upcycle
@@ -110,7 +110,7 @@ def train(branch: str, options: argparse.Namespace, base: Path) -> None:
             model.save_pretrained(part)
             AutoTokenizer.from_pretrained(base).save_pretrained(part)
         del model
-    rate = BRANCHES[branch].lambda_lr_multiplier if branch in BRANCHES else None
+    rate = EVERY_ARM[branch].lambda_lr_multiplier
     step = 4 * options.rows * options.length
     steps = round(options.tokens / step)
     arguments = {
@@ -158,7 +158,7 @@ def measure(branch: str, options: argparse.Namespace) -> None:
 
 
 def losses(folder: Path) -> dict[str, dict]:
-    """By branch: the held-out loss in nats after so many tokens, and tokens per second."""
+    """For each branch, the held-out loss in nats at each evaluated step, and the median tokens per second."""
     found = {}
     for branch in ORDER:
         if (state := folder / branch / "trainer_state.json").is_file():

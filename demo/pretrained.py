@@ -60,11 +60,7 @@ def parse_args() -> argparse.Namespace:
     add = parser.add_argument
     add("--minutes", type=float, default=4.0, help="limit of the training in minutes (default: %(default)s)")
     add("--steps", type=int, default=120, help="limit of optimizer steps (default: %(default)s)")
-    add(
-        "--gguf",
-        type=Path,
-        help="a GGUF file of another Llama, with its own RoPE unscaled (default: SmolLM2, downloaded)",
-    )
+    add("--gguf", type=Path, help="GGUF file of another Llama without RoPE scaling (default: SmolLM2, downloaded)")
     text = "folder for models, picture and log; those of an earlier run are replaced (default: %(default)s)"
     add("--out", type=Path, default=HERE / "out-pretrained", help=text)
     args = parser.parse_args()

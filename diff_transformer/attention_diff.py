@@ -99,11 +99,13 @@ def eager_attention_forward(
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         hidden = torch.finfo(dtype).min
         attention_mask = torch.zeros_like(attention_mask, dtype=dtype).masked_fill_(~attention_mask, hidden)
+    elif attention_mask is not None:  # -inf in a whole row would give NaN
+        attention_mask = attention_mask.clamp(min=torch.finfo(attention_mask.dtype).min)
     maps = []
     for q, k in zip((query1, query2), key.chunk(2, dim=-1), strict=True):
         scores = torch.matmul(q, k.transpose(2, 3)) * scaling
-        if attention_mask is not None:  # -inf in a whole row would give NaN
-            scores = scores + attention_mask.clamp(min=torch.finfo(attention_mask.dtype).min)
+        if attention_mask is not None:
+            scores = scores + attention_mask
         maps.append(nn.functional.softmax(scores, dim=-1, dtype=dtype))
     attn_weights = (maps[0] - lambda_full * maps[1]).to(value.dtype)
     attn_weights = nn.functional.dropout(attn_weights, p=dropout, training=module.training)

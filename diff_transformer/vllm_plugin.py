@@ -1,6 +1,10 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """The plugin that vLLM loads, in each of its processes, wherever this package is installed."""
 
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
+
 
 def register() -> None:
     """Makes vLLM build attention layers with the query heads of the packed call (2 H), instead of H.
@@ -13,7 +17,8 @@ def register() -> None:
             MODEL_ARCH_CONFIG_CONVERTORS,
             ModelArchConfigConvertorBase,
         )
-    except ImportError:
+    except ImportError as error:
+        logger.warning(f"V1 of diff_transformer calls attention twice in each layer: this vLLM is too old ({error}).")
         return
 
     class DiffTransformerConvertor(ModelArchConfigConvertorBase):

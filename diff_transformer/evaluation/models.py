@@ -79,8 +79,9 @@ def fingerprint(folder: Path) -> str:
     files = sorted(f for f in folder.iterdir() if f.suffix in kinds and f.name not in not_model and f.is_file())
     lines = [f"{file.name} {sha256(file)}\n" for file in files]
     if (folder / "adapter_config.json").is_file():
-        base = Path(json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"])
-        lines += [f"base {fingerprint(base)}\n"] if base.is_dir() else []
+        named = json.loads((folder / "adapter_config.json").read_text()).get("base_model_name_or_path")
+        if named and (base := Path(named)).is_dir() and base.resolve() != folder.resolve():
+            lines.append(f"base {fingerprint(base)}\n")
     total = hashlib.sha256("".join(lines).encode())
     return f"sha256:{total.hexdigest()[:16]}"
 

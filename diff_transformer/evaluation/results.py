@@ -180,7 +180,11 @@ class Results:
     def save(self) -> None:
         """Keeps the cells that another process has added to the file in the meantime, at other points of a grid."""
         if self.path.exists() and self.path.stat().st_mtime_ns != self._seen:
-            self.cells += [cell for cell in Results.load(self.path).cells if cell.key not in self]
+            found = Results.load(self.path)
+            if (found.model, found.settings, found.seed) != (self.model, self.settings, self.seed):
+                raise ValueError(f"{self.path} was replaced by another run in the meantime. Choose another --out.")
+            self.cells += [cell for cell in found.cells if cell.key not in self]
+            self.runs += [run for run in found.runs if run not in self.runs]
         with whole_file(self.path) as part:
             part.write_text(self.text(), encoding="utf-8")
         self._seen = self.path.stat().st_mtime_ns

@@ -24,6 +24,7 @@ from .runs import begin, exit_on_mistakes, parse
 from .upsampling import SLIMPAJAMA_SHARES, upsample_lengths
 
 OPTIONS = "options.json"  # in the folder of the up-sampled corpus: with which it was made
+_OTHERS = {"rope_theta", "num_proc", "shuffle_buffer"}  # on which it does not depend
 
 
 @dataclass
@@ -79,7 +80,7 @@ def main(argv: list[str] | None = None) -> None:
         )
     folder = Path(training.output_dir) / "corpus"
     known = {**asdict(corpus), **asdict(extension), "total_tokens": training.total_tokens, "seed": training.seed}
-    known = json.loads(json.dumps({name: value for name, value in known.items() if name != "num_proc"}))
+    known = json.loads(json.dumps({name: value for name, value in known.items() if name not in _OTHERS}))
     # All machines share the output folder: one process writes for all of them
     with training.main_process_first(local=False, desc="up-sampling long documents"):
         if not folder.exists():

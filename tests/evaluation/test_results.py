@@ -65,6 +65,9 @@ def test_cells_of_two_processes_are_kept(tmp_path):
     second.add({"length": 2}, HALF)
     first.add({"length": 3}, HALF)
     assert sorted(cell.key["length"] for cell in opened(tmp_path).cells) == [1, 2, 3]
+    opened(tmp_path, seed=4, overwrite=True).add({"length": 1}, HALF)
+    with pytest.raises(ValueError, match="was replaced by another run in the meantime"):
+        first.add({"length": 4}, HALF)
 
 
 def test_overwritten_results_are_gone_before_the_first_new_cell(tmp_path):
