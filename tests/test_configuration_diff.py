@@ -147,26 +147,11 @@ def test_bounds_are_valid(kwargs):
     assert config.rope_parameters["rope_theta"] == 10000.0
 
 
-def test_update_from_string_as_in_the_scripts_of_transformers():
+@pytest.mark.parametrize(("update", "expected"), [("0.5", 0.5), ("exponential", "exponential")])
+def test_update_from_string_reads_a_number_for_lambda_init(update, expected):
     config = DiffTransformerConfig()
-    config.update_from_string("lambda_init=0.5,num_attention_heads=24,num_key_value_heads=8,head_dim=128")
-    assert (config.lambda_init, config.num_attention_heads, config.head_dim) == (0.5, 24, 128)
-    config = DiffTransformerConfig()
-    config.update_from_string("lambda_init=exponential")
-    assert config.lambda_init == "exponential"
-
-
-@pytest.mark.parametrize(
-    ("update", "message"),
-    [
-        ("lambda_init=linear", "lambda_init='linear' .* 'exponential'"),
-        ("lambda_init=1.5", "lambda_init=1.5 .* strictly between 0 and 1"),
-        ("num_attention_heads=6", "num_key_value_heads=12 .* does not divide num_attention_heads=6"),
-    ],
-)
-def test_bad_updates(update, message):
-    with pytest.raises(StrictDataclassClassValidationError, match=f"(?s){message}"):
-        DiffTransformerConfig().update_from_string(update)
+    config.update_from_string(f"lambda_init={update},num_attention_heads=24,num_key_value_heads=8,head_dim=128")
+    assert (config.lambda_init, config.num_attention_heads) == (expected, 24)
 
 
 @pytest.mark.parametrize("kwargs", [{"vocab_size": "100k"}, {"lambda_init": True}, {"use_subln": "no"}])
