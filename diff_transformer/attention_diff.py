@@ -368,18 +368,3 @@ def flash_diff_mask(
 # transformers looks up mask functions in one global table, and without an entry "flash_diff" would get no mask at all.
 # The function holds no state, so a second copy of this file may replace it.
 AttentionMaskInterface.register(FLASH_DIFF, flash_diff_mask)
-
-
-__all__ = [
-    "ALL_ATTENTION_FUNCTIONS",
-    "DIFFERENTIAL_ATTENTION_FUNCTIONS",
-    "FLASH_DIFF",
-    "differential_lambda",
-    "eager_attention_forward",
-    "flash_diff_attention_forward",
-    "flash_diff_kernel",
-    "flash_diff_mask",
-    "packed_attention",
-    "packed_sdpa_attention",
-    "sequence_parallel_group",
-]

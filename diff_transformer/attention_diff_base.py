@@ -237,12 +237,3 @@ def reject_dropout(module: nn.Module, dropout: float) -> None:
             f"attention_dropout={dropout} on attn_implementation={implementation!r} would drop entries of both maps "
             'independently. Use attn_implementation="eager", or attention_dropout=0.0 as in the paper.'
         )
-
-
-__all__ = [
-    "check_flash_attention",
-    "cu_seq_lens_from_position_ids",
-    "document_starts",
-    "prepare_attention",
-    "reject_dropout",
-]

@@ -112,6 +112,3 @@ class DiffTransformerBaseConfig(PreTrainedConfig):
             super().validate_rope()
         except KeyError as error:
             raise ValueError(f"rope_parameters={rope} was given. {error.args[0]}; add them.") from error
-
-
-__all__ = ["DiffTransformerBaseConfig"]
