@@ -49,10 +49,6 @@ def test_config_defaults_are_table_9_with_untied_embeddings():
     assert (default.initializer_range, default.rms_norm_eps, default.subln_eps) == (0.02, 1e-5, 1e-5)
     assert (default.lambda_init, default.lambda_std_dev) == ("exponential", 0.1)
     assert default.use_subln and default.use_head_scale and default.use_cache and not default.mlp_bias
-    with torch.device("meta"):
-        parameters = DiffTransformerForCausalLM(default).num_parameters()
-    assert parameters == PARAMETERS["3B"][0] + default.vocab_size * default.hidden_size
-    assert f"{parameters / 1e9:.2f} billion" in DiffTransformerConfig.__doc__
 
 
 def test_derived_values():
@@ -115,6 +111,10 @@ def test_save_and_load(tmp_path):
         ({"lambda_init": 1.0}, "lambda_init=1.0 .* strictly between 0 and 1"),
         ({"lambda_init": 0.0}, "lambda_init=0.0"),
         ({"lambda_init": "linear"}, "lambda_init='linear' .* 'exponential'"),
+        ({"num_hidden_layers": 2, "lambda_init": [0.1]}, "between -1 and 1 for each of the 2 layers"),
+        ({"num_hidden_layers": 2, "lambda_init": [0.1, 1.0]}, "between -1 and 1 for each of the 2 layers"),
+        ({"num_hidden_layers": 2, "lambda_init": [-1.0, 0.2]}, "between -1 and 1 for each of the 2 layers"),
+        ({"num_hidden_layers": 2, "lambda_init": [0.1, float("nan")]}, "between -1 and 1 for each of the 2 layers"),
         ({"lambda_std_dev": -0.1}, "lambda_std_dev=-0.1 .* cannot be negative"),
         ({"rope_parameters": {"rope_type": "spiral"}}, "rope_type='spiral'; supported are default, dynamic"),
         ({"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}, "rope_type='proportional'"),
