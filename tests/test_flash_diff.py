@@ -13,6 +13,7 @@ from transformers import StaticCache
 from diff_transformer import (
     DiffTransformerForCausalLM,
     LambdaVectors,
+    attention_diff,
     flash_diff,
     flash_diff_attention,
     flash_diff_attention_varlen,
@@ -528,8 +529,6 @@ shared_queries = pytest.mark.parametrize("models", [None, 2], ids=["paper", "sha
 @pytest.fixture
 def launches(monkeypatch):
     """Counts calls of the three functions, so that no test passes by another path."""
-    from diff_transformer import attention_diff
-
     counts, functions = {}, vars(attention_diff).copy()
     for name in ("flash_diff_attention", "flash_diff_attention_varlen", "flash_diff_attention_with_kvcache"):
 
@@ -550,8 +549,6 @@ def launches(monkeypatch):
     ],
 )
 def test_model_passes_the_padding_to_the_kernel(models, monkeypatch, rows, arguments):
-    from diff_transformer import attention_diff
-
     model, oracle = models
     seen = []
 
@@ -598,8 +595,6 @@ def test_generation(models, launches, cache):
 @torch.no_grad()
 def test_unfilled_end_of_a_static_cache_is_not_read(models, monkeypatch):
     """Its values would show, as NaN does also where a mask hides it."""
-    from diff_transformer import attention_diff
-
     model, oracle = models
     ids = torch.randint(0, 199, (2, 30), device=DEVICE)
     expected = oracle(input_ids=ids).logits
