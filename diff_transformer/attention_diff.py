@@ -31,7 +31,7 @@ from transformers.utils import logging
 from transformers.utils.generic import is_flash_attention_requested
 from transformers.utils.import_utils import is_tracing
 
-from .attention_diff_base import reject_dropout
+from .attention_diff_base import mask_scores, reject_dropout
 from .flash_diff import (
     LambdaVectors,
     can_decode,
@@ -96,16 +96,9 @@ def eager_attention_forward(
     groups = query1.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     dtype = torch.promote_types(query.dtype, torch.float32)
-    if attention_mask is not None and attention_mask.dtype == torch.bool:
-        hidden = torch.finfo(dtype).min
-        attention_mask = torch.zeros_like(attention_mask, dtype=dtype).masked_fill_(~attention_mask, hidden)
-    elif attention_mask is not None:  # -inf in a whole row would give NaN
-        attention_mask = attention_mask.clamp(min=torch.finfo(attention_mask.dtype).min)
     maps = []
     for q, k in zip((query1, query2), key.chunk(2, dim=-1), strict=True):
-        scores = torch.matmul(q, k.transpose(2, 3)) * scaling
-        if attention_mask is not None:
-            scores = scores + attention_mask
+        scores = mask_scores(torch.matmul(q, k.transpose(2, 3)) * scaling, attention_mask)
         maps.append(nn.functional.softmax(scores, dim=-1, dtype=dtype))
     attn_weights = (maps[0] - lambda_full * maps[1]).to(value.dtype)
     attn_weights = nn.functional.dropout(attn_weights, p=dropout, training=module.training)
@@ -303,8 +296,7 @@ def _fused_attention(
         return out.unflatten(0, (batch, q_len))
     if mask is not None and mask.ndim == 4:  # includes causality
         causal, mask = False, mask[:, 0].expand(batch, -1, -1)
-    options |= {"causal": causal, "mask": mask}
-    options["cache_seqlens"] = cache_lengths
+    options |= {"causal": causal, "mask": mask, "cache_seqlens": cache_lengths}
     groups = count_heads(q, k) // k.shape[2]
     if not torch.is_grad_enabled() and can_decode(q_len, groups) and spans is None:
         return flash_diff_attention_with_kvcache(q, k, v, lambda_full, **options)
@@ -376,18 +368,3 @@ def flash_diff_mask(
 # transformers looks up mask functions in one global table, and without an entry "flash_diff" would get no mask at all.
 # The function holds no state, so a second copy of this file may replace it.
 AttentionMaskInterface.register(FLASH_DIFF, flash_diff_mask)
-
-
-__all__ = [
-    "ALL_ATTENTION_FUNCTIONS",
-    "DIFFERENTIAL_ATTENTION_FUNCTIONS",
-    "FLASH_DIFF",
-    "differential_lambda",
-    "eager_attention_forward",
-    "flash_diff_attention_forward",
-    "flash_diff_kernel",
-    "flash_diff_mask",
-    "packed_attention",
-    "packed_sdpa_attention",
-    "sequence_parallel_group",
-]

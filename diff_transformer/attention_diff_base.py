@@ -220,6 +220,15 @@ def prepare_attention(
     return position_ids, mask, options
 
 
+def mask_scores(scores: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    """Scores (..., T, S) under a mask, boolean or additive; a row that sees nothing stays finite."""
+    if attention_mask is None:
+        return scores
+    if attention_mask.dtype == torch.bool:
+        return scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    return scores + attention_mask.clamp(min=torch.finfo(attention_mask.dtype).min)
+
+
 def reject_dropout(module: nn.Module, dropout: float) -> None:
     """Raises a ValueError for attention dropout that would act on the two maps of a head independently."""
     if dropout > 0.0:
@@ -228,12 +237,3 @@ def reject_dropout(module: nn.Module, dropout: float) -> None:
             f"attention_dropout={dropout} on attn_implementation={implementation!r} would drop entries of both maps "
             'independently. Use attn_implementation="eager", or attention_dropout=0.0 as in the paper.'
         )
-
-
-__all__ = [
-    "check_flash_attention",
-    "cu_seq_lens_from_position_ids",
-    "document_starts",
-    "prepare_attention",
-    "reject_dropout",
-]

@@ -19,7 +19,6 @@ import math
 from contextlib import suppress
 
 from huggingface_hub.dataclasses import strict
-from transformers.configuration_utils import PreTrainedConfig
 
 from .configuration_diff_base import DiffTransformerBaseConfig
 
@@ -122,12 +121,12 @@ class DiffTransformerConfig(DiffTransformerBaseConfig):
         super().__post_init__(**kwargs)
 
     def update_from_string(self, update_str: str) -> None:
-        PreTrainedConfig.update_from_string(self, update_str)
-        # transformers reads a number only where there was one. What is none is "exponential", or rejected below
+        """As in transformers (`--config_overrides` of its scripts), which reads a number only where there was one. The
+        model validates the result."""
+        super().update_from_string(update_str)
         if isinstance(self.lambda_init, str):
-            with suppress(ValueError):
+            with suppress(ValueError):  # "exponential", or what the model rejects
                 self.lambda_init = float(self.lambda_init)
-        self.validate()
 
     @classmethod
     def from_paper_size(cls, name: str, **kwargs) -> "DiffTransformerConfig":

@@ -80,15 +80,6 @@ class DiffTransformerBaseConfig(PreTrainedConfig):
             )
         return super().from_dict(config_dict, **kwargs)
 
-    def update_from_string(self, update_str: str) -> None:
-        """As in transformers (`--config_overrides` of its scripts), and the result is validated as at creation.
-
-        Derived values stay: with `num_attention_heads`, give `num_key_value_heads` and `head_dim` too. Raises
-        StrictDataclassClassValidationError.
-        """
-        super().update_from_string(update_str)
-        self.validate()
-
     def validate_architecture(self):
         """Part of `@strict`-powered validation: every message gives the value, what is needed, and the remedy."""
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
@@ -121,6 +112,3 @@ class DiffTransformerBaseConfig(PreTrainedConfig):
             super().validate_rope()
         except KeyError as error:
             raise ValueError(f"rope_parameters={rope} was given. {error.args[0]}; add them.") from error
-
-
-__all__ = ["DiffTransformerBaseConfig"]

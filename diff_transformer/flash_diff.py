@@ -10,7 +10,6 @@ Legend for shapes: B batch, T query tokens, S key tokens, H heads, N second quer
 (grouped differential attention, arXiv:2510.06949; n = 1 in the paper), K key/value heads, 2d the width of a head.
 """
 
-import os
 import re
 from collections.abc import Callable
 from functools import cache
@@ -19,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 from .flash_diff_backward import dkdv_kernel, dq_kernel, prepare_kernel
-from .flash_diff_blocks import VERIFIED, architecture, blocks, candidates, key_kernels
+from .flash_diff_blocks import VERIFIED, Blocks, architecture, blocks, key_kernels
 from .flash_diff_decode import combine_kernel, split_kernel
 from .flash_diff_forward import forward_kernel, triton
 from .flash_diff_lambda import lambda_grad_kernel, lambda_kernel
@@ -122,9 +121,9 @@ class _Call(NamedTuple):
     def length(self, x: torch.Tensor) -> int:
         return 0 if self.is_packed(x) else x.shape[1]
 
-    def grid(self, q: torch.Tensor, heads: int) -> Callable[[dict], tuple[int, ...]]:
+    def grid(self, q: torch.Tensor, heads: int) -> Callable[[Blocks], tuple[int, ...]]:
         """A program for each block of query rows, of each of `heads`, of each sequence."""
-        return lambda size: (triton.cdiv(self.max_q, size["BLOCK_M"]), heads, self.batch(q))
+        return lambda size: (triton.cdiv(self.max_q, size.BLOCK_M), heads, self.batch(q))
 
     def strides(self, *tensors: torch.Tensor) -> list[int]:
         """(sequence, token, head) of each; packed sequences are separated by their starts instead."""
@@ -145,24 +144,10 @@ class _Call(NamedTuple):
         }
 
 
-@cache
-def _autotuned(name: str, kernel, capability: tuple[int, int], dtype: torch.dtype, d: int):
-    """The kernel in triton's autotuner, which keeps its choice in memory and in triton's cache on disk."""
-    configs = [
-        triton.Config({"BLOCK_M": m, "BLOCK_N": n}, num_warps=warps, num_stages=stages)
-        for m, n, warps, stages in candidates(name, capability, dtype, d)
-    ]
-    return triton.autotune(configs, ["GROUPS", "SIGNALS", "D", "CAUSAL", "MASK"], cache_results=True)(kernel)
-
-
-def _launch(name: str, kernel, q: torch.Tensor, grid: Callable[[dict], tuple[int, ...]], *args, **constants) -> None:
-    """With the blocks of the table, or with the fastest of all candidates under DIFF_TRANSFORMER_AUTOTUNE=1."""
-    which = _capability(q.device), q.dtype, constants["D"]
-    if os.environ.get("DIFF_TRANSFORMER_AUTOTUNE") == "1":
-        _autotuned(name, kernel, *which)[grid](*args, **constants)
-    else:
-        options = blocks(name, *which)._asdict()
-        kernel[grid(options)](*args, **constants, **options)
+def _launch(name: str, kernel, q: torch.Tensor, grid: Callable[[Blocks], tuple[int, ...]], *args, **constants) -> None:
+    """With the blocks of the table."""
+    size = blocks(name, _capability(q.device), q.dtype, constants["D"])
+    kernel[grid(size)](*args, **constants, **size._asdict())
 
 
 def _num_signals(q: torch.Tensor, k: torch.Tensor) -> int:
@@ -242,7 +227,7 @@ def _backward(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, *opt
         )  # fmt: skip
     for name in key_kernels(_capability(q.device), q.dtype, constants["D"]):
         _launch(
-            name, dkdv_kernel, q, lambda size: (triton.cdiv(call.max_k, size["BLOCK_N"]), k.shape[2], batch),
+            name, dkdv_kernel, q, lambda size: (triton.cdiv(call.max_k, size.BLOCK_N), k.shape[2], batch),
             *tensors, grad_k, grad_v, *call[:5], *strides, *call.strides(grad_k), *masks, *numbers, **constants,
             DK="dk" in name, DV="dv" in name,
         )  # fmt: skip

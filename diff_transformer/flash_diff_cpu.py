@@ -383,6 +383,3 @@ def flash_diff_attention_cpu(
     if needs_grad or torch.compiler.is_compiling():
         return _forward_op(*args)
     return _attend(*args)  # without the operator's bookkeeping, a tenth of the attention of a decoded token
-
-
-__all__ = ["flash_diff_attention_cpu"]

@@ -255,15 +255,3 @@ class DiffTransformerBaseHead:
     def __init__(self, config: DiffTransformerBaseConfig):
         AutoModel.register(type(config), self.model_class, exist_ok=True)
         super().__init__(config)
-
-
-__all__ = [
-    "DiffTransformerBaseDecoderLayer",
-    "DiffTransformerBaseForCausalLM",
-    "DiffTransformerBaseHead",
-    "DiffTransformerBaseModel",
-    "DiffTransformerBasePreTrainedModel",
-    "DiffTransformerPolyNorm",
-    "DiffTransformerRMSNorm",
-    "DiffTransformerRotaryEmbedding",
-]

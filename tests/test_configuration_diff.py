@@ -49,10 +49,6 @@ def test_config_defaults_are_table_9_with_untied_embeddings():
     assert (default.initializer_range, default.rms_norm_eps, default.subln_eps) == (0.02, 1e-5, 1e-5)
     assert (default.lambda_init, default.lambda_std_dev) == ("exponential", 0.1)
     assert default.use_subln and default.use_head_scale and default.use_cache and not default.mlp_bias
-    with torch.device("meta"):
-        parameters = DiffTransformerForCausalLM(default).num_parameters()
-    assert parameters == PARAMETERS["3B"][0] + default.vocab_size * default.hidden_size
-    assert f"{parameters / 1e9:.2f} billion" in DiffTransformerConfig.__doc__
 
 
 def test_derived_values():
@@ -115,6 +111,10 @@ def test_save_and_load(tmp_path):
         ({"lambda_init": 1.0}, "lambda_init=1.0 .* strictly between 0 and 1"),
         ({"lambda_init": 0.0}, "lambda_init=0.0"),
         ({"lambda_init": "linear"}, "lambda_init='linear' .* 'exponential'"),
+        ({"num_hidden_layers": 2, "lambda_init": [0.1]}, "between -1 and 1 for each of the 2 layers"),
+        ({"num_hidden_layers": 2, "lambda_init": [0.1, 1.0]}, "between -1 and 1 for each of the 2 layers"),
+        ({"num_hidden_layers": 2, "lambda_init": [-1.0, 0.2]}, "between -1 and 1 for each of the 2 layers"),
+        ({"num_hidden_layers": 2, "lambda_init": [0.1, float("nan")]}, "between -1 and 1 for each of the 2 layers"),
         ({"lambda_std_dev": -0.1}, "lambda_std_dev=-0.1 .* cannot be negative"),
         ({"rope_parameters": {"rope_type": "spiral"}}, "rope_type='spiral'; supported are default, dynamic"),
         ({"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}, "rope_type='proportional'"),
@@ -147,26 +147,11 @@ def test_bounds_are_valid(kwargs):
     assert config.rope_parameters["rope_theta"] == 10000.0
 
 
-def test_update_from_string_as_in_the_scripts_of_transformers():
+@pytest.mark.parametrize(("update", "expected"), [("0.5", 0.5), ("exponential", "exponential")])
+def test_update_from_string_reads_a_number_for_lambda_init(update, expected):
     config = DiffTransformerConfig()
-    config.update_from_string("lambda_init=0.5,num_attention_heads=24,num_key_value_heads=8,head_dim=128")
-    assert (config.lambda_init, config.num_attention_heads, config.head_dim) == (0.5, 24, 128)
-    config = DiffTransformerConfig()
-    config.update_from_string("lambda_init=exponential")
-    assert config.lambda_init == "exponential"
-
-
-@pytest.mark.parametrize(
-    ("update", "message"),
-    [
-        ("lambda_init=linear", "lambda_init='linear' .* 'exponential'"),
-        ("lambda_init=1.5", "lambda_init=1.5 .* strictly between 0 and 1"),
-        ("num_attention_heads=6", "num_key_value_heads=12 .* does not divide num_attention_heads=6"),
-    ],
-)
-def test_bad_updates(update, message):
-    with pytest.raises(StrictDataclassClassValidationError, match=f"(?s){message}"):
-        DiffTransformerConfig().update_from_string(update)
+    config.update_from_string(f"lambda_init={update},num_attention_heads=24,num_key_value_heads=8,head_dim=128")
+    assert (config.lambda_init, config.num_attention_heads) == (expected, 24)
 
 
 @pytest.mark.parametrize("kwargs", [{"vocab_size": "100k"}, {"lambda_init": True}, {"use_subln": "no"}])

@@ -93,11 +93,3 @@ def test_bad_values_say_what_was_given_and_what_is_needed(kwargs, message):
 def test_wrong_types(kwargs):
     with pytest.raises(StrictDataclassFieldValidationError, match=next(iter(kwargs))):
         DiffTransformerV2Config(**kwargs)
-
-
-def test_update_from_string_validates():
-    config = DiffTransformerV2Config()
-    config.update_from_string("num_attention_heads=16,num_key_value_heads=8,head_dim=64,use_qk_norm=true")
-    assert (config.num_attention_heads, config.num_differential_heads, config.use_qk_norm) == (16, 8, True)
-    with pytest.raises(StrictDataclassClassValidationError, match="num_attention_heads=12, .* and that of num_key"):
-        config.update_from_string("num_attention_heads=12")

@@ -491,13 +491,10 @@ def test_convert_takes_the_tokenizer_along_and_writes_remote_code_and_an_index(t
     ours = save(make_model(vocab_size=len(tokenizer)), tmp_path / "ours")
     theirs = out(ours, "yoco", tmp_path / "theirs")
     tokenizer.save_pretrained(theirs)
-    source = open_checkpoint(theirs, "yoco", flash_semantics=True)
-    convert(source, tmp_path / "back", max_shard_size="40KB")
+    convert(open_checkpoint(theirs, "yoco", flash_semantics=True), tmp_path / "back", max_shard_size="40KB")
     back = DiffTransformerForCausalLM.from_pretrained(tmp_path / "back")
     assert back.config.eos_token_id == tokenizer.eos_token_id == back.generation_config.eos_token_id
     assert AutoTokenizer.from_pretrained(tmp_path / "back")("Hi").input_ids == tokenizer("Hi").input_ids
-    with pytest.raises(ValueError, match="do not belong together"):
-        convert(source, tmp_path / "none", tokenizer="cl100k")
     names = {path.name for path in (tmp_path / "back").iterdir()}
     assert {"config.json", "generation_config.json", "modeling_diff.py", "model.safetensors.index.json"} <= names
     index = json.loads((tmp_path / "back/model.safetensors.index.json").read_text())

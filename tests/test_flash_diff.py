@@ -13,13 +13,14 @@ from transformers import StaticCache
 from diff_transformer import (
     DiffTransformerForCausalLM,
     LambdaVectors,
+    attention_diff,
     flash_diff,
     flash_diff_attention,
     flash_diff_attention_varlen,
     flash_diff_attention_with_kvcache,
 )
 from diff_transformer.attention_diff import differential_lambda
-from diff_transformer.flash_diff_blocks import HEAD_DIMS, Blocks, blocks, candidates, key_kernels
+from diff_transformer.flash_diff_blocks import HEAD_DIMS, Blocks, blocks, key_kernels
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -400,34 +401,6 @@ def test_equal_inputs_give_equal_bits():
         assert torch.equal(a, b)
 
 
-def test_autotuning_takes_the_fastest_blocks(monkeypatch, tmp_path):
-    """The times are made up on purpose: the last candidates win."""
-    from triton.runtime.autotuner import Autotuner
-
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # else these times would decide what later runs use
-    monkeypatch.setenv("DIFF_TRANSFORMER_AUTOTUNE", "1")
-    tried = []
-
-    def time_backwards(self, kernel_call, quantiles):
-        kernel_call()
-        tried.append(self.base_fn.__name__)
-        return [-len(tried)] * 3
-
-    def some(*which):  # of the candidates: a GPU's compiler takes seconds for each
-        return candidates(*which)[:3]
-
-    monkeypatch.setattr(flash_diff, "candidates", some)
-    monkeypatch.setattr(Autotuner, "do_bench", time_backwards)
-    flash_diff._autotuned.cache_clear()
-    check_attention(random_inputs((1, 20, 2, 32), (1, 20, 1, 32)), causal_mask(20, 20))
-    for name in ("forward", "dq", "dkdv"):
-        which = flash_diff._capability(DEVICE), torch.float32, 16
-        sizes = some(name, *which)
-        assert tried.count(f"{name}_kernel") == len(sizes) == 3
-        best = flash_diff._autotuned(name, getattr(flash_diff, f"{name}_kernel"), *which).best_config
-        assert (best.kwargs["BLOCK_M"], best.kwargs["BLOCK_N"], best.num_warps, best.num_stages) == sizes[-1]
-
-
 # inductor, on a GPU: float32 is multiplied in float32 here on purpose
 no_tf32 = pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores for float32 matrix multiplication available")
 
@@ -556,8 +529,6 @@ shared_queries = pytest.mark.parametrize("models", [None, 2], ids=["paper", "sha
 @pytest.fixture
 def launches(monkeypatch):
     """Counts calls of the three functions, so that no test passes by another path."""
-    from diff_transformer import attention_diff
-
     counts, functions = {}, vars(attention_diff).copy()
     for name in ("flash_diff_attention", "flash_diff_attention_varlen", "flash_diff_attention_with_kvcache"):
 
@@ -578,8 +549,6 @@ def launches(monkeypatch):
     ],
 )
 def test_model_passes_the_padding_to_the_kernel(models, monkeypatch, rows, arguments):
-    from diff_transformer import attention_diff
-
     model, oracle = models
     seen = []
 
@@ -626,8 +595,6 @@ def test_generation(models, launches, cache):
 @torch.no_grad()
 def test_unfilled_end_of_a_static_cache_is_not_read(models, monkeypatch):
     """Its values would show, as NaN does also where a mask hides it."""
-    from diff_transformer import attention_diff
-
     model, oracle = models
     ids = torch.randint(0, 199, (2, 30), device=DEVICE)
     expected = oracle(input_ids=ids).logits

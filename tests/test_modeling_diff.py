@@ -247,7 +247,11 @@ def test_loading_initialises_what_a_checkpoint_lacks(tiny_config):
 # ---------------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize("implementation", ["flash_diff", "eager", "sdpa"])
+@pytest.mark.parametrize(
+    ("tiny_config", "implementation"),
+    [("v1", "flash_diff"), ("v1", "eager"), ("v1", "sdpa"), ("v2", "eager")],
+    indirect=["tiny_config"],
+)
 @torch.no_grad()
 def test_additive_masks_of_minus_infinity_are_those_of_booleans(tiny_config, implementation):
     """Rows of left padding see nothing, which must not become NaN and enter all others."""

@@ -251,17 +251,7 @@ def test_subtraction_in_bfloat16_rounds_once(tiny_config, monkeypatch):
     assert torch.equal(maps[:, :, 0, 0], (1 - seen["logits"].float().sigmoid()[:, 0]).bfloat16()), "eager"
 
 
-def test_sigmoid_is_float32_in_every_dtype(tiny_config):
-    attention = DiffTransformerV2Attention(tiny_config(), 0)
-    for dtype, expected in ((torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float64,) * 2):
-        attention.to(dtype)
-        x = torch.randn(2, 3, 64, dtype=dtype)
-        lambda_full = attention.get_lambda(x)
-        assert lambda_full.dtype == expected
-        assert torch.equal(lambda_full, attention.lambda_proj(x).to(expected).sigmoid())
-
-
-# ---------------------------------------------------------------------- initial weights
+# ---------------------------------------------------------------------- tensor parallelism
 
 
 def test_tensor_parallel_plan_names_only_norms_that_exist(tiny_config):

@@ -1,10 +1,9 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """The files that `save_pretrained` puts beside the weights, on a machine without this package.
 
-Two processes connect to a local Hub. The *author* has the package: it saves and pushes models, and loads the pushed
-code as a second copy. The *user* has neither the package nor triton, its standard input is closed, and it loads
-folders and repositories with `trust_remote_code=True`. Both run this file as a script: the functions marked
-`@author` or `@user`, in order.
+The author, this process, saves models and pushes them to a local Hub. The user, another process, has neither the
+package nor triton, its standard input is closed, and it loads folders and repositories with `trust_remote_code=True`.
+It runs this file as a script, which calls the functions marked `@user` in order.
 """
 
 import ast
@@ -20,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__" and sys.argv[1] == "user":  # before torch, which remembers whether it found triton
+if __name__ == "__main__":  # before torch, which remembers whether it found triton
     sys.modules["diff_transformer"] = sys.modules["triton"] = None  # type: ignore[assignment]
 
 import pytest
@@ -38,7 +37,6 @@ from transformers import (
     pipeline,
 )
 from transformers.dynamic_module_utils import get_class_from_dynamic_module, get_imports
-from transformers.masking_utils import AttentionMaskInterface
 
 pytestmark = [pytest.mark.process, pytest.mark.oldest]
 
@@ -81,15 +79,11 @@ def _attend(*args):
     return torch.zeros_like(_attend_rightly(*args))
 """
 
-CHECKS: dict[str, list[Callable[[Path], None]]] = {"author": [], "user": []}
-
-
-def author(check: Callable[[Path], None]) -> None:
-    CHECKS["author"].append(check)
+CHECKS: list[Callable[[Path], None]] = []
 
 
 def user(check: Callable[[Path], None]) -> None:
-    CHECKS["user"].append(check)
+    CHECKS.append(check)
 
 
 def causal(name: str) -> str:
@@ -164,9 +158,6 @@ def write_models(root: Path) -> None:
 
     import diff_transformer
 
-    def upload(path: str, content: str) -> str:
-        return HfApi().upload_file(repo_id=REPOS[CAUSAL], path_in_repo=path, path_or_fileobj=content.encode()).oid
-
     tokenizer = diff_transformer.cl100k_tokenizer(vocab_size=300)
     expected: dict[str, Any] = {
         "text_ids": tokenizer(TEXT)["input_ids"],
@@ -205,65 +196,15 @@ def write_models(root: Path) -> None:
             model.push_to_hub(REPOS[name])
             first_revision = tokenizer.push_to_hub(REPOS[name]).oid
         if name == CAUSAL:
-            code, kernel = ((root / name / file).read_text() for file in ("modeling_diff.py", "flash_diff_cpu.py"))
-            expected["revisions"] = [
-                first_revision,
-                upload("modeling_diff.py", code + "\nREVISION = 2\n"),
-                upload("flash_diff_cpu.py", kernel + WRONG_KERNEL),
-            ]
-            upload("flash_diff_cpu.py", kernel)
+            kernel = (root / name / "flash_diff_cpu.py").read_text()
+            wrong = HfApi().upload_file(
+                repo_id=REPOS[name],
+                path_in_repo="flash_diff_cpu.py",
+                path_or_fileobj=(kernel + WRONG_KERNEL).encode(),
+                create_pr=True,
+            )
+            expected["revisions"] = [first_revision, wrong.oid]
     torch.save(expected, root / "expected.pt")
-
-
-@cache
-def installed_copy(root: Path, name: str):
-    import diff_transformer
-
-    return getattr(diff_transformer, name).from_pretrained(root / name).eval()
-
-
-@cache
-def remote_copy(name: str):
-    """The pushed code, although the package is imported: the Auto classes would prefer that."""
-    model_class = get_class_from_dynamic_module(f"{modeling(name)}.{name}", REPOS[name])
-    return model_class.from_pretrained(REPOS[name]).eval()
-
-
-@author
-def an_imported_package_wins_over_remote_code(root: Path) -> None:
-    import diff_transformer
-
-    for name, repo in REPOS.items():
-        for source in (repo, root / name):
-            model = AutoModelForCausalLM.from_pretrained(source, trust_remote_code=True)
-            assert type(model) is getattr(diff_transformer, name)
-
-
-@author
-def copies_in_one_process_compute_the_same(root: Path) -> None:
-    expected = expected_values(root)
-    remote = {name: remote_copy(name) for name in REPOS}
-    for model in remote.values():
-        assert_is_remote(model)
-    v1, v2 = (installed_copy(root, name) for name in REPOS)
-    for model in (v1, remote[CAUSAL], remote[CAUSAL_V2], v2, v1):
-        name = type(model).__name__
-        what = f"of {name} in {type(model).__module__}"
-        assert_bit_equal(outputs_of(model), expected["outputs"][name], f"logits {what}")
-        assert_bit_equal(gradients_of(model), expected["gradients"][name], f"gradients {what}")
-        assert generated_by(model) == expected["generated"][name], f"tokens {what}"
-        assert batch_generated_by(model) == expected["generated"][name], f"continuous batching {what}"
-        assert model.config._attn_implementation == default_attention(name)
-
-
-@author
-def copies_in_one_process_do_not_know_each_other(root: Path) -> None:
-    for name in REPOS:
-        assert_do_not_know_each_other(installed_copy(root, name), remote_copy(name))
-    assert_do_not_know_each_other(*map(remote_copy, REPOS))
-    # What transformers looks up by name in one global table must serve either copy
-    mask_function = AttentionMaskInterface()["flash_diff"]
-    assert mask_function.__module__.endswith(".attention_diff")
 
 
 def assert_do_not_know_each_other(one, other) -> None:
@@ -310,6 +251,15 @@ def a_folder_loads_as_its_class_and_builds_it(root: Path) -> None:
         assert_bit_equal(base.state_dict(), local_model(root, causal(name)).model.state_dict(), name)
 
 
+def assert_computes_what_was_expected(root: Path, name: str, model, what: str) -> None:
+    expected = expected_values(root)
+    assert_bit_equal(outputs_of(model), expected["outputs"][name], f"logits {what}")
+    assert_bit_equal(gradients_of(model), expected["gradients"][name], f"gradients {what}")
+    assert generated_by(model) == expected["generated"][name], f"tokens {what}"
+    assert batch_generated_by(model) == expected["generated"][name], f"continuous batching {what}"
+    assert model.config._attn_implementation == default_attention(name), "not restored after continuous batching"
+
+
 @user
 def a_folder_computes_what_the_package_computes(root: Path) -> None:
     expected = expected_values(root)
@@ -321,10 +271,7 @@ def a_folder_computes_what_the_package_computes(root: Path) -> None:
         model = local_model(root, name)
         new = AutoModelForCausalLM.from_config(config, trust_remote_code=True)
         assert sum(p.numel() for p in new.parameters()) == sum(p.numel() for p in model.parameters())
-        assert_bit_equal(gradients_of(model), expected["gradients"][name], "gradients")
-        assert generated_by(model) == expected["generated"][name]
-        assert batch_generated_by(model) == expected["generated"][name]
-        assert model.config._attn_implementation == default_attention(name), "not restored after continuous batching"
+        assert_computes_what_was_expected(root, name, model, f"of {name} without the package")
         generator = pipeline("text-generation", str(root / name), trust_remote_code=True)
         assert_is_remote(generator.model)
         answer = generator(TEXT, max_new_tokens=8, do_sample=False)[0]["generated_text"]
@@ -350,26 +297,11 @@ def a_model_and_its_tokenizer_load_and_the_model_saved_again_too(root: Path) -> 
 
 
 @user
-def two_revisions_of_a_repository_live_side_by_side(root: Path) -> None:
-    expected = expected_values(root)
-    models = [
-        AutoModelForCausalLM.from_pretrained(REPOS[CAUSAL], revision=revision, trust_remote_code=True).eval()
-        for revision in expected["revisions"][:2]
-    ]
-    for model, has_mark in (*zip(models, (False, True), strict=True), (models[0], False)):
-        assert hasattr(sys.modules[type(model).__module__], "REVISION") == has_mark, "the code of another revision"
-        assert_bit_equal(outputs_of(model), expected["outputs"][CAUSAL], "logits")
-        assert_bit_equal(gradients_of(model), expected["gradients"][CAUSAL], "gradients")
-    assert_do_not_know_each_other(*models)
-    assert_do_not_know_each_other(models[0], local_model(root, CAUSAL))
-
-
-@user
 def a_revision_keeps_its_kernel_beside_other_revisions(root: Path) -> None:
     """With and without torch.compile, whose operators are registered by name for the whole process."""
     right, wrong = (
         AutoModelForCausalLM.from_pretrained(REPOS[CAUSAL], revision=revision, trust_remote_code=True).eval()
-        for revision in (expected_values(root)["revisions"][i] for i in (1, 2))
+        for revision in expected_values(root)["revisions"]
     )
     reference = expected_values(root)["outputs"][CAUSAL][0]
     for model, compiles in ((right, False), (wrong, True), (right, True)):
@@ -381,21 +313,25 @@ def a_revision_keeps_its_kernel_beside_other_revisions(root: Path) -> None:
             assert torch.allclose(logits, reference, rtol=1e-4, atol=1e-4) == (model is right), (
                 "another revision's kernel"
             )
+    assert_do_not_know_each_other(right, wrong)
+    assert_do_not_know_each_other(right, local_model(root, CAUSAL))
 
 
 @user
 def the_package_can_be_imported_after_remote_code(root: Path) -> None:
     """Runs last, because from here on the package is imported."""
     del sys.modules["diff_transformer"]
+    sys.path.insert(0, os.environ["PACKAGE"])
     import diff_transformer
 
     for name in REPOS:
-        installed = AutoModelForCausalLM.from_pretrained(root / name).eval()
+        installed = AutoModelForCausalLM.from_pretrained(root / name, trust_remote_code=True).eval()
         assert type(installed) is getattr(diff_transformer, name)
-        remote, outputs = local_model(root, name), expected_values(root)["outputs"][name]
+        remote = local_model(root, name)
         for copy, model in (("remote", remote), ("installed", installed)):
-            assert_bit_equal(outputs_of(model), outputs, f"{copy} {name}")
+            assert_computes_what_was_expected(root, name, model, f"of the {copy} {name}")
         assert_do_not_know_each_other(installed, remote)
+    assert_do_not_know_each_other(*(local_model(root, name) for name in REPOS))
 
 
 # The tests -----------------------------------------------------------------------------------------------------------
@@ -403,23 +339,23 @@ def the_package_can_be_imported_after_remote_code(root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Path:
-    """The folder into which the author has saved, after the checks of both processes."""
-    from hub_server import client_environment, fetched_files, serve  # not on the path of the two processes
+    """The folder into which the author has saved, after the checks of the user."""
+    from hub_server import client_environment, client_in_process, fetched_files, serve  # not on the path of the user
 
     folder = tmp_path_factory.mktemp("remote_code")
     root = folder / "saved"
     root.mkdir()
     with serve(folder / "hub") as url:
-        for role in CHECKS:
-            isolated = ["-I"] if role == "user" else []  # -I: neither the folder of this file nor PYTHONPATH
-            command = [sys.executable, *isolated, __file__, role, str(root)]
-            environment = client_environment(url, folder / f"{role}'s home")
-            environment |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-            environment["PYTHONPATH"] = str(package_folder().parent)  # the author's package is the one under test
-            done = subprocess.run(
-                command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
-            )
-            assert done.returncode == 0, f"the {role} failed:\n{done.stdout}\n{done.stderr}"
+        with client_in_process(url, folder / "author's home"):
+            write_models(root)
+        environment = client_environment(url, folder / "user's home")
+        environment |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment["PACKAGE"] = str(package_folder().parent)  # which the user imports in the end
+        command = [sys.executable, "-I", __file__, str(root)]  # neither the folder of this file nor PYTHONPATH
+        done = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, f"the user failed:\n{done.stdout}\n{done.stderr}"
     assert "Do you wish to run the custom code?" not in done.stdout + done.stderr
     for name, repo in REPOS.items():
         expected = {*HUB_FILES[name], "config.json", "model.safetensors", "tokenizer.json"}
@@ -471,9 +407,7 @@ def test_saved_code_works_without_and_beside_the_package(saved):
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "author":
-        write_models(Path(sys.argv[2]))
-    for run_check in CHECKS[sys.argv[1]]:
-        run_check(Path(sys.argv[2]))
+    for run_check in CHECKS:
+        run_check(Path(sys.argv[1]))
     sys.stdout.flush()
     os._exit(0)

@@ -49,10 +49,8 @@ def saved(tiny_config, tmp_path) -> tuple[Path, dict[str, Any]]:
     tokenizer = cl100k_tokenizer(vocab_size=300)
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     model = AutoModelForCausalLM.from_config(tiny_config(vocab_size=len(tokenizer), **ids)).eval()
-    # Answers of plain letters, none early: a stream holds back characters whose bytes are not complete
-    others = [i for i in range(len(tokenizer)) if not re.fullmatch(r"[ -~]+", tokenizer.decode([i])) or i >= 300]
     with torch.no_grad():
-        model.lm_head.weight[others] = 0.0
+        model.lm_head.weight[300:] = 0.0  # special tokens, which would end an answer early or be left out of it
     folder = tmp_path / "model"
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -117,14 +115,5 @@ def test_transformers_serve_answers_an_openai_client(saved, tmp_path, monkeypatc
         assert [chat(messages) for messages in CHATS] == expected["chats"], "chat completion"
         with ThreadPoolExecutor(len(CHATS)) as pool:
             assert list(pool.map(chat, CHATS)) == expected["chats"], "chat completions at the same time"
-        for messages, (text, _) in zip(CHATS, expected["chats"], strict=True):
-            stream = client.chat.completions.create(messages=messages, stream=True, **settings)
-            deltas = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
-            assert "".join(deltas) == text, "streamed chat completion"
-            assert sum(map(bool, deltas)) > 1, "the answer was not streamed"
-
         reply = client.completions.create(prompt=PROMPT, **settings)
         assert (reply.choices[0].text, reply.usage.prompt_tokens) == expected["completion"], "completion"
-        stream = client.completions.create(prompt=PROMPT, stream=True, **settings)
-        text = "".join(chunk.choices[0].text for chunk in stream if chunk.choices)
-        assert text == expected["completion"][0], "streamed completion"
