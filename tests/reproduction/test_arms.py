@@ -20,8 +20,6 @@ from diff_transformer.reproduction.arms import (
     new_model,
 )
 from diff_transformer.reproduction.branches import EVERY_ARM
-from diff_transformer.reproduction.findings import check_parameters
-from diff_transformer.reproduction.study import STUDIES, load_study
 from diff_transformer.training.architectures import transformer_twin
 
 
@@ -185,23 +183,6 @@ def test_new_model_has_the_matrices_of_the_transformer(arm, config):
     assert copied == 2 + 2 * 7
 
 
-@torch.no_grad()
-def test_new_model_of_v2_has_the_first_queries_of_the_transformer():
-    """If the second queries equal the first ones and lambda is 1/2, half of the attention remains."""
-    config = small_config(initializer_range=0.2)
-    model, twin = new_model("diff_v2", config, 5), new_model("transformer", config, 5)
-    width = model.config.intermediate_size
-    for layer, theirs in zip(model.model.layers, twin.model.layers, strict=True):
-        queries = layer.self_attn.q_proj.weight.view(-1, 2, 8, 32)
-        queries[:, 1] = queries[:, 0]
-        layer.self_attn.lambda_proj.weight.zero_()
-        theirs.self_attn.o_proj.weight.div_(2)
-        theirs.mlp.down_proj.weight[:, width:] = 0
-    ids = random_ids(config)
-    exact = formula(twin.config, {name: x.double() for name, x in twin.named_parameters()}, ids)
-    assert_same_computation(model(ids).logits, twin(ids).logits, exact)
-
-
 def test_matrices_digest_is_that_of_the_seed(config):
     digests = {matrices_digest(new_model(arm, config, seed=0)) for arm in ARMS}
     assert len(digests) == 1
@@ -332,16 +313,3 @@ def test_wide_logits_equal_their_formula():
     loss, other = (y.sin().sum() for y in (expected, seen["out"]))
     for ours, theirs in zip(torch.autograd.grad(other, inputs), torch.autograd.grad(loss, inputs), strict=True):
         torch.testing.assert_close(ours, theirs)
-
-
-@pytest.mark.oldest
-@pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")), ids=lambda path: path.stem)
-def test_arms_have_equal_parameters_on_the_meta_device(path):
-    for name, experiment in load_study(path).experiments.items():
-        parameters = {}
-        for arm in ARMS:  # whichever the study trains
-            with torch.device("meta"):
-                model = new_model(arm, experiment.make_config(), seed=0)
-            assert model.device.type == "meta"
-            parameters[arm] = model.num_parameters()
-        check_parameters(name, parameters)
