@@ -55,6 +55,7 @@ def reproduce(options: argparse.Namespace) -> int:
         return 0
     claim_folder(path, folder)
     check_texts(study, folder)
+    print_gains(study, folder)
     status = 0
     try:
         minutes = study.minutes_per_call if options.minutes is None else options.minutes or None
@@ -125,6 +126,17 @@ def check_texts(study: Study, folder: Path) -> None:
                 f"{name}: the results have the text {', '.join(map(str, other))}, and this machine has {digest}. "
                 "Continue with the versions of Python and packages that they name, or choose another --out."
             )
+
+
+def print_gains(study: Study, folder: Path) -> None:
+    """Prints the constants with which arms begin with the amplitude of others."""
+    from .train import Data  # accelerate
+
+    for name, experiment in study.experiments.items():
+        data = Data(experiment, folder, experiment.tuning_seeds[0])
+        for arm in experiment.arms:
+            if gains := data.gains(arm):
+                print(f"{name:<16}{arm:<16}begins like {EVERY_ARM[arm].like}: {', '.join(f'{x:g}' for x in gains)}")
 
 
 def run_study(study: Study, folder: Path, minutes: float | None = None, registration: str | None = None) -> None:

@@ -27,6 +27,7 @@ from diff_transformer.reproduction.run import (
 )
 from diff_transformer.reproduction.study import STUDIES, load_study
 from diff_transformer.reproduction.tasks import Text, Tokens
+from diff_transformer.reproduction.train import Data
 
 ROOT = Path(__file__).parents[2]
 CI = STUDIES / "ci.yaml"
@@ -161,6 +162,7 @@ def test_reproduce_passes_minutes_and_returns_the_exit_status(
 
     monkeypatch.setattr(run, "run_study", run_study)
     monkeypatch.setattr(run, "check_texts", lambda *_: None)
+    monkeypatch.setattr(run, "print_gains", lambda *_: None)
     study = tmp_path / "study.yaml"
     study.write_text(f"minutes_per_call: 8.5\n{CI.read_text()}")
     assert main(["--study", str(study), "--out", str(tmp_path / "out"), *given]) == status
@@ -181,6 +183,15 @@ def test_check_texts_prints_the_epochs_and_stops_before_a_run_that_lacks_text(tm
     study = replace(study, experiments={"text": replace(text, task=replace(text.task, epochs=3))})
     check_texts(study, tmp_path)
     assert capsys.readouterr().out == f"{'text':<16}reads 0.01024 million tokens, 2.7 epochs of the text\n"
+
+
+def test_gains_are_printed_once_for_each_layer(tmp_path, capsys):
+    experiment = replace(load_study(CI).experiments["recall"], arms=["wide_norm", "wide_gain", "wide_init", "diff"])
+    run.print_gains(replace(load_study(CI), experiments={"recall": experiment}), tmp_path)
+    lines = [line.partition("begins like wide_norm: ") for line in capsys.readouterr().out.splitlines()]
+    assert [before.split() for before, _, _ in lines] == [["recall", "wide_gain"], ["recall", "wide_init"]]
+    gains = [[float(x) for x in after.split(", ")] for _, _, after in lines]
+    assert gains == [Data(experiment, tmp_path, 0).gains("wide_gain")] * 2 and len(gains[0]) == 2
 
 
 def test_reproduce_names_a_missing_package_before_anything_runs(tmp_path, monkeypatch):
