@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -119,18 +118,15 @@ def new_model(
         if name.endswith("q_proj.weight") and isinstance(model.config, DiffTransformerV2Config):
             matrix, source = matrix.unflatten(0, (-1, 2, d))[:, 0], source.unflatten(0, (-1, d))
         matrix.copy_(source[tuple(slice(size) for size in matrix.shape)])
-    for attention in attentions if made.lambda_sign != 1 else ():
-        _multiply_lambda(attention, made.lambda_sign)
+    if made.lambda_sign != 1:
+        for attention in attentions:
+            _multiply_lambda(attention, made.lambda_sign)
     for attention, gain in zip(attentions, gains, strict=False):
         if made.by_init:
             attention.o_proj.weight.mul_(gain)
         else:
-            attention.o_proj.register_forward_pre_hook(partial(_multiply, gain))
+            attention.o_proj.register_forward_pre_hook(lambda module, inputs, gain=gain: (inputs[0] * gain,))
     return model
-
-
-def _multiply(gain: float, module: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-    return (inputs[0] * gain,)
 
 
 def _multiply_lambda(attention: DiffTransformerAttention, sign: int) -> None:
@@ -148,10 +144,10 @@ def measure_gains(
     arm: str, config: DiffTransformerConfig, seed: int, input_ids: torch.Tensor, asked: torch.Tensor
 ) -> list[float]:
     """By layer, the constant with which the attention of an arm begins with the amplitude (`amplitudes`) of the arm
-    that it is `like`; empty if there is none. It has four digits, so that it is the same on all processors."""
-    if (like := ARMS[arm].like) is None:
-        return []
+    that it is `like`. It has four digits, so that it is the same on all processors."""
     gains: list[float] = []
+    like = ARMS[arm].like
+    assert like is not None
     for i, wanted in enumerate(amplitudes(new_model(like, config, seed), input_ids, asked)):
         own = amplitudes(new_model(arm, config, seed, gains), input_ids, asked)[i]  # after those of the layers before
         gains.append(float(f"{wanted / own:.4g}"))
@@ -169,11 +165,9 @@ def amplitudes(model: PreTrainedModel, input_ids: torch.Tensor, asked: torch.Ten
         found.append(outputs[0][asked].float().square().mean().sqrt().item())
 
     hooks = [layer.self_attn.register_forward_hook(measure) for layer in model.model.layers]
-    try:
-        model(input_ids)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    model(input_ids)
+    for hook in hooks:
+        hook.remove()
     return found
 
 
@@ -182,13 +176,14 @@ def asked(labels: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(labels[:, 1:] != IGNORED, (0, 1))
 
 
-def layer_lambda_init(arm: str, config: DiffTransformerConfig) -> list[float]:
+def layer_lambda_init(arm: Arm, config: DiffTransformerConfig) -> list[float]:
     """lambda_init by layer, also of the factor of a Llama with the head norm; empty for arms without. `config` is
     DIFF's."""
-    made = ARMS[arm].config(config)
+    made = arm.config(config)
+    if not isinstance(made, DiffTransformerConfig | LlamaHeadNormConfig):
+        return []
     own = made if isinstance(made, DiffTransformerConfig) else config
-    layers = range(config.num_hidden_layers if own is made or isinstance(made, LlamaHeadNormConfig) else 0)
-    return [own.layer_lambda_init(i) * ARMS[arm].lambda_sign for i in layers]
+    return [own.layer_lambda_init(i) * arm.lambda_sign for i in range(config.num_hidden_layers)]
 
 
 def matrices_digest(model: PreTrainedModel) -> str:

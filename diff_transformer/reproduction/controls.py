@@ -13,7 +13,9 @@ from .findings import LEAST_LOSS, at_equal_rates
 from .results import Result
 from .study import Study
 
-_PAIRS = (
+_PROBES = ("gain", "amplitude", "q", "k", "v")
+_PAIRS = ("pairs", "lambda", "activation")
+_OF_PAIRS = (
     "Distance of a pair: the norm of the difference of the weights of both queries, over that of the first. Spread of "
     "lambda: its standard deviation over tokens and heads. Largest activation: that of the layer's input.",
 )
@@ -26,11 +28,13 @@ def controls(study: Study, results: Sequence[Result], runs: Runs, ink: Mapping[s
     tuned = [name for name in runs if study.experiments[name].tunes]
     rates = [row for name in tuned for row in equal_rates(study, name, results)]
     columns = ["experiment", "arm", "layer", "gain", "amplitude", *(f"gradient of {x}" for x in "qkv")]
-    probes = [
-        row for name, arms in runs.items() for arm, found in arms.items() for row in probe_rows(name, arm, found)
-    ]
-    continued = [name for name in runs if study.experiments[name].begins_with is not None]
-    pairs = [row for name in continued for arm, found in runs[name].items() for row in pair_rows(name, arm, found)]
+    probes: list[list] = []
+    pairs: list[list] = []
+    for name, arms in runs.items():
+        for arm, found in arms.items():
+            probes += layer_rows(name, arm, found, _PROBES)
+            if study.experiments[name].begins_with is not None:
+                pairs += layer_rows(name, arm, found, _PAIRS)
     tables = [
         Table("At equal learning rates", ["experiment", "contrast", "effect at each rate"], rates),
         Table("From the beginning to the end of the training: means over the seeds", columns, probes),
@@ -59,7 +63,7 @@ def controls(study: Study, results: Sequence[Result], runs: Runs, ink: Mapping[s
             "Amplitude: the root mean square of what attention adds to the residual stream of the tokens that are "
             "asked for the next one. Gain: the constant with which an arm begins with the amplitude of another.",
             "Gradients: norms over q_proj, k_proj and v_proj, before clipping.",
-            *(_PAIRS if pairs else ()),
+            *(_OF_PAIRS if pairs else ()),
             "Lambda: the mean over the seeds whose training has not ended; of DIFF V2 over tokens and heads too.",
         ],
     )
@@ -81,36 +85,22 @@ def equal_rates(study: Study, name: str, results: Sequence[Result]) -> list[list
     return rows
 
 
-def probe_rows(name: str, arm: str, runs: Sequence[Result]) -> list[list]:
-    """Rows of layers: `0.0297 → 0.513`. Empty for runs that measured nothing."""
-    if not all(x.probes for x in runs):
+def layer_rows(name: str, arm: str, runs: Sequence[Result], measures: Sequence[str]) -> list[list]:
+    """Rows of layers with the means of the beginning and the end, `0.0297 → 0.513`; None where the arm has no such
+    measure. Empty for runs of earlier versions, which lack the last measure."""
+    if not all(measures[-1] in x.probes.get("end", {}) for x in runs):
         return []
-    amplitudes = ["amplitude", *"qkv"]
-    begin, end = (_means(runs, when, amplitudes).T for when in ("begin", "end"))
-    gains: list[Any] = [f"{gain:g}" for gain in runs[0].gains] or [None] * len(begin)
-    return [
-        [name, arm, i, gain, *(f"{x:.3g} → {y:.3g}" for x, y in zip(first, last, strict=True))]
-        for i, (gain, first, last) in enumerate(zip(gains, begin, end, strict=True), 1)  # layers: amplitude, q, k, v
-    ]
-
-
-def pair_rows(name: str, arm: str, runs: Sequence[Result]) -> list[list]:
-    """Rows of layers, for an experiment that begins with trained models."""
-    if not all("activation" in x.probes.get("end", {}) for x in runs):
-        return []
-    cells: list[list] = [[name, arm, i] for i in range(1, len(runs[0].probes["end"]["activation"]) + 1)]
-    for measure in ("pairs", "lambda", "activation"):
-        if measure not in runs[0].probes["end"]:
-            cells = [[*row, None] for row in cells]
-            continue
-        begin, end = (_means(runs, when, [measure])[0] for when in ("begin", "end"))
-        cells = [[*row, f"{x:.3g} → {y:.3g}"] for row, x, y in zip(cells, begin, end, strict=True)]
-    return cells
-
-
-def _means(runs: Sequence[Result], when: str, measures: Sequence[str]) -> np.ndarray:
-    """(measures, layers)"""
-    return np.mean([[x.probes[when][measure] for measure in measures] for x in runs], axis=0)
+    ends = runs[0].probes["end"]
+    columns: list[list] = []
+    for measure in measures:
+        column: list = [None] * len(ends[measures[-1]])
+        if measure == "gain" and runs[0].gains:
+            column = [f"{gain:g}" for gain in runs[0].gains]
+        elif measure in ends:
+            begin, end = (np.mean([x.probes[when][measure] for x in runs], axis=0) for when in ("begin", "end"))
+            column = [f"{x:.3g} → {y:.3g}" for x, y in zip(begin, end, strict=True)]
+        columns.append(column)
+    return [[name, arm, i, *cells] for i, cells in enumerate(zip(*columns, strict=True), 1)]
 
 
 def draw_rates(

@@ -24,7 +24,7 @@ from ..folders import whole_file
 from ..training.budget import model_flops_per_token
 from ..training.callbacks import StopOnSignal
 from .arms import layer_lambda_init
-from .branches import BRANCHES, EVERY_ARM
+from .branches import EVERY_ARM
 from .findings import check_parameters, missing_runs, number_of_runs
 from .results import DATA, RESULTS, STUDY, RunId, load
 from .study import STUDIES, Study, load_study, registered_in
@@ -96,12 +96,13 @@ def print_plan(study: Study, folder: Path) -> None:
         f"{'Experiment':<16}{'Arm':<24}{'Seeds':>5}{'Parameters':>13}{'FLOPs per token':>17}  lambda_init by layer"
     )
     for name, experiment in study.experiments.items():
-        parameters, length = {}, experiment.task.length
+        parameters, config = {}, experiment.make_config()
         for arm in experiment.arms:
             with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(EVERY_ARM[arm].config(config := experiment.make_config()))
-            parameters[arm], flops = model.num_parameters(), model_flops_per_token(model.config, length)
-            init = ", ".join(f"{x:.2f}" for x in ([] if arm in BRANCHES else layer_lambda_init(arm, config)))
+                model = AutoModelForCausalLM.from_config(EVERY_ARM[arm].config(config))
+            parameters[arm] = model.num_parameters()
+            flops = model_flops_per_token(model.config, experiment.task.length)
+            init = ", ".join(f"{x:.2f}" for x in layer_lambda_init(EVERY_ARM[arm], config))
             print(f"{name:<16}{arm:<24}{len(experiment.seeds):>5}{parameters[arm]:>13,}{flops:>17,.0f}  {init}")
         if experiment.begins_with is None:
             check_parameters(name, parameters)

@@ -26,7 +26,7 @@ from ..training.run_arguments import RunArguments
 from ..training.trainer import NonFiniteLossError, RunTrainer
 from ..training.whole_checkpoints import last_whole_checkpoint
 from .arms import amplitudes, asked, layer_lambda_init, matrices_digest, measure_gains, new_model
-from .branches import BRANCHES, EVERY_ARM, continued_model
+from .branches import EVERY_ARM, continued_model
 from .findings import start_of
 from .results import CHECKPOINTS, DATA, MODELS, RESULTS, STUDY, Result, RunId, append, load
 from .study import Experiment, load_study
@@ -72,8 +72,8 @@ class Data:
         return self._dataset("validation", 0, self.experiment.validation_rows, **condition)
 
     def gains(self, arm: str) -> list[float]:
-        """Measured once for the experiment: with the first tuning seed, on validation rows."""
-        if arm in BRANCHES:
+        """Those of an arm that is like another, measured once: with the first tuning seed, on validation rows."""
+        if EVERY_ARM[arm].like is None:
             return []
         if arm not in self._gains:
             seed, config = self.experiment.tuning_seeds[0], self.experiment.make_config()
@@ -233,7 +233,7 @@ def train(data: Data, run: RunId, model: PreTrainedModel, output_dir: Path, stop
         parameters=model.num_parameters(),
         flops_per_token=model_flops_per_token(model.config, data.task.length),
         diverged=diverged,
-        lambda_init=[] if run.arm in BRANCHES else layer_lambda_init(run.arm, experiment.make_config()),
+        lambda_init=layer_lambda_init(EVERY_ARM[run.arm], experiment.make_config()),
         gains=data.gains(run.arm),
         probes=probes,
         lambdas=list(takewhile(lambda entry: all(map(math.isfinite, entry)), lambdas)),

@@ -19,8 +19,7 @@ from diff_transformer.reproduction.arms import (
     measure_gains,
     new_model,
 )
-from diff_transformer.reproduction.findings import check_parameters
-from diff_transformer.reproduction.study import STUDIES, load_study
+from diff_transformer.reproduction.branches import EVERY_ARM
 from diff_transformer.training.architectures import transformer_twin
 
 
@@ -184,23 +183,6 @@ def test_new_model_has_the_matrices_of_the_transformer(arm, config):
     assert copied == 2 + 2 * 7
 
 
-@torch.no_grad()
-def test_new_model_of_v2_has_the_first_queries_of_the_transformer():
-    """If the second queries equal the first ones and lambda is 1/2, half of the attention remains."""
-    config = small_config(initializer_range=0.2)
-    model, twin = new_model("diff_v2", config, 5), new_model("transformer", config, 5)
-    width = model.config.intermediate_size
-    for layer, theirs in zip(model.model.layers, twin.model.layers, strict=True):
-        queries = layer.self_attn.q_proj.weight.view(-1, 2, 8, 32)
-        queries[:, 1] = queries[:, 0]
-        layer.self_attn.lambda_proj.weight.zero_()
-        theirs.self_attn.o_proj.weight.div_(2)
-        theirs.mlp.down_proj.weight[:, width:] = 0
-    ids = random_ids(config)
-    exact = formula(twin.config, {name: x.double() for name, x in twin.named_parameters()}, ids)
-    assert_same_computation(model(ids).logits, twin(ids).logits, exact)
-
-
 def test_matrices_digest_is_that_of_the_seed(config):
     digests = {matrices_digest(new_model(arm, config, seed=0)) for arm in ARMS}
     assert len(digests) == 1
@@ -214,12 +196,12 @@ def test_matrices_digest_is_that_of_the_seed(config):
 def test_lambda_init_is_that_of_diff_or_of_the_arm():
     exponential, constant = small_config(), small_config(lambda_init=0.7)
     own = {"diff_plus": (-1, None), "diff_zero": (0, None), "diff_0.8": (1, 0.8), "diff_0.8_gain": (1, 0.8)}
-    for arm in ARMS:
+    for arm, made in EVERY_ARM.items():
         sign, init = own.get(arm, (1, None))
         has_one = arm in ("norm", "wide_norm") or (arm.startswith("diff") and arm != "diff_v2")
         wanted = [sign * (init or x) for x in (0.2, 0.355509)] if has_one else []
-        assert layer_lambda_init(arm, exponential) == pytest.approx(wanted), arm
-        assert layer_lambda_init(arm, constant) == ([sign * (init or 0.7)] * 2 if has_one else []), arm
+        assert layer_lambda_init(made, exponential) == pytest.approx(wanted), arm
+        assert layer_lambda_init(made, constant) == ([sign * (init or 0.7)] * 2 if has_one else []), arm
         if wanted and arm.startswith("diff"):
             layers = new_model(arm, exponential, 0).model.layers
             assert [layer.self_attn.lambda_init for layer in layers] == pytest.approx(wanted), arm
@@ -255,10 +237,6 @@ def test_gains_give_the_amplitude_of_the_arm_that_it_is_like(arm, config):
     assert without != pytest.approx(wanted, rel=0.05)
     assert measure_gains(arm, config, 3, ids, ~asked) != gains, "whichever tokens are asked"
     assert amplitudes(new_model(arm, config, 3, gains), ids, asked) == pytest.approx(ours)
-
-
-def test_gains_are_none_without_an_arm_to_be_like(config):
-    assert measure_gains("diff", config, 0, random_ids(config), torch.ones(2, 19, dtype=torch.bool)) == []
 
 
 def test_a_gain_and_a_larger_o_proj_are_one_function_with_other_gradients(config):
@@ -335,16 +313,3 @@ def test_wide_logits_equal_their_formula():
     loss, other = (y.sin().sum() for y in (expected, seen["out"]))
     for ours, theirs in zip(torch.autograd.grad(other, inputs), torch.autograd.grad(loss, inputs), strict=True):
         torch.testing.assert_close(ours, theirs)
-
-
-@pytest.mark.oldest
-@pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")), ids=lambda path: path.stem)
-def test_arms_have_equal_parameters_on_the_meta_device(path):
-    for name, experiment in load_study(path).experiments.items():
-        parameters = {}
-        for arm in ARMS:  # whichever the study trains
-            with torch.device("meta"):
-                model = new_model(arm, experiment.make_config(), seed=0)
-            assert model.device.type == "meta"
-            parameters[arm] = model.num_parameters()
-        check_parameters(name, parameters)

@@ -8,14 +8,7 @@ import pytest
 from made_up_study import changed, make_results, make_study
 from matplotlib.figure import Figure as Canvas
 
-from diff_transformer.reproduction.controls import (
-    controls,
-    draw_lambda,
-    draw_rates,
-    equal_rates,
-    pair_rows,
-    probe_rows,
-)
+from diff_transformer.reproduction.controls import controls, draw_lambda, draw_rates, equal_rates, layer_rows
 from diff_transformer.reproduction.findings import runs_by_arm
 from diff_transformer.reproduction.report import INK
 from diff_transformer.reproduction.study import Contrast
@@ -24,11 +17,13 @@ STUDY, RESULTS = make_study(), make_results()
 RUNS = {name: runs_by_arm(x, name, RESULTS) for name, x in STUDY.experiments.items()}
 
 
-def probed(result, layers: tuple[float, float], factor: float):
-    """Amplitude and gradients of two layers, and `factor` times as much in the end."""
-    begin = {name: [i * x for x in layers] for i, name in enumerate(("amplitude", "q", "k", "v"), 1)}
-    end = {name: [factor * x for x in values] for name, values in begin.items()}
-    return replace(result, probes={"begin": begin, "end": end})
+def probed(result, *measures: str):
+    """The n-th measure of two layers is n and 2 n, and five times as much in the end."""
+    ends = {
+        when: {name: [n * x, 2 * n * x] for n, name in enumerate(measures, 1)}
+        for when, x in (("begin", 1), ("end", 5))
+    }
+    return replace(result, probes=ends)
 
 
 def test_equal_rates_have_the_mean_ratio_and_the_seeds_that_agree():
@@ -43,6 +38,8 @@ def test_equal_rates_have_the_mean_ratio_and_the_seeds_that_agree():
     expected = [f"{rate:g}: × {x:.3g} (2 of 2)" for rate, x in zip((1e-3, 2e-3, 4e-3), ratios, strict=True)]
     assert rows[0][2] == "; ".join(expected)
     assert rows[2][2] == "0.001: × 1 (0 of 2); 0.002: × 1 (0 of 2); 0.004: × 1 (0 of 2)", "the arms are equal"
+    other = replace(STUDY, contrasts={"other": Contrast("Is it?", ["wide", "diff"])})
+    assert equal_rates(other, "retrieval", RESULTS) == [], "it does not train both arms"
 
 
 def test_equal_rates_leave_out_rates_that_one_arm_has_not_tried():
@@ -65,45 +62,32 @@ def test_equal_rates_of_a_loss_are_differences():
     ]  # fmt: skip
 
 
-def test_probe_rows_have_the_means_of_each_layer_at_the_beginning_and_the_end():
-    runs = [probed(RUNS["text"]["diff"][i], (0.1 + i / 10, 2.0), 10) for i in (0, 1)]
-    assert probe_rows("text", "diff", runs) == [
-        ["text", "diff", 1, None, "0.15 → 1.5", "0.3 → 3", "0.45 → 4.5", "0.6 → 6"],
-        ["text", "diff", 2, None, "2 → 20", "4 → 40", "6 → 60", "8 → 80"],
+def test_layer_rows_have_the_means_of_what_an_arm_has():
+    """The second seed has measured 4 and 2 in the end."""
+    first, second, other, _ = RUNS["text"]["diff"]
+    runs = [probed(first, "amplitude", "q"), probed(second, "amplitude", "q")]
+    runs[1].probes["end"]["amplitude"] = [4, 2]
+    columns = ("gain", "amplitude", "lambda", "q")
+    assert layer_rows("text", "diff", runs, columns) == [
+        ["text", "diff", 1, None, "1 → 4.5", None, "2 → 10"],
+        ["text", "diff", 2, None, "2 → 6", None, "4 → 20"],
     ]
     gained = [replace(x, gains=[12.75, 1.5]) for x in runs]
-    assert [row[3] for row in probe_rows("text", "diff", gained)] == ["12.75", "1.5"]
-    assert probe_rows("text", "diff", [*runs, RUNS["text"]["diff"][2]]) == [], "one of the runs measured nothing"
+    assert [row[3] for row in layer_rows("text", "diff", gained, columns)] == ["12.75", "1.5"]
+    assert layer_rows("text", "diff", [*runs, other], columns) == [], "a run measured nothing"
+    assert layer_rows("text", "diff", runs, ("amplitude", "activation")) == [], "of an earlier version"
 
 
-def test_pair_rows_have_the_means_of_what_an_arm_has():
-    """A Transformer has neither pairs nor lambda."""
-    runs = [
-        replace(
-            probed(RUNS["text"]["diff"][i], (0.1, 2.0), 10),
-            probes={
-                when: {"activation": [4.0 * x, 8.0 * x], "lambda": [0.01 * x, 0.02 * x], "pairs": [0.1 * x, 0.2 * x]}
-                for when, x in (("begin", 1 + i), ("end", 3 + i))
-            },
-        )
-        for i in (0, 1)
+def test_pairs_are_measured_where_an_experiment_begins_with_another():
+    runs = [probed(x, "amplitude", *"qkv", "pairs", "lambda", "activation") for x in RUNS["text"]["diff"]]
+    text = STUDY.experiments["text"]
+    continued = {"first": text, "text": replace(text, arms=["transformer", "upcycled"], begins_with="first")}
+    (section,) = controls(replace(STUDY, experiments=continued), RESULTS, {"text": {"upcycled": runs}}, INK)
+    assert section.tables[-1].rows == [
+        ["text", "upcycled", 1, "5 → 25", "6 → 30", "7 → 35"],
+        ["text", "upcycled", 2, "10 → 50", "12 → 60", "14 → 70"],
     ]
-    assert pair_rows("text", "upcycled", runs) == [
-        ["text", "upcycled", 1, "0.15 → 0.35", "0.015 → 0.035", "6 → 14"],
-        ["text", "upcycled", 2, "0.3 → 0.7", "0.03 → 0.07", "12 → 28"],
-    ]
-    plain = [replace(x, probes={when: {"activation": y["activation"]} for when, y in x.probes.items()}) for x in runs]
-    assert pair_rows("text", "transformer", plain)[0] == ["text", "transformer", 1, None, None, "6 → 14"]
-    assert pair_rows("text", "diff", [probed(runs[0], (0.1, 2.0), 10)]) == [], "an earlier version measured nothing"
-
-    experiments = {"text": replace(STUDY.experiments["text"], arms=["transformer", "upcycled"], begins_with="first")}
-    first = replace(STUDY.experiments["text"], arms=["transformer"])
-    study = replace(STUDY, experiments={"first": first, **experiments})
-    amplitudes = dict.fromkeys(("amplitude", *"qkv"), [1.0, 2.0])
-    whole = [replace(x, probes={when: {**amplitudes, **y} for when, y in x.probes.items()}) for x in runs]
-    (section,) = controls(study, RESULTS, {"text": {"upcycled": whole}}, INK)
-    assert section.tables[-1].rows == pair_rows("text", "upcycled", whole)
-    (section,) = controls(STUDY, RESULTS, {"text": {"diff": whole}}, INK)
+    (section,) = controls(STUDY, RESULTS, {"text": {"diff": runs}}, INK)
     assert not any(x.caption.startswith("Pairs") for x in section.tables), "it is trained from scratch"
 
 
@@ -114,7 +98,7 @@ def test_the_section_is_left_out_of_a_study_without_either(name):
     assert len(sections) == (name == "retrieval")
     if sections:
         assert [table.caption for table in sections[0].tables] == ["At equal learning rates"] and sections[0].figures
-    runs[name] = {"diff": [probed(x, (1.0, 2.0), 3) for x in runs[name]["diff"]]}
+    runs[name] = {"diff": [probed(x, "amplitude", *"qkv") for x in runs[name]["diff"]]}
     (section,) = controls(study, RESULTS, runs, INK)
     captions = [table.caption for table in section.tables]
     assert [figure.name for figure in section.figures] == (["lambda"] if name == "text" else ["rates"]), "no lambda"
@@ -151,8 +135,3 @@ def test_draw_lambda_draws_the_means_of_each_layer():
     draw_lambda(canvas, {"text": {"diff": deep}}, INK)
     assert [axes.get_title() for axes in canvas.axes] == ["text, layer 1", "text, layer 4"]
     assert list(canvas.axes[1].lines[0].get_ydata()) == [0.4]
-
-
-def test_a_contrast_of_arms_that_are_not_trained_has_no_row():
-    study = replace(STUDY, contrasts={"other": Contrast("Is it?", ["wide", "diff"])})
-    assert equal_rates(study, "retrieval", RESULTS) == []

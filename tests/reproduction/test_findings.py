@@ -109,17 +109,6 @@ def test_findings_do_not_compare_an_arm_with_a_diverged_run():
     assert compared == set(rows) - {("retrieval", "design"), ("retrieval", "subtraction")}
 
 
-@pytest.mark.parametrize("name", ["text", "retrieval", "recall"])
-def test_findings_give_the_verdict_on_the_second_arm(name):
-    """With the arms exchanged the effect changes its sign and the verdict its direction."""
-    row, exchanged = (
-        found(study=replace(study, experiments={name: STUDY.experiments[name]}))[name, "design"]
-        for study in (STUDY, with_contrast("design", arms=["diff", "transformer"]))
-    )
-    assert exchanged.comparison.effect == pytest.approx(-row.comparison.effect)
-    assert (row.verdict, exchanged.verdict) == (BETTER, WORSE) and exchanged.p == pytest.approx(row.p)
-
-
 def test_findings_apply_holm_over_all_primary_contrasts():
     rows = found()
     primary = sorted((x for x in rows.values() if x.contrast.primary), key=lambda x: x.comparison.p)
@@ -198,11 +187,13 @@ def test_findings_reject_unequal_conditions(fields, message):
     where = {"experiment": "text", "arm": "diff", **({} if "parameters" in fields else {"seed": 12})}
     with pytest.raises(ValueError, match=message):
         findings(STUDY, changed(RESULTS, where, **fields))
+
+
+def test_parameters_may_differ_by_a_thousandth_and_seeds_by_their_matrices():
     check_parameters("text", {"transformer": 1_000_000, "diff": 1_001_000, "wide": 999_000})
     with pytest.raises(ValueError, match="differ by more than 0.1 %: .*'wide': 998999"):
         check_parameters("text", {"transformer": 1_000_000, "diff": 1_001_000, "wide": 998_999})
-    if "matrices" in fields:  # seeds may differ from one another
-        findings(STUDY, changed(RESULTS, {"experiment": "text", "seed": 12}, **fields))
+    findings(STUDY, changed(RESULTS, {"experiment": "text", "seed": 12}, matrices="others"))
 
 
 def test_findings_compare_batches_up_to_the_end_of_the_shorter_run():
@@ -239,16 +230,6 @@ def test_findings_of_arms_with_different_seeds():
     none = found([x for x in without(("transformer", 10), ("diff", 13)) if x.seed in (10, 13)])["text", "design"]
     assert none.seeds == 0 and none.comparison is None
     assert set(found([x for x in without() if x.arm != "wide_norm"])) == {("text", "design")}
-
-
-def test_findings_compare_no_times_without_an_event():
-    results = [x for x in RESULTS if x.experiment == "recall"]
-    study = replace(
-        STUDY,
-        experiments={"recall": replace(STUDY.experiments["recall"], endpoint=Endpoint("tokens", 0.99))},
-    )
-    (row,) = findings(study, results)
-    assert row.comparison is None and row.verdict == NOT_SHOWN and row.learnt
 
 
 # ---------------------------------------------------------------------------------------------------- learning rates
@@ -333,15 +314,7 @@ def test_the_grid_grows_downwards_where_all_rates_diverge():
 
 
 def test_at_equal_rates_compares_the_tuning_runs_of_each_common_rate():
-    """The losses are 1.5 and 0.5 times as large with the two seeds: their ratios are those of the means."""
-    effects = at_equal_rates(RETRIEVAL, "retrieval", STUDY.contrasts["design"], RESULTS)
-    losses = {
-        rate: [(x - 0.5, x + 0.5) for x in pair] for rate, pair in {1e-3: (2, 3), 2e-3: (1, 2), 4e-3: (3, 1)}.items()
-    }
-    assert effects == {
-        rate: pytest.approx([math.log(b / a) for a, b in zip(first, second, strict=True)])
-        for rate, (first, second) in losses.items()
-    }
+    """As tokens; test_controls.py has losses. All runs have 1280 but one, and one has diverged."""
     tokens = replace(RETRIEVAL, endpoint=Endpoint("tokens", 0.9))
     where = {"tuning": True, "arm": "diff", "learning_rate": 4e-3}
     results = changed(RESULTS, {**where, "seed": 0}, curve=[[320, 1.0, 0.95]])

@@ -118,14 +118,6 @@ def test_workers_see_one_gpu_and_have_the_threads_of_the_study(tmp_path, special
     assert (tmp_path / "seen").read_text() == str(["3", gpu])
 
 
-def test_finished_runs_are_not_trained_again(tmp_path, special):
-    append(tmp_path / RESULTS, RUNS[FIRST])
-    for _ in range(2):
-        run_study(study_of("text", seeds=1), tmp_path)
-    began = [note for note in notes(tmp_path) if note.startswith("began")]
-    assert began == ["began text wide_norm 10", "began text diff 10"]
-
-
 def test_run_study_stops_and_names_a_failed_or_killed_run(tmp_path, special):
     def fail(folder, stop):
         wait_for(lambda: "began text wide_norm 10" in notes(folder))

@@ -28,7 +28,7 @@ STUDY |= {"experiments": {"small": EXPERIMENT}, "contrasts": {"design": CONTRAST
 
 REMOVED = object()
 CONTINUED = EXPERIMENT | {"arms": ["transformer", "upcycled"], "begins_with": "large"}
-SMALL = "experiments: small"
+SMALL, LARGE = "experiments: small", "experiments: large"
 
 
 def test_every_study_of_the_package_has_a_name():
@@ -63,38 +63,22 @@ def test_load_study_reads_every_field_and_has_defaults(tmp_path):
 
 MISTAKES = [  # where, the value there, the message
     ("seeds", [1], "seeds\n  Unexpected keyword argument"),
-    ("minutes", 0, "minutes\n  Input should be greater than 0"),
-    ("experiments", {}, "experiments\n  Dictionary should have at least 1 item"),
     (f"{SMALL}: length", 1, "experiments.small.length\n  Unexpected keyword argument"),
-    (
-        f"{SMALL}: arms",
-        ["diff"],
-        "small: its one arm is compared with nothing, and no experiment begins",
-    ),
+    (f"{SMALL}: arms", ["diff"], "small: its one arm is compared with nothing, and no experiment begins"),
     (f"{SMALL}: arms", ["transformer", "upcycled"], "arms: they need begins_with upcycled"),
     (f"{SMALL}: begins_with", "large", "begins_with: no trained Transformer becomes diff, wide"),
-    ("experiments: small", CONTINUED, "small: begins_with needs an experiment before it, got large"),
-    (
-        "experiments: large",
-        CONTINUED | {"begins_with": "small", "seeds": [11, 12]},
-        "large: it needs the seeds and the",
-    ),
-    ("experiments: large", CONTINUED | {"begins_with": "small", "config": {}}, "large: it needs the seeds and the"),
+    (SMALL, CONTINUED, "small: begins_with needs an experiment before it, got large"),
+    (LARGE, CONTINUED | {"begins_with": "small", "seeds": [11, 12]}, "large: it needs the seeds and the config"),
+    (LARGE, CONTINUED | {"begins_with": "small", "config": {}}, "large: it needs the seeds and the config"),
     (f"{SMALL}: arms", ["diff", "diff"], "experiments.small.arms\n  Value error, a value is there twice"),
-    (
-        f"{SMALL}: arms",
-        ["diff", "llama"],
-        "experiments.small.arms.1\n  String should match pattern '^(transformer|norm|",
-    ),
+    (f"{SMALL}: arms", ["diff", "llama"], "small.arms.1\n  String should match pattern '^(transformer|norm|"),
     (f"{SMALL}: seeds", [1, 1], "experiments.small.seeds\n  Value error, a value is there twice"),
     (f"{SMALL}: tuning_seeds", [0, 11], "tuning_seeds: learning rates are chosen on other seeds than 11"),
     (f"{SMALL}: learning_rates", [1e-3, 1e-3], "experiments.small.learning_rates\n  Value error, a value is there"),
     (f"{SMALL}: tuning_steps", 3, "max_steps and tuning_steps must be multiples of eval_steps=2, got 3"),
     (f"{SMALL}: endpoint: kind", "loss", "got loss and accuracy=0.9; only tokens need an accuracy"),
     (f"{SMALL}: endpoint: accuracy", REMOVED, "got tokens and accuracy=None; only tokens need an accuracy"),
-    (f"{SMALL}: endpoint: accuracy", 1.5, "endpoint.accuracy\n  Input should be less than or equal to 1"),
     (f"{SMALL}: endpoint: rows", "9 pairs", "endpoint: the task's kinds of rows are [], not 9 pairs"),
-    (f"{SMALL}: task: kind", "copy", "does not match any of the expected tags: 'key_value', 'text'"),
     (f"{SMALL}: task: pair", 1, "task.key_value.pair\n  Unexpected keyword argument"),
     (f"{SMALL}: task: pairs", [5], "got 5 pairs and 0 decoys, with 4 keys and 5 places for both"),
     (f"{SMALL}: config: hidden_sizes", 32, "config: DiffTransformerConfig has no hidden_sizes"),
@@ -161,9 +145,8 @@ def test_load_study_rejects_other_files(content, tmp_path):
 def test_registered_in_is_the_commit_of_the_study_as_it_is(tmp_path):
     def git(*arguments: str) -> str:
         name = ["-c", "user.name=A", "-c", "user.email=a@b.c"]
-        return subprocess.run(
-            ["git", *name, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
-        ).stdout
+        command = ["git", *name, *arguments]
+        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
 
     study, other = tmp_path / "study.yaml", tmp_path / "other.txt"
     study.write_text("title: A")

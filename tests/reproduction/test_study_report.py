@@ -117,13 +117,13 @@ def test_report_lists_lambda_by_layer_with_its_bounds(page):
     assert rows["recall", "2"] == ["–", "0.500 ± 0.000", "0.500", "0.500"]
 
 
-def test_report_names_the_registrations_with_their_runs():
-    results = [replace(x, registration="abc" if i < 60 else "def") for i, x in enumerate(RESULTS)]
-    opening = "\n".join(map(str, Report(STUDY, results).opening()))
-    assert f"60 runs in abc, {len(RESULTS) - 60} runs in def, the commit" in opening
-    results[0] = replace(results[0], registration=None)
-    assert "1 runs in no commit, 59 runs in abc" in "\n".join(map(str, Report(STUDY, results).opening()))
-    assert not any("Registered" in str(x) for x in Report(STUDY, RESULTS).opening())
+def test_report_opening_names_registrations_and_diverged_runs():
+    results = [replace(x, registration="abc" if 0 < i < 60 else None) for i, x in enumerate(RESULTS)]
+    registered, _ = Report(STUDY, results).opening()
+    assert f"{len(RESULTS) - 59} runs in no commit, 59 runs in abc, the commit" in registered
+    lost = {"experiment": "text", "arm": "diff", "seed": 12}
+    diverged, _ = Report(STUDY, changed(RESULTS, lost, diverged=True, curve=[], batches=[])).opening()
+    assert diverged == "The loss became infinite or NaN in text diff 12. These arms are not compared."
 
 
 def test_report_lists_hypotheses_margins_and_equal_arms():
@@ -138,25 +138,6 @@ def test_report_lists_hypotheses_margins_and_equal_arms():
     assert rows["text", "wide_norm → diff"] == "equal"
     assert "- Equal on text: no difference is shown, and the 95 % interval, not corrected, is within ± 0.02." in page
     assert "What was asked" not in markdown(STUDY, RESULTS) and "Equal on" not in markdown(STUDY, RESULTS)
-
-
-def test_report_lists_the_rates_that_a_grid_has_grown_by():
-    study = replace(STUDY, experiments={"retrieval": replace(STUDY.experiments["retrieval"], more_learning_rates=1)})
-    grown = {("diff", 2e-3): 8e-3, ("wide_norm", 4e-3): 5e-4}  # with the losses of another rate
-    found = [(x, grown.get((x.arm, x.learning_rate))) for x in RESULTS if x.tuning]
-    more = [replace(x, learning_rate=rate) for x, rate in found if rate]
-    rows = {x["arm"]: x["learning rate"] for x in table(markdown(study, [*RESULTS, *more]), ARMS)}
-    assert rows["diff"] == "0.004 of 0.001, 0.002, 0.004, 0.008"
-    assert rows["wide_norm"] == "0.001 of 0.0005, 0.001, 0.002, 0.004" and rows["transformer"].endswith("0.002, 0.004")
-
-
-def test_report_counts_runs_by_day_and_packages():
-    results = [replace(x, packages={"torch": "2.1"}, date="2026-02-03T00:00:00Z") for x in RESULTS[:30]]
-    where = table(markdown(STUDY, [*results, *RESULTS[30:]]), "Where it ran")
-    assert [list(x.values()) for x in where] == [
-        ["2026-02-03", "a CPU", "torch 2.1", "30"],
-        ["2026-01-01", "a CPU", "torch 2.0", "40"],
-    ]
 
 
 def test_report_pages_are_self_contained_and_figures_repeat(folder, page, tmp_path):
@@ -243,12 +224,6 @@ def test_report_of_an_unfinished_study_says_what_is_missing(tmp_path, monkeypatc
     assert page.startswith(f"# Made up\n\nThe study is not finished {told}")
     assert not re.search(r"\bnan\b", page) and html.stat().st_size > 4000
     assert ("There are no results yet." in page) == (list((tmp_path / "figures").iterdir()) == []) == (not results)
-
-
-def test_report_opening_names_diverged_runs():
-    lost = {"experiment": "text", "arm": "diff", "seed": 12}
-    opening, _ = Report(STUDY, changed(RESULTS, lost, diverged=True, curve=[], batches=[])).opening()
-    assert opening == "The loss became infinite or NaN in text diff 12. These arms are not compared."
 
 
 def test_report_of_a_study_without_lambda_and_effect():

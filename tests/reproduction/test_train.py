@@ -143,10 +143,8 @@ def test_runs_record_amplitudes_and_gradients_before_and_after_training(data, re
         entered = model.model.embed_tokens(ids)
         assert begin["activation"][0] == pytest.approx(entered.abs().max().item(), rel=1e-3)
         if arm == "diff_v2":
-            attention, norm = (
-                model.model.layers[0].self_attn,
-                entered * (entered.square().mean(-1, True) + 1e-5).rsqrt(),
-            )
+            attention = model.model.layers[0].self_attn
+            norm = entered * (entered.square().mean(-1, True) + 1e-5).rsqrt()
             lambdas = (norm @ attention.lambda_proj.weight.T).sigmoid()
             assert begin["lambda"][0] == pytest.approx(lambdas.std().item(), rel=1e-3)
             first, second = attention.q_proj.weight.view(-1, 2, attention.head_dim, 32).transpose(0, 1)
