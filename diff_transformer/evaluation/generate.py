@@ -49,7 +49,7 @@ def chunks(
     """
     no_cache = ValueError(
         f"{type(model).__name__} does not fill a key-value cache, so it cannot be evaluated in chunks. The protocols "
-        "harness, hallucination, math and recall need none."
+        "harness, hallucination and math need none."
     )
     if getattr(model, "_is_stateful", False):
         raise no_cache

@@ -43,7 +43,6 @@ def arguments(tmp_path_factory):
             "outliers": [*TEXT, books, "--length", "256", "--tokens", "512"],
             "logit_quantization": [*TEXT, books, "--length", "256", "--documents", "1", "--task", "nll"],
             "fine_grained_loss": [*TEXT, books, "--length", "256", "--documents", "2"],
-            "recall": ["--pairs", "2", "4", "--length", "40", "--rows", "4"],
             "throughput": ["--lengths", "16", "--rounds", "1"],
             "math": ["--data_dir", write_rows(folder / "math"), "--max_new_tokens", "4"],
         }

@@ -24,7 +24,7 @@ from ..models import LoadedModel, check_length
 from ..render import Section
 from ..results import Measure, Results, ResultSet, hardware
 
-ORDER = 12
+ORDER = 11
 NO_SETTINGS = ("lengths", "tasks")  # points of the grid, to which a later run may add
 FORWARD, BACKWARD = TASKS = ("forward", "forward+backward")
 KEY = ("size", "length", "task")
