@@ -105,8 +105,7 @@ def test_attention_shares_rejects_lambda_above_one():
 
 
 def test_token_spans_of_a_prompt():
-    numbers = {"Oslo": "2", "Rome": "1"}
-    prompt = NeedlePrompt(list(range(12)), {"Oslo": (3, 4), "Rome": (5, 8)}, (2, 9), numbers, {"Rome": "1"})
+    prompt = NeedlePrompt(list(range(12)), {"Oslo": (3, 4), "Rome": (5, 8)}, (2, 9), {"Rome": "1"})
     assert [SPANS[i][0] for i in token_spans(prompt)] == list("fqbbbaaaaqqq")
     names = [SPANS[i] for i in token_spans(prompt)]
     assert names[5:9] == ["answer", "answer", "answer", "after"]

@@ -121,8 +121,8 @@ def section(results: ResultSet) -> Section:
     return Section(
         title="Multi-needle retrieval",
         paper="Table 2 and Figure 5",
-        text="N sentences in a long text each give a city (or a letter) a number, and a question asks for R of the "
-        "numbers. Accuracy is the share of the queried numbers in the answer; all other needles are at random depths.",
+        text="N sentences in a long text each give a city a number, and a question asks for R of the numbers. "
+        "Accuracy is the share of the queried numbers in the answer; all other needles are at random depths.",
         tables=[
             Comparison(caption, results, ["tokens", "N", "R"], rows, PAPER_SETTINGS, digits=2),
             _by_depth(results),
