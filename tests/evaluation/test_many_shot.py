@@ -207,10 +207,9 @@ def test_run_scores_a_model_with_one_label(tmp_path):
         ids = tokenizer(f" {label}\n", add_special_tokens=False)["input_ids"]
         assert len(set(ids)) == len(ids), "the model needs a label whose tokens all differ"
         loaded = LoadedModel(label, always(ids), tokenizer, {})
-        for scoring in ("trie", "likelihood"):
-            results = run_with(loaded, tmp_path / label / scoring, data, scoring=scoring, **options)
-            assert [cell["accuracy"] for cell in results.cells] == [pytest.approx(accuracy)] * (2 + 2)
-            assert results.cells[0].measures["accuracy"].n == 5
+        results = run_with(loaded, tmp_path / label, data, **options)
+        assert [cell["accuracy"] for cell in results.cells] == [pytest.approx(accuracy)] * (2 + 2)
+        assert results.cells[0].measures["accuracy"].n == 5
 
 
 def test_run_gives_the_model_one_start_token(colors, tmp_path):
