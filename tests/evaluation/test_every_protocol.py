@@ -35,7 +35,7 @@ def arguments(tmp_path_factory):
             "needle": [*TEXT, books, "--lengths", "700", "--pairs", "1:1", "4:2", "--samples", "1"],
             "attention_allocation": [*TEXT, books, "--length", "500", "--samples", "1"],
             "many_shot": [
-                *("--datasets", str(folder / "colours"), "--lengths", "100"),
+                *("--datasets", str(folder / "colours"), "--lengths", "100", "200"),
                 *("--queries", "16", "--order_seeds", "2"),
             ],
             "hallucination": [
