@@ -108,7 +108,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     todo = results.todo([{"depth": depth} for depth in arguments.depths])
     if not todo:
         return
-    samples = min(arguments.samples, options.limit or arguments.samples)
+    samples = options.limited(arguments.samples)
     new_prompt = prompt_maker(arguments, loaded.tokenizer)
 
     def shares(prompts: Sequence[NeedlePrompt]) -> list[torch.Tensor]:

@@ -92,7 +92,7 @@ def number_of_orders(arguments: Arguments, dataset: str, order: str) -> int:
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
     longest = max(arguments.lengths)
     check_length(loaded.model, longest, "A prompt")
-    queries = min(arguments.queries, options.limit or arguments.queries)
+    queries = options.limited(arguments.queries)
     tasks = {task.name: task for task in (load_task(*find_source(spec)) for spec in arguments.datasets)}
     if len(tasks) < len(arguments.datasets):
         raise ValueError(f"Two of {', '.join(arguments.datasets)} have the same name. Rename one: NAME=PATH.")

@@ -94,7 +94,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     todo = results.todo([dict(zip((*KEY, "depth"), (x, *pair, y), strict=True)) for x, pair, y in grid])
     if not todo:
         return
-    samples, room = min(arguments.samples, options.limit or arguments.samples), arguments.max_new_tokens
+    samples, room = options.limited(arguments.samples), arguments.max_new_tokens
     new_prompt = prompt_maker(arguments, loaded.tokenizer)
 
     def make_prompt(key: Key, sample: int) -> NeedlePrompt:
