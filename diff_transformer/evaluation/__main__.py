@@ -39,6 +39,10 @@ class Options:
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"Got --{name} {value}; it must be 1 or more.")
 
+    def limited(self, samples: int) -> int:
+        """The number of samples of a cell that would have `samples`."""
+        return min(samples, self.limit or samples)
+
 
 def evaluate(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):

@@ -42,9 +42,9 @@ class Row:
 class Comparison:
     """Rows of the paper's values and ours. `columns` name the paper's, `names` what names a row.
 
-    settings: The paper's settings by name; None for a protocol that is not in the paper. A name is that of a setting
-        of the results, of an entry of the cells' data, of a part of their keys (a tuple: all that are averaged), or
-        `samples`, the n of the measure. The value `UNSTATED` lists ours; None is a default that needs no mention.
+    settings: The paper's settings by name. A name is that of a setting of the results, of an entry of the cells' data,
+        of a part of their keys (a tuple: all that are averaged), or `samples`, the n of the measure. The value
+        `UNSTATED` lists ours; None is a default that needs no mention.
     parameters: Bounds on the size of the paper's models.
     contrast: The name of a column for the paper's models and for ours, if one of these is a DIFF Transformer and one
         is not differential, and its text from the values of the Transformer and of DIFF.
@@ -55,7 +55,7 @@ class Comparison:
     results: ResultSet
     names: Sequence[str]
     rows: Sequence[Row]
-    settings: Mapping[str, Any] | None
+    settings: Mapping[str, Any]
     parameters: tuple[float, float] = PAPER_3B
     columns: Sequence[str] = (PAPER_TRANSFORMER, PAPER_DIFF)
     contrast: tuple[str, Callable[[float, float], str]] | None = None
@@ -87,8 +87,6 @@ class Comparison:
 
     def differences(self, row: Row) -> list[str]:
         """What differs between the measurements of a row and the paper's."""
-        if self.settings is None:
-            return ["not in the paper", *row.differs]
         found, unstated = other_models(self.results, *self.parameters), []
         cells = [[x for x in r.select(**row.key) if row.metric in x.measures] for r in self.results.results]
         for name, paper in self.settings.items():

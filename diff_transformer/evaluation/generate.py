@@ -4,7 +4,6 @@
 Neither the logits nor the attention rows of all positions of a long input are ever held at once.
 """
 
-import copy
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -49,7 +48,7 @@ def chunks(
     """
     no_cache = ValueError(
         f"{type(model).__name__} does not fill a key-value cache, so it cannot be evaluated in chunks. The protocols "
-        "harness, hallucination, math and recall need none."
+        "harness, hallucination and math need none."
     )
     if getattr(model, "_is_stateful", False):
         raise no_cache
@@ -70,14 +69,6 @@ def prefill(
     for _, outputs in chunks(model, input_ids, cache, size, logits_to_keep=1):
         logits = outputs.logits[:, -1]
     return cache, logits
-
-
-def fork(cache: Cache, batch_size: int = 1) -> Cache:
-    """A copy of a cache of batch size 1 for `batch_size` continuations; the original is not changed."""
-    forked = copy.deepcopy(cache)
-    if batch_size > 1:
-        forked.batch_repeat_interleave(batch_size)
-    return forked
 
 
 def token_log_probs(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

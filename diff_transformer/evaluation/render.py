@@ -76,7 +76,7 @@ class Section:
     """One protocol: what it measures, where the paper reports it, and the results."""
 
     title: str
-    paper: str  # "Table 2 and Figure 5", of arXiv:2410.05258 if it names no other
+    paper: str  # "Table 2 and Figure 5", of arXiv:2410.05258
     text: str
     tables: Sequence[Any] = ()  # of Table and comparison.Comparison
     figures: Sequence[Figure] = ()
@@ -89,8 +89,7 @@ class Section:
 
     def markdown(self, heading: str = "##") -> str:
         """Links lead to figures/NAME.png."""
-        source = self.paper if "arXiv:" in self.paper else f"{self.paper}, arXiv:2410.05258"
-        parts = [f"{heading} {self.title}", f"*{source}*", self.text]
+        parts = [f"{heading} {self.title}", f"*{self.paper}, arXiv:2410.05258*", self.text]
         parts += [f"**{table.caption}**\n\n{table.markdown()}" for table in self.tables]
         parts += [f"![{figure.caption}](figures/{figure.name}.png)\n\n{figure.caption}" for figure in self.figures]
         parts += ["\n".join(f"- {note}" for note in self.notes)] if self.notes else []

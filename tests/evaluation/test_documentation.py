@@ -16,7 +16,6 @@ from diff_transformer import DiffTransformerConfig
 from diff_transformer.evaluation import protocols
 from diff_transformer.evaluation.__main__ import Options
 from diff_transformer.evaluation.protocols.fine_grained_loss import PAPER
-from diff_transformer.evaluation.protocols.many_shot import MARGINS, number_of_orders
 from diff_transformer.evaluation.protocols.needle import PAPER_FIGURE_5, PAPER_TABLE_2, parse_pair
 from diff_transformer.evaluation.protocols.needle.haystack import BOOKS
 from diff_transformer.llama_head_norm import LlamaHeadNormConfig
@@ -69,11 +68,6 @@ def test_table_2_and_figure_5_hide_needles_in_prose():
         assert (arguments.dataset, arguments.dataset_split) == (BOOKS, "test") and arguments.samples == 50
     assert [parse_pair(pair) for pair in table_2.pairs] == list(PAPER_TABLE_2) and table_2.lengths == [4096]
     assert figure_5.pairs == ["8:1"] and figure_5.lengths == list(PAPER_FIGURE_5)
-
-
-def test_many_shot_has_the_papers_orders():
-    (arguments,) = arguments_of("many_shot")
-    assert all(number_of_orders(arguments, *key) == orders for key, (*_, orders) in MARGINS.items())
 
 
 def test_figure_3_is_trained_by_these_commands(tmp_path):

@@ -9,7 +9,6 @@ from rows import write_jsonl
 
 from diff_transformer.evaluation.__main__ import Options
 from diff_transformer.evaluation.models import load_model
-from diff_transformer.evaluation.render import sections
 from diff_transformer.evaluation.results import Cell, Measure, Results, ResultSet
 
 pytest.importorskip("lm_eval", reason="the harness is lm-eval")
@@ -202,30 +201,10 @@ def test_load_task_rejects_missing_rows(tmp_path):
         harness.load_task("piqa")
 
 
-def test_run_rejects_negative_shots(diff, tmp_path):
-    with pytest.raises(ValueError, match="--shots -1"):
-        run(diff, tmp_path, ["piqa"], [-1])
-
-
 def run(loaded, out, *arguments):
     results = Results.open(out, "harness", {"label": "DIFF"}, {"limit": None, "data_dir": "rows"}, 0)
     harness.run(loaded, harness.Arguments(*arguments), Options(batch_size=2), results)
     return results
-
-
-@pytest.mark.slow
-def test_run_resumes(diff, data_dir, tmp_path, monkeypatch, stop_after):
-    arguments = (["boolq", "piqa"], [0, 1], data_dir)
-    whole = run(diff, tmp_path / "whole", *arguments)
-    with stop_after(harness, "evaluate_task", 3):
-        run(diff, tmp_path / "parts", *arguments)
-    calls, evaluate_task = [], harness.evaluate_task
-    monkeypatch.setattr(harness, "evaluate_task", lambda *args: calls.append(args) or evaluate_task(*args))
-    parts = run(diff, tmp_path / "parts", *arguments)
-    assert len(calls) == 1 and len(parts.cells) == 4
-    assert [(c.key, c.measures, c.data) for c in whole.cells] == [(c.key, c.measures, c.data) for c in parts.cells]
-    zero, table_1, one_shot = sections({"harness": [whole]})[0].comparisons
-    assert [row[-1] for row in zero.table().rows] == ["data dir rows"] * 2, "an average of some tasks is shown"
 
 
 def results_of(label, accuracies, cut=0, shots=0, **settings):

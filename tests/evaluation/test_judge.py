@@ -107,15 +107,6 @@ def test_ask_fails(script, message, requests, monkeypatch):
         assert len(server.requests) == requests and "sk-secret" not in str(failed.value)
 
 
-def test_ask_keeps_the_key_out_of_texts_and_logs(caplog):
-    caplog.set_level("DEBUG")
-    with judge_server(lambda prompt, times: "You sent sk-secret.\nConclusion: True" if times else 500) as server:
-        client = judge(server, api_key="sk-secret")
-        assert "sk-secret" not in repr(client)
-        assert ask(client).text == "You sent ***.\nConclusion: True"
-    assert "Retrying request" in caplog.text and "sk-secret" not in caplog.text
-
-
 @pytest.mark.parametrize(
     ("url", "key", "message"),
     [
@@ -129,7 +120,7 @@ def test_ask_keeps_the_key_out_of_texts_and_logs(caplog):
     ],
 )
 def test_judge_rejects(url, key, message):
-    Judge("https://[::1]:8000", "m", "secret")
+    assert "secret" not in repr(Judge("https://[::1]:8000", "m", "secret"))
     with pytest.raises(ValueError, match=message) as failed:
         Judge(url, "m", key)
     assert "secret" not in str(failed.value) and "sécret" not in str(failed.value)

@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Choosing among labels, compared with constrained `generate`, full forward passes, and logits set by hand."""
+"""Choosing among labels, compared with constrained `generate`, and logits set by hand."""
 
 import pytest
 import torch
@@ -13,33 +13,17 @@ from diff_transformer.evaluation.protocols.many_shot.labels import (
     choose_labels,
     continuation_ids,
     label_ids,
-    label_log_probs,
 )
 
 LABELS = [" transfer", " transfer timing", " refund", " refund not showing up", " card arrival", " cash"]
 PROMPTS = ["query: hello\nintent:", "query: where is my card?\nintent:", "query: now!!\nintent:", "query: a\nintent:"]
 
 
-def choose(model, prompts, sequences, **kwargs):
-    return choose_labels(model, DynamicCache(), prompts, sequences, **kwargs)
-
-
-def test_choose_labels_greedily_or_by_likelihood():
-    # 1 is likeliest, but its labels share its probability: 0.6 * 0.5 < 0.4
-    model = Bigrams({0: {1: 0.6, 2: 0.4}, 1: {3: 0.5, 4: 0.5}, 2: {9: 1.0}, 3: {9: 1.0}, 4: {9: 1.0}})
-    sequences = [(1, 3, 9), (1, 4, 9), (2, 9)]
-    assert choose(model, [[0]], sequences, scoring="trie") == [0]
-    assert choose(model, [[0]], sequences, scoring="likelihood") == [2]
-    log_probs = label_log_probs(model, DynamicCache(), [0], sequences)
-    torch.testing.assert_close(torch.tensor(log_probs).exp(), torch.tensor([0.3, 0.3, 0.4]))
-
-
-@pytest.mark.parametrize("scoring", ["trie", "likelihood"])
 @pytest.mark.parametrize(("end", "longer", "expected"), [(0.3, 0.7, 1), (0.7, 0.3, 0)])
-def test_choose_labels_between_a_label_and_its_beginning(scoring, end, longer, expected):
+def test_choose_labels_between_a_label_and_its_beginning(end, longer, expected):
     # 5 9 is "transfer", 5 6 9 is "transfer timing": without its end, the first would never be less likely
     model = Bigrams({0: {5: 1.0}, 5: {9: end, 6: longer}, 6: {9: 1.0}})
-    assert choose(model, [[0]], [(5, 9), (5, 6, 9)], scoring=scoring) == [expected]
+    assert choose_labels(model, DynamicCache(), [[0]], [(5, 9), (5, 6, 9)]) == [expected]
 
 
 @pytest.fixture(scope="module")
@@ -80,32 +64,13 @@ def test_greedy_labels_equal_constrained_generate(loaded, prepared):
     assert len(found) > 1, "the test covers only one label"
 
 
-def test_label_log_probs_equal_a_whole_forward(loaded, prepared):
-    """The log probability of every label, from one forward pass over context, prompt and label without a cache."""
-    context, prompts, labels = prepared
-    cache, _ = prefill(loaded.model, context, size=7)
-    pairs = [(prompt, label) for prompt in prompts for label in labels]
-    expected = []
-    for prompt, label in pairs:
-        ids = torch.cat([context, torch.tensor([[*prompt, *label]])], dim=1)
-        with torch.no_grad():
-            log_probs = loaded.model(input_ids=ids).logits.double().log_softmax(-1)[0]
-        at = context.shape[1] + len(prompt)
-        expected.append(sum(float(log_probs[at + i - 1, token]) for i, token in enumerate(label)))
-    found = [x for prompt in prompts for x in label_log_probs(loaded.model, cache, prompt, labels)]
-    assert torch.tensor(found) == pytest.approx(expected, rel=1e-5, abs=1e-5)
-    best = [max(range(len(LABELS)), key=lambda j: expected[i * len(LABELS) + j]) for i in range(len(prompts))]
-    assert choose_labels(loaded.model, cache, prompts, labels, "likelihood") == best
-
-
-@pytest.mark.parametrize("scoring", ["trie", "likelihood"])
-def test_choose_labels_in_batches_changes_nothing(loaded, prepared, scoring, monkeypatch):
+def test_choose_labels_in_batches_changes_nothing(loaded, prepared, monkeypatch):
     context, prompts, labels = prepared
     prompts = [*prompts[:3], prompts[0][:-1] + [40], *prompts[:2]]
     cache, _ = prefill(loaded.model, context)
     before = [layer.keys.clone() for layer in cache.layers]
-    alone = choose_labels(loaded.model, cache, prompts, labels, scoring, batch_size=1)
-    assert choose_labels(loaded.model, cache, prompts, labels, scoring, batch_size=64) == alone
+    alone = choose_labels(loaded.model, cache, prompts, labels, batch_size=1)
+    assert choose_labels(loaded.model, cache, prompts, labels, batch_size=64) == alone
     assert alone[-2:] == alone[:2], "the same prompt got another label"
 
     sizes, forward = [], loaded.model.forward
@@ -117,7 +82,7 @@ def test_choose_labels_in_batches_changes_nothing(loaded, prepared, scoring, mon
         return forward(*args, **kwargs)
 
     monkeypatch.setattr(loaded.model, "forward", small)
-    assert choose_labels(loaded.model, cache, prompts, labels, scoring) == alone, "smaller batches choose other labels"
+    assert choose_labels(loaded.model, cache, prompts, labels) == alone, "smaller batches choose other labels"
     assert max(sizes) > 1 and sizes[-1] == 1
     for layer, keys in zip(cache.layers, before, strict=True):
         assert torch.equal(layer.keys, keys), "the shared cache changed"

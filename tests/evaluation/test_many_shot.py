@@ -207,10 +207,9 @@ def test_run_scores_a_model_with_one_label(tmp_path):
         ids = tokenizer(f" {label}\n", add_special_tokens=False)["input_ids"]
         assert len(set(ids)) == len(ids), "the model needs a label whose tokens all differ"
         loaded = LoadedModel(label, always(ids), tokenizer, {})
-        for scoring in ("trie", "likelihood"):
-            results = run_with(loaded, tmp_path / label / scoring, data, scoring=scoring, **options)
-            assert [cell["accuracy"] for cell in results.cells] == [pytest.approx(accuracy)] * (2 + 2)
-            assert results.cells[0].measures["accuracy"].n == 5
+        results = run_with(loaded, tmp_path / label, data, **options)
+        assert [cell["accuracy"] for cell in results.cells] == [pytest.approx(accuracy)] * (2 + 2)
+        assert results.cells[0].measures["accuracy"].n == 5
 
 
 def test_run_gives_the_model_one_start_token(colors, tmp_path):
@@ -235,32 +234,6 @@ def run_with(loaded, folder, data, **changes):
     results = Results.open(folder, "many_shot", {"label": "x"}, {}, 0)
     many_shot.run(loaded, arguments, Options(), results)
     return results
-
-
-@pytest.mark.slow
-def test_run_resumes(loaded, colors, tmp_path, monkeypatch, stop_after):
-    """Stopped after 2 cells of the curve and, resumed, after 2 more, one of which is a permutation."""
-
-    def run(folder):
-        data = [str(colors)]
-        found = run_with(loaded, tmp_path / folder, data, lengths=[240, 160], queries=4, order_seeds=2).cells
-        return [(cell.key, cell.measures, cell.data) for cell in found]
-
-    whole = run("whole")
-    orders = [(order, seed) for order in ("random", "alternating") for seed in range(2)]
-    expected = [{"shots": 1}, {"length": 160}, {"length": 240}]
-    expected += [{"length": 240, "order": order, "order_seed": seed} for order, seed in orders]
-    assert [key for key, *_ in whole] == [{"dataset": "colors", **key} for key in expected]
-    shown = [data["demonstrations"] for *_, data in whole]
-    assert shown[0] == 3 and shown[0] < shown[1] < shown[2] and set(shown[3:]) == {shown[2]}
-    assert all(data["tokens"] <= key.get("length", 160) for key, _, data in whole)
-
-    for _ in range(2):
-        with stop_after(Results, "add", 2):
-            run("parts")
-    assert run("parts") == whole, "a resumed run differs from an uninterrupted one"
-    monkeypatch.setattr(many_shot, "prefill", None)
-    assert run("parts") == whole, "a finished run reads its prompts again"
 
 
 def test_run_rejects(loaded, colors, tmp_path):

@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""The mathematics protocol, end to end on local data, and its section of the report."""
+"""The mathematics protocol on local data, and its section of the report."""
 
 from dataclasses import replace
 from math import sqrt
@@ -8,7 +8,7 @@ import pytest
 import torch
 from rows import ROWS, write_jsonl, write_rows
 
-from diff_transformer.evaluation.__main__ import Options, main
+from diff_transformer.evaluation.__main__ import Options
 from diff_transformer.evaluation.comparison import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
 from diff_transformer.evaluation.generate import Generated
 from diff_transformer.evaluation.protocols import math as protocol
@@ -31,11 +31,10 @@ def run(loaded, arguments, results, **options):
 
 
 @pytest.fixture(autouse=True)
-def grade_in_this_process(request, monkeypatch):
-    if "process" not in request.keywords:
-        monkeypatch.setattr(
-            protocol, "grade", lambda pairs: [RIGHT if a and is_correct(g, a) else WRONG for g, a in pairs]
-        )
+def grade_in_this_process(monkeypatch):
+    monkeypatch.setattr(
+        protocol, "grade", lambda pairs: [RIGHT if a and is_correct(g, a) else WRONG for g, a in pairs]
+    )
 
 
 @pytest.fixture
@@ -51,39 +50,6 @@ def answering(monkeypatch):
         return iterate_texts
 
     return answer
-
-
-@pytest.mark.process
-def test_run_twins_and_report(twin_folders, tmp_path):
-    data = write_rows(tmp_path / "data", copies=2)
-    models = [argument for label, path in twin_folders.items() for argument in ("--model", f"{label}={path}")]
-    command = ["evaluate", "math", *models, "--out", str(tmp_path / "out"), "--data_dir", data, "--device", "cpu"]
-    assert main([*command, "--max_new_tokens", "5", "--batch_size", "4"]) == 0
-    by_protocol = load_results(tmp_path / "out")
-    for results in by_protocol["math"]:
-        assert [cell.key["benchmark"] for cell in results.cells] == list(ROWS)
-        for cell in results.cells:
-            assert list(cell.measures) == ["accuracy", "length", "cut_off", "timed_out", "crashed"]
-            assert {measure.n for measure in cell.measures.values()} == {2}
-            lengths = [record["tokens"] for record in results.journal(cell.key["benchmark"]).records.values()]
-            assert max(lengths) <= 5 and cell["length"] == sum(lengths) / 2
-            assert (cell["accuracy"], cell["cut_off"]) == (0, lengths.count(5) / 2)
-            assert cell.data == {"dataset": f"{data}/{cell.key['benchmark']}/test.jsonl", "chat": True}
-    (section,) = sections(by_protocol)
-    accuracy, length = (comparison.table() for comparison in section.tables[:2])
-    shares = section.tables[2]
-    assert accuracy.columns == ["benchmark", PAPER_TRANSFORMER, PAPER_DIFF, "DIFF", "Transformer", DIFFERS]
-    assert accuracy.rows[0][:3] == ["GSM-8K", 41.2, 42.6] and accuracy.rows[-1][:3] == ["Average", 43.3, 50.8]
-    differs = "models of 0.1 million parameters; max new tokens 5 (paper: 16,384); "
-    assert accuracy.rows[1][-1] == f"{differs}not stated in the paper: samples 2, dataset {data}/math/test.jsonl"
-    assert length.rows[-1][:3] == ["Average", 6913, 6144] and section.paper == "Figure 10"
-    for i, results in enumerate(by_protocol["math"]):
-        assert length.rows[-1][3 + i].value == pytest.approx(sum(cell["length"] for cell in results.cells) / 8)
-        assert shares.rows[0][1 + i].value == pytest.approx(100 * sum(cell["cut_off"] for cell in results.cells) / 8)
-    # Everything exists: nothing is generated or loaded again
-    (tmp_path / "data" / "gsm8k" / "test.jsonl").unlink()
-    assert main([*command, "--max_new_tokens", "5"]) == 0
-    assert [r.cells for r in load_results(tmp_path / "out")["math"]] == [r.cells for r in by_protocol["math"]]
 
 
 def test_run_scores_correct_solutions_one_and_wrong_ones_zero(diff, tmp_path, answering):
@@ -182,6 +148,26 @@ def test_run_rejects_bad_input_before_anything_starts(diff, tmp_path, answering,
     with pytest.raises(ModuleNotFoundError, match="math_verify"):
         run(diff, settings, open_results(tmp_path / "out", settings))
     assert not (tmp_path / "out").exists()
+
+
+def test_report_of_figure_10(diff, tmp_path, answering):
+    """Of two solutions to each problem one has no token and is cut off, the other has 100."""
+    data = write_rows(tmp_path / "data", copies=2)
+    settings = protocol.Arguments(data_dir=data, max_new_tokens=100)
+    answering(lambda i: Generated("?", 100 * i, bool(i)))
+    cells = run(diff, settings, open_results(tmp_path / "out", settings))
+    assert list(cells) == list(ROWS) and list(cells["math"].measures)[2:] == ["cut_off", "timed_out", "crashed"]
+    (section,) = sections(load_results(tmp_path / "out"))
+    accuracy, length = (comparison.table() for comparison in section.tables[:2])
+    assert accuracy.columns == ["benchmark", PAPER_TRANSFORMER, PAPER_DIFF, "DIFF", DIFFERS]
+    assert accuracy.rows[0][:3] == ["GSM-8K", 41.2, 42.6] and accuracy.rows[-1][:3] == ["Average", 43.3, 50.8]
+    differs = "max new tokens 100 (paper: 16,384); "
+    assert accuracy.rows[1][-1] == f"{differs}not stated in the paper: samples 2, dataset {data}/math/test.jsonl"
+    assert length.rows[-1][:3] == ["Average", 6913, 6144] and section.paper == "Figure 10"
+    assert length.rows[-1][3].value == section.tables[2].rows[0][1].value == 50
+    (tmp_path / "data" / "gsm8k" / "test.jsonl").unlink()
+    again = run(diff, settings, open_results(tmp_path / "out", settings))
+    assert again == cells, "rows are loaded again, though everything exists"
 
 
 def test_report_of_a_part_of_figure_9(diff, tmp_path, answering):

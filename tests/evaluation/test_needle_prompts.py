@@ -11,18 +11,16 @@ from tokenizers import processors
 from diff_transformer import cl100k_tokenizer
 from diff_transformer.evaluation.protocols.needle.haystack import (
     CITIES,
+    NEEDLE,
     WORDINGS,
     haystack_tokens,
     needle_prompt,
-    numbers_for,
 )
 
 TOKENIZER = cl100k_tokenizer(vocab_size=300)
-SMALL = cl100k_tokenizer(vocab_size=1024)  # has tokens of several digits, for `plain`
-YOCO, LWM, PLAIN = WORDINGS.values()
+YOCO, LWM = WORDINGS.values()
 TEXT = "".join(f"It rained on day {i}. Nobody went out for 3.5 hours or more, until the sun came.\n" for i in range(9))
 HAYSTACK = TOKENIZER(TEXT)["input_ids"]
-SMALL_HAYSTACK = SMALL(TEXT)["input_ids"]
 
 grids = st.tuples(st.integers(1, 12), st.integers(1, 12)).filter(lambda pair: pair[1] <= pair[0])
 
@@ -52,30 +50,29 @@ def without_needles(prompt):
 )
 def test_needle_prompt_has_every_needle_where_it_should_be(pair, length, depth, seed, wording):
     needles, queried = pair
-    tokenizer, haystack = (SMALL, SMALL_HAYSTACK) if wording.single_tokens else (TOKENIZER, HAYSTACK)
-    prompt = build(length, needles, queried, depth, seed, wording, tokenizer, haystack)
-    text = tokenizer.decode(prompt.input_ids)
+    prompt = build(length, needles, queried, depth, seed, wording)
+    text = TOKENIZER.decode(prompt.input_ids)
 
     assert len(prompt.input_ids) == length
     assert len(prompt.spans) == needles and len(prompt.wanted) == queried
     numbers = {}
     for city, (first, stop) in prompt.spans.items():
-        sentence = tokenizer.decode(prompt.input_ids[first:stop])
-        numbers[city] = sentence.removeprefix(wording.needle.partition("{number}")[0].format(city=city)).strip()
+        sentence = TOKENIZER.decode(prompt.input_ids[first:stop])
+        numbers[city] = sentence.removeprefix(NEEDLE.partition("{number}")[0].format(city=city)).strip()
         assert numbers[city].isdecimal() and int(numbers[city]) in wording.numbers
         assert text.count(sentence) == 1
     assert len(set(numbers.values())) == needles, "two cities have the same number"
-    assert prompt.numbers == numbers and prompt.wanted.items() <= numbers.items()
+    assert prompt.wanted.items() <= numbers.items()
 
     begin, end = prompt.context
     edges = [begin, *(edge for span in prompt.spans.values() for edge in span), end]
     assert edges == sorted(edges), "needles overlap, or are not in the order of the text"
-    assert tokenizer.decode(prompt.input_ids[:begin]) == wording.head
-    assert tokenizer.decode(prompt.input_ids[end:]) == wording.question(list(prompt.wanted))
+    assert TOKENIZER.decode(prompt.input_ids[:begin]) == wording.head
+    assert TOKENIZER.decode(prompt.input_ids[end:]) == wording.question(list(prompt.wanted))
 
     filler, places = without_needles(prompt)
-    around = haystack * (2 + len(filler) // len(haystack))
-    assert any(around[i : i + len(filler)] == filler for i in range(len(haystack))), "not a part of the haystack"
+    around = HAYSTACK * (2 + len(filler) // len(HAYSTACK))
+    assert any(around[i : i + len(filler)] == filler for i in range(len(HAYSTACK))), "not a part of the haystack"
     target = round(len(filler) * depth / 100)
     for city in prompt.wanted:
         # Sentence ends have a test of their own
@@ -106,7 +103,7 @@ def test_wordings_read_as_published():
     assert YOCO.head.startswith(
         "There is a special magic number inside a lot of irrelevant text. Find it and memorize"
     )
-    assert YOCO.needle == LWM.needle == "\nThe special magic {city} number is: {number}\n"
+    assert NEEDLE == "\nThe special magic {city} number is: {number}\n"
     assert YOCO.question(["Oslo"]) == "\nWhat is the special magic Oslo number? The special magic Oslo number is "
     two = "\nWhat are the special magic A and B numbers? The special magic A and B numbers are "
     assert YOCO.question(["A", "B"]) == two and "A, B and C" in YOCO.question(["A", "B", "C"])
@@ -114,34 +111,6 @@ def test_wordings_read_as_published():
     assert LWM.head == "You are a helpful assistant. USER: "
     assert LWM.question(["Oslo"]) == f" What is the special magic number for Oslo{rest}"
     assert LWM.question(["A", "B", "C"]) == f" What are the special magic numbers for A, B, and C{rest}"
-
-
-def test_wording_of_plain_in_single_tokens():
-    """Of 14 tokens 7 are filler: 4 before the needle at 50 percent, which rounds up, and 3 after it."""
-    (letter,) = SMALL("x")["input_ids"]
-    prompt = build(14, 1, 1, 50, wording=PLAIN, tokenizer=SMALL, haystack=[letter])
-    ((city, number),) = prompt.wanted.items()
-    assert city in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" and number.isdecimal()
-    assert prompt.numbers == prompt.wanted and (prompt.context, prompt.spans) == ((1, 12), {city: (5, 9)})
-    tokens = ["\n", *"xxxx", "\n", city, number, "\n", *"xxx", "\n", city]
-    assert [SMALL.decode([i]) for i in prompt.input_ids] == tokens, "names and numbers are not one token each"
-    assert PLAIN.question(["A", "B", "C"]) == "\nA, B C"
-
-
-@pytest.mark.slow
-def test_numbers_for_plain_are_single_tokens():
-    digits = list(range(10))
-    assert numbers_for(PLAIN, TOKENIZER) == digits
-    assert numbers_for(PLAIN, SMALL) == [*digits, 10, 11, 12, 14, 15, 16, 18, 19, 20, 25, 30, 32, 201]
-    for seed in range(3):
-        prompt = build(200, 23, 23, 0, seed, PLAIN, SMALL, SMALL_HAYSTACK)
-        assert sorted(map(int, prompt.numbers.values())) == numbers_for(PLAIN, SMALL)
-    whole = cl100k_tokenizer()
-    assert numbers_for(PLAIN, whole) == list(range(1000))
-    for needles, most, tokenizer in ((24, 23, SMALL), (11, 10, TOKENIZER), (27, 26, whole)):
-        message = f"Got {needles} needles.*needles <= {most} is needed.*has {most} names and numbers"
-        with pytest.raises(ValueError, match=message):
-            build(400, needles, 1, wording=PLAIN, tokenizer=tokenizer)
 
 
 def test_needle_prompt_of_lwm_takes_the_sentence_end_before_the_depth():

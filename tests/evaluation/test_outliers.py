@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 
 from diff_transformer.conversion import convert, open_checkpoint
 from diff_transformer.evaluation.comparison import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
-from diff_transformer.evaluation.models import load_model
 from diff_transformer.evaluation.probe import attention_probe
 from diff_transformer.evaluation.protocols import outliers
 from diff_transformer.evaluation.protocols.outliers import (
@@ -156,16 +155,6 @@ def test_measure_row_takes_another_architecture():
     model.config.n_layer = 5
     with pytest.raises(ValueError, match="GPT2LMHeadModel has no list of 5 decoder layers"):
         decoder_layers(model)
-
-
-def test_measure_row_rejects_infinite_activations_and_removes_its_hooks(twin_folders):
-    model = load_model(str(twin_folders["DIFF"]), device="cpu").model
-    before = [list(layer._forward_hooks) for layer in decoder_layers(model)]
-    with torch.no_grad():
-        model.model.layers[1].mlp.down_proj.weight.fill_(float("inf"))
-    with pytest.raises(ValueError, match="infinite or not a number"):
-        measure_row(model, torch.tensor([[1, 2, 3]]))
-    assert [list(layer._forward_hooks) for layer in decoder_layers(model)] == before
 
 
 def test_run_resumes(loaded, run, tmp_path, monkeypatch):

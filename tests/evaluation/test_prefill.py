@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Chunks over a cache are the whole, a fork leaves its original, batches shrink when memory runs out, only then."""
+"""Chunks over a cache are the whole, and batches shrink when memory runs out, only then."""
 
 import copy
 
@@ -8,7 +8,7 @@ import torch
 from tolerances import assert_same_computation
 from transformers import MambaForCausalLM, OpenAIGPTLMHeadModel
 
-from diff_transformer.evaluation.generate import chunks, fork, in_batches, prefill, token_log_probs
+from diff_transformer.evaluation.generate import chunks, in_batches, prefill, token_log_probs
 
 pytestmark = pytest.mark.oldest
 
@@ -50,22 +50,6 @@ def test_models_that_do_not_continue_over_a_cache_are_rejected(architecture):
     )
     with pytest.raises(ValueError, match="cannot be evaluated in chunks"):
         prefill(architecture(config), torch.zeros(1, 4, dtype=torch.long))
-
-
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_fork_leaves_its_original(loaded, batch_size):
-    input_ids, rests = torch.randint(0, 300, (1, 12)), torch.randint(0, 300, (batch_size, 5))
-    cache, _ = prefill(loaded.model, input_ids)
-    before = [(layer.keys.clone(), layer.values.clone()) for layer in cache.layers]
-    for _ in range(2):  # the second fork is of an original that nothing has touched
-        forked = fork(cache, batch_size)
-        [(_, outputs)] = chunks(loaded.model, rests, forked)
-        both = torch.cat([input_ids.expand(batch_size, -1), rests], dim=1)
-        assert_logits(outputs.logits, loaded, both, slice(12, None))
-        assert forked.get_seq_length() == 17
-    assert cache.get_seq_length() == 12
-    for layer, (keys, values) in zip(cache.layers, before, strict=True):
-        assert torch.equal(layer.keys, keys) and torch.equal(layer.values, values)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)

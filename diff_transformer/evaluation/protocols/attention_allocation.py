@@ -108,7 +108,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     todo = results.todo([{"depth": depth} for depth in arguments.depths])
     if not todo:
         return
-    samples = min(arguments.samples, options.limit or arguments.samples)
+    samples = options.limited(arguments.samples)
     new_prompt = prompt_maker(arguments, loaded.tokenizer)
 
     def shares(prompts: Sequence[NeedlePrompt]) -> list[torch.Tensor]:
@@ -131,19 +131,17 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
 
 
 def section(results: ResultSet) -> Section:
-    tables = [
-        _comparison("Attention to the answer", "answer", PAPER_ANSWER, results),
-        _comparison("Attention noise", "noise", PAPER_NOISE, results),
-    ]
-    if any("absolute_noise" in cell.measures for cell in results.cells):  # older results have none
-        tables.append(_comparison("Attention noise, sum of absolute scores", "absolute_noise", {}, results))
     return Section(
         title="Attention to the answer and to noise",
         paper="Table 3",
         text="The last token of a prompt is to retrieve a number from a long text. The tables show which share of its "
         "attention goes to the sentence with the number and which to the rest of that text. The remaining attention "
         "goes to the first token and to the text of the task.",
-        tables=tables,
+        tables=[
+            _comparison("Attention to the answer", "answer", PAPER_ANSWER, results),
+            _comparison("Attention noise", "noise", PAPER_NOISE, results),
+            _comparison("Attention noise, sum of absolute scores", "absolute_noise", {}, results),
+        ],
         notes=[
             "The paper does not say how it normalizes scores, which can be negative for DIFF, which tokens are the "
             "answer span (here the whole sentence), how long its prompts are, or whether its noise is the sum of the "

@@ -103,7 +103,7 @@ def ar_hits(numbers: np.ndarray, frequent: np.ndarray, order: int) -> np.ndarray
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
     check_length(loaded.model, arguments.length, "A row")
-    documents = min(arguments.documents, options.limit or arguments.documents)
+    documents = options.limited(arguments.documents)
     todo = results.todo([{"document": i} for i in range(documents)])
     if not todo:
         return

@@ -113,7 +113,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     rows: list[list[int]] = []
     if any(key["task"] == "nll" for key in todo):
         check_length(loaded.model, arguments.length, "A document")
-        documents = min(arguments.documents, options.limit or arguments.documents)
+        documents = options.limited(arguments.documents)
         rows = token_rows(load_documents(arguments), loaded.tokenizer, arguments.length, documents, arguments.join)
 
     lm = unpadded_lm(loaded, options.batch_size)

@@ -43,7 +43,7 @@ def positions(length: int, points: int) -> list[int]:
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
     check_length(loaded.model, arguments.length, "A document")
-    documents = min(arguments.documents, options.limit or arguments.documents)
+    documents = options.limited(arguments.documents)
     todo = results.todo([{"document": i} for i in range(documents)])
     if not todo:
         return

@@ -138,8 +138,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     todo = results.todo([{"activation": name} for name in ACTIVATIONS])
     if not todo:
         return
-    number = math.ceil(arguments.tokens / arguments.length)
-    number = min(number, options.limit or number)
+    number = options.limited(math.ceil(arguments.tokens / arguments.length))
     rows = token_rows(load_documents(arguments), loaded.tokenizer, arguments.length, number, arguments.join)
     results.begin()
     journal = results.journal("rows")

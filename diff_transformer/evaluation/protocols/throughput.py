@@ -24,7 +24,7 @@ from ..models import LoadedModel, check_length
 from ..render import Section
 from ..results import Measure, Results, ResultSet, hardware
 
-ORDER = 12
+ORDER = 11
 NO_SETTINGS = ("lengths", "tasks")  # points of the grid, to which a later run may add
 FORWARD, BACKWARD = TASKS = ("forward", "forward+backward")
 KEY = ("size", "length", "task")
@@ -91,7 +91,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     size, vocab_size = size_of(loaded.identity["parameters"]), loaded.model.config.get_text_config().vocab_size
     grid = product(arguments.lengths, arguments.tasks)
     todo = results.todo([{"size": size, "length": length, "task": task} for length, task in grid])
-    rounds = min(arguments.rounds, options.limit or arguments.rounds)
+    rounds = options.limited(arguments.rounds)
     if arguments.gradient_checkpointing:
         loaded.model.gradient_checkpointing_enable({"use_reentrant": False})
         loaded.model.train()  # which checkpointing needs

@@ -80,7 +80,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         api_key = os.environ.get(arguments.judge_key_variable, "").strip() or None
         judge = Judge(arguments.judge_base_url, arguments.judge_model or "", api_key, arguments.judge_max_tokens)
     sources = {name: source for name, _, source in (entry.partition("=") for entry in arguments.datasets)}
-    samples = min(arguments.samples, options.limit or arguments.samples)
+    samples = options.limited(arguments.samples)
     outputs = results.journal("outputs")
     written = {}
     model = {name: loaded.identity[name] for name in ("revision", "dtype", "attn_implementation")}

@@ -24,7 +24,7 @@ from ...generate import prefill
 from ...models import LoadedModel, check_length
 from ...render import Figure, Section, draw_models
 from ...results import Cell, Key, Measure, Results, ResultSet, mean
-from .labels import SCORINGS, choose_labels
+from .labels import choose_labels
 from .prompts import ORDERS, SOURCES, Example, Prompts, find_source, load_task
 
 ORDER = 5
@@ -65,12 +65,12 @@ class Arguments:
         [4096 * i for i in range(1, 17)], "Tokens of the prompts of the curve; its first one has a text of each class."
     )
     queries: int = option(100, "Texts from the test split, the same for every prompt.")
-    scoring: str = option("trie", "Constrained greedy decoding, or the likelihood of whole labels.", SCORINGS)
     orders: list[str] = option(list(ORDERS), "How the demonstrations are permuted.", ORDERS)
     order_seeds: int | None = option(
         None, "Permutations per order, by default as many as in the paper, or 10 where it has none. 0 measures none."
     )
     # Settings that are no options any more: every file of results has them
+    scoring: str = field(default="trie", init=False)
     shots: list[int] = field(default_factory=lambda: [1], init=False)
     separator: str = field(default=r"\n==\n", init=False)
     normalize: bool = field(default=False, init=False)
@@ -92,7 +92,7 @@ def number_of_orders(arguments: Arguments, dataset: str, order: str) -> int:
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
     longest = max(arguments.lengths)
     check_length(loaded.model, longest, "A prompt")
-    queries = min(arguments.queries, options.limit or arguments.queries)
+    queries = options.limited(arguments.queries)
     tasks = {task.name: task for task in (load_task(*find_source(spec)) for spec in arguments.datasets)}
     if len(tasks) < len(arguments.datasets):
         raise ValueError(f"Two of {', '.join(arguments.datasets)} have the same name. Rename one: NAME=PATH.")
@@ -115,10 +115,9 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         todo = results.todo([key for _, stops in sequences for _, key in stops])
         contexts = chain.from_iterable(_contexts(loaded.model, prompts, *sequence, todo) for sequence in sequences)
         for key, shown, cache in tqdm(contexts, f"{loaded.label}: {prompts.task.name}", len(todo), unit="prompt"):
-            labels, scoring = prompts.label_ids, arguments.scoring
-            chosen = choose_labels(loaded.model, cache, prompts.queries, labels, scoring, options.batch_size)
+            chosen = choose_labels(loaded.model, cache, prompts.queries, prompts.label_ids, options.batch_size)
             correct = Measure.of(a == b for a, b in zip(chosen, prompts.answers, strict=True))
-            sizes = {"demonstrations": shown, "tokens": cache.get_seq_length(), "classes": len(labels)}
+            sizes = {"demonstrations": shown, "tokens": cache.get_seq_length(), "classes": len(prompts.label_ids)}
             results.add(key, {"accuracy": correct}, {**sizes, "source": prompts.task.source.dataset})
 
 

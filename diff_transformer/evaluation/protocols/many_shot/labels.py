@@ -1,24 +1,21 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """The label that a model chooses from many, after a context that is already in a cache.
 
-There are two ways, which can disagree. *Constrained greedy decoding* (Ratner et al., ACL 2023) repeatedly takes the
-likeliest token among those that can continue a label. *Likelihood* takes the label with the highest probability of all
-its tokens. A label ends with the first token of what follows it in the prompt; otherwise "transfer" would be at least
-as likely as "transfer timing" for every model.
+Constrained greedy decoding (Ratner et al., ACL 2023) repeatedly takes the likeliest token among those that can
+continue a label. A label ends with the first token of what follows it in the prompt; otherwise "transfer" would be at
+least as likely as "transfer timing" for every model.
 """
 
+import copy
 from collections.abc import Sequence
-from functools import partial
 from itertools import count, groupby, permutations
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
-from ...generate import BATCH_TOKENS, fork, in_batches, prefill, token_log_probs
+from ...generate import BATCH_TOKENS, in_batches, prefill
 from ...text import text_ids
-
-SCORINGS = ("trie", "likelihood")
 
 
 def continuation_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -50,11 +47,13 @@ def label_ids(tokenizer: PreTrainedTokenizerBase, labels: Sequence[str], follows
 def greedy_labels(
     model: PreTrainedModel, cache: Cache, prompts: Sequence[Sequence[int]], labels: Sequence[Sequence[int]]
 ) -> list[int]:
-    """The index of the label that constrained greedy decoding finds for each prompt. All prompts have the same length.
+    """The index of the label that constrained greedy decoding finds for each prompt, after the context in `cache`,
+    which is not changed. All prompts have the same length.
 
     Equal to `generate(prefix_allowed_tokens_fn=...)`, without the steps after only one label is left.
     """
-    cache, tokens = fork(cache, len(prompts)), torch.tensor(prompts)
+    cache, tokens = copy.deepcopy(cache), torch.tensor(prompts)
+    cache.batch_repeat_interleave(len(prompts))
     left = [list(range(len(labels))) for _ in prompts]  # the labels that begin with what was chosen
     for step in count():
         if all(len(indices) == 1 for indices in left):
@@ -71,51 +70,22 @@ def greedy_labels(
     return [indices[0] for indices in left]
 
 
-@torch.inference_mode()
-def label_log_probs(
-    model: PreTrainedModel, cache: Cache, prompt: Sequence[int], labels: Sequence[Sequence[int]]
-) -> list[float]:
-    """log p of all tokens of each label after the prompt, in nats. A label has at least two tokens, of which the last
-    is its end."""
-    cache, logits = prefill(model, torch.tensor([prompt]), fork(cache))
-    cache.batch_repeat_interleave(len(labels))
-    width = max(map(len, labels))
-    # Padded on the right: a causal model sees the padding only after the tokens whose logits are used
-    tokens = torch.tensor([[*label, *[0] * (width - len(label))] for label in labels], device=model.device)
-    outputs = model(input_ids=tokens[:, :-1], past_key_values=cache, use_cache=True)
-    first = token_log_probs(logits.expand(len(labels), -1), tokens[:, 0])
-    rest = token_log_probs(outputs.logits, tokens[:, 1:])
-    log_probs = torch.cat([first[:, None], rest], dim=1).double().cpu()  # (labels, width)
-    return [float(row[: len(label)].sum()) for row, label in zip(log_probs, labels, strict=True)]
-
-
 def choose_labels(
     model: PreTrainedModel,
     cache: Cache,
     prompts: Sequence[Sequence[int]],
     labels: Sequence[Sequence[int]],
-    scoring: str = "trie",
     batch_size: int | None = None,
 ) -> list[int]:
-    """The index of the label that is chosen for each prompt, after the context in `cache`, which is not changed.
-
-    `batch_size` counts prompts or, for likelihoods, labels; by default as many as fit into memory.
-    """
+    """`greedy_labels` of prompts of any lengths, `batch_size` at a time; by default as many as fit into memory."""
     start = min(64, max(1, BATCH_TOKENS // (cache.get_seq_length() + 1)))  # each has a copy of the cache
-    if scoring == "likelihood":
-        scores = []
-        for prompt in prompts:
-            scored = in_batches(partial(label_log_probs, model, cache, prompt), labels, batch_size, start)
-            scores.append([log_prob for _, log_prob in scored])
-        return [row.index(max(row)) for row in scores]
     chosen: dict[int, int] = {}
     # Prompts of one length at a time: the tokens after a cache need no padding
     by_length = groupby(sorted(range(len(prompts)), key=lambda i: len(prompts[i])), key=lambda i: len(prompts[i]))
+
+    def choose(batch: Sequence[int]) -> list[int]:
+        return greedy_labels(model, cache, [prompts[i] for i in batch], labels)
+
     for _, group in by_length:
-        chosen |= in_batches(
-            lambda batch: greedy_labels(model, cache, [prompts[i] for i in batch], labels),
-            list(group),
-            batch_size,
-            start,
-        )
+        chosen |= in_batches(choose, list(group), batch_size, start)
     return [chosen[i] for i in range(len(prompts))]

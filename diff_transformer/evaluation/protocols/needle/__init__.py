@@ -94,7 +94,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     todo = results.todo([dict(zip((*KEY, "depth"), (x, *pair, y), strict=True)) for x, pair, y in grid])
     if not todo:
         return
-    samples, room = min(arguments.samples, options.limit or arguments.samples), arguments.max_new_tokens
+    samples, room = options.limited(arguments.samples), arguments.max_new_tokens
     new_prompt = prompt_maker(arguments, loaded.tokenizer)
 
     def make_prompt(key: Key, sample: int) -> NeedlePrompt:
@@ -121,8 +121,8 @@ def section(results: ResultSet) -> Section:
     return Section(
         title="Multi-needle retrieval",
         paper="Table 2 and Figure 5",
-        text="N sentences in a long text each give a city (or a letter) a number, and a question asks for R of the "
-        "numbers. Accuracy is the share of the queried numbers in the answer; all other needles are at random depths.",
+        text="N sentences in a long text each give a city a number, and a question asks for R of the numbers. "
+        "Accuracy is the share of the queried numbers in the answer; all other needles are at random depths.",
         tables=[
             Comparison(caption, results, ["tokens", "N", "R"], rows, PAPER_SETTINGS, digits=2),
             _by_depth(results),

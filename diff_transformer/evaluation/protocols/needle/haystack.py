@@ -5,10 +5,9 @@ All needles are placed at once, by their depths in tokens: none is cut or displa
 exactly the requested length. The same seed gives the same prompts to all models that share a tokenizer."""
 
 import random
-import string
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
@@ -18,6 +17,7 @@ from ...text import DATASET_HELP, DocumentArguments, load_documents, prompt_ids,
 
 BOOKS = "emozilla/pg19-test"  # PG-19's test set: books of Project Gutenberg (arXiv:1911.05507)
 HAYSTACK_TOKENS = 2**20  # maximum tokens of the documents from which a prompt's haystack is cut
+NEEDLE = "\nThe special magic {city} number is: {number}\n"
 
 # No name is part of another, so that a name in an answer is unambiguous
 CITIES = tuple(
@@ -46,17 +46,14 @@ Zanzibar, Zurich
 
 @dataclass(frozen=True)
 class Wording:
-    """The text around the haystack and in it: `head` precedes the haystack, and `ask` follows it. `conjunction` stands
-    before the last of several cities. With `single_tokens` only numbers that are one token are used."""
+    """The text around the haystack: `head` precedes it, and `ask` follows it. `conjunction` stands before the last of
+    several cities."""
 
     head: str
     ask: str
     conjunction: str
     numbers: range
     at_sentence_ends: bool = False
-    needle: str = "\nThe special magic {city} number is: {number}\n"
-    cities: Sequence[str] = CITIES
-    single_tokens: bool = False
 
     def question(self, cities: Sequence[str]) -> str:
         *most, last = cities
@@ -82,17 +79,6 @@ WORDINGS = {
         numbers=range(1_000_000, 10_000_000),
         at_sentence_ends=True,
     ),
-    # Ours, for small models trained on it: `A42` on its own line, queried by `A`. Names and numbers are single
-    # tokens of cl100k_base and of its prefixes
-    "plain": Wording(
-        head="\n",
-        ask="\n{cities}",
-        conjunction=" ",
-        numbers=range(1000),
-        needle="\n{city}{number}\n",
-        cities=string.ascii_uppercase,
-        single_tokens=True,
-    ),
 }
 
 
@@ -110,10 +96,7 @@ class NeedleArguments(DocumentArguments):
     )
     samples: int = option(50, "Prompts per cell.")
     wording: str = option(
-        "yoco",
-        "yoco: for base models. lwm: for chat models, needles at ends of sentences. plain: for small models trained "
-        "on lines of a letter and a number.",
-        choices=WORDINGS,
+        "yoco", "yoco: for base models. lwm: for chat models, needles at ends of sentences.", choices=WORDINGS
     )
     chunk_size: int = option(CHUNK, "Tokens per forward pass.")
 
@@ -128,13 +111,11 @@ class NeedleArguments(DocumentArguments):
 @dataclass(frozen=True)
 class NeedlePrompt:
     """`spans` are the needles' tokens (first, last + 1) by city, in the order of the text, and `context` that of the
-    haystack with the needles. `numbers` are the numbers of all needles by city, and `wanted` the queried numbers in
-    the order of the question."""
+    haystack with the needles. `wanted` are the queried numbers by city, in the order of the question."""
 
     input_ids: list[int]
     spans: dict[str, tuple[int, int]]
     context: tuple[int, int]
-    numbers: dict[str, str]
     wanted: dict[str, str]
 
 
@@ -156,14 +137,6 @@ def haystack_tokens(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) ->
     return tokens[:HAYSTACK_TOKENS]
 
 
-@lru_cache(maxsize=1)  # shared by all prompts of a run
-def numbers_for(wording: Wording, tokenizer: PreTrainedTokenizerBase) -> Sequence[int]:
-    """The numbers of a wording that suit the tokenizer."""
-    if not wording.single_tokens:
-        return wording.numbers
-    return [number for number in wording.numbers if len(text_ids(tokenizer, str(number))) == 1]
-
-
 def needle_prompt(
     tokenizer: PreTrainedTokenizerBase,
     wording: Wording,
@@ -179,16 +152,14 @@ def needle_prompt(
     The queried needles are at `depth` percent of the haystack, all others at random depths. The haystack is cut from
     `haystack` at a random place, which wraps around at its end. Raises ValueError if the prompt has no room for one or
     the numbers of needles are impossible."""
-    known_numbers = numbers_for(wording, tokenizer)
-    most = min(len(wording.cities), len(known_numbers))
-    if not 1 <= queried <= needles <= most:
+    if not 1 <= queried <= needles <= len(CITIES):
         raise ValueError(
-            f"Got {needles} needles, {queried} of them queried; 1 <= queried <= needles <= {most} is needed, since "
-            f"the wording has {most} names and numbers for this tokenizer."
+            f"Got {needles} needles, {queried} of them queried; 1 <= queried <= needles <= {len(CITIES)}, the number "
+            "of cities, is needed."
         )
-    cities = rng.sample(wording.cities, needles)
-    numbers = dict(zip(cities, map(str, rng.sample(known_numbers, needles)), strict=True))
-    sentences = [text_ids(tokenizer, wording.needle.format(city=x, number=numbers[x])) for x in cities]
+    cities = rng.sample(CITIES, needles)
+    numbers = dict(zip(cities, map(str, rng.sample(wording.numbers, needles)), strict=True))
+    sentences = [text_ids(tokenizer, NEEDLE.format(city=x, number=numbers[x])) for x in cities]
     asked = cities[:queried]
     head = prompt_ids(tokenizer, wording.head)
     tail = text_ids(tokenizer, wording.question(asked))
@@ -213,7 +184,7 @@ def needle_prompt(
         done = place
     input_ids += filler[done:]
     context = (len(head), len(input_ids))
-    return NeedlePrompt(input_ids + tail, spans, context, numbers, {city: numbers[city] for city in asked})
+    return NeedlePrompt(input_ids + tail, spans, context, {city: numbers[city] for city in asked})
 
 
 def _sentence_end(tokenizer: PreTrainedTokenizerBase, filler: list[int], place: int) -> int:
