@@ -26,15 +26,13 @@ from unittest import mock
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer, TrainingArguments
+from transformers import PreTrainedModel
 
 from benchmarks import attention, loss_memory, model_gpu, profile_gpu
 from benchmarks.attention_ways import WAYS, Case, Problem, make_problem
 from benchmarks.report import first_line, mebibytes, rounded
-from benchmarks.texts import STANDARD_LIBRARY, python_sources
-from benchmarks.timing import MIN_ROUNDS, Step, Wrong, device_time, peak_memory, take_turns
-from diff_transformer import DiffTransformerConfig, cl100k_tokenizer, flash_diff, flash_diff_blocks
-from diff_transformer.training.architectures import transformer_twin
+from benchmarks.timing import MIN_ROUNDS, Step, Wrong, device_time, take_turns
+from diff_transformer import flash_diff, flash_diff_blocks
 
 OURS = WAYS["flash_diff"]
 FOUND_BY_MEMCHECK = 86  # the exit status that compute-sanitizer is asked for
@@ -60,13 +58,6 @@ class Sizes(NamedTuple):
     model: Mapping[str, Any] = {"max_length": 4096}
     model_lengths: Sequence[int] = (2048, 4096)
     torch_compile: Mapping[str, Any] = {}  # options in place of those of model_gpu.COMPILED
-    trained: Mapping[str, Any] = {"hidden_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 4}
-    row: int = 2048  # tokens of text to train on, in batches of 16
-    batch: int = 16
-    steps: int = 300
-    learning_rate: float = 6e-4
-    ranks: int = 8192  # of the tokenizer
-    files: int | None = None  # of text
 
     def case(self, task: str, d: int, length: int, tokens: int, norm: bool = False) -> Case:
         heads = self.hidden_size // (2 * d)
@@ -82,10 +73,8 @@ FULL = Sizes()
 _KERNELS = {"dtype": "float16", "hidden_size": 32, "lengths": (16,), "dims": {16: 1}, "tokens": 16, "checked": 16}
 _MODELS = {"model": {"max_length": 4, "layers": 1, "tiny": True}, "model_lengths": (4,), "rounds": 1, "candidates": 1}
 _MODELS["torch_compile"] = {"backend": "aot_eager"}
-_TRAINING = {"row": 16, "batch": 2, "steps": 3, "learning_rate": 3e-3, "ranks": 512, "files": 3}
-_TRAINING["trained"] = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1}
 _TESTS = ("-q", "-k", "imported_again or device_up_once")
-DRY = Sizes(device="cpu", processes=2, tests=_TESTS, **_KERNELS, **_MODELS, **_TRAINING)
+DRY = Sizes(device="cpu", processes=2, tests=_TESTS, **_KERNELS, **_MODELS)
 
 
 class Job(NamedTuple):
@@ -451,47 +440,3 @@ def loss(emit: Emit, done: Done, sizes: Sizes) -> None:
         wrong = "" if agree else f"the losses differ: {losses}"
         figures = {"peak_mib": mebibytes(found["peak"]), "ms": rounded(1000 * found["seconds"])}
         emit(f"{way} {tokens}", "RED" if wrong else "ok", wrong, loss=found["loss"], **figures, **where)
-
-
-# ---------------------------------------------------------------------------------------------------------- training
-
-
-def training(emit: Emit, done: Done, sizes: Sizes) -> None:
-    """Trains DIFF and its Transformer twin with transformers' Trainer, from the same seed on the same batches of
-    Python's and torch's own sources."""
-    tokenizer = cl100k_tokenizer(vocab_size=sizes.ranks)
-    texts = itertools.islice(python_sources(STANDARD_LIBRARY, Path(torch.__file__).parent), sizes.files)
-    encodings = tokenizer.backend_tokenizer.encode_batch_fast(list(texts))
-    ids = torch.tensor([i for encoding in encodings for i in (*encoding.ids, tokenizer.eos_token_id)])
-    rows = ids[: len(ids) // sizes.row * sizes.row].view(-1, sizes.row)
-    rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
-    held_out, *batches = ([{"input_ids": row, "labels": row} for row in part] for part in rows.split(sizes.batch))
-    vocab_size = -(-len(tokenizer) // 64) * 64
-    config = DiffTransformerConfig(
-        **sizes.trained, vocab_size=vocab_size, max_position_embeddings=sizes.row, eos_token_id=None
-    )
-    pair = {"DIFF": (config, "flash_diff"), "Transformer": (transformer_twin(config), "sdpa")}
-    for name, (one, backend) in pair.items():
-        if name in done:
-            continue
-        torch.manual_seed(0)
-        net = AutoModelForCausalLM.from_config(one, attn_implementation=backend)
-        with tempfile.TemporaryDirectory() as folder:
-            options = {"max_steps": sizes.steps, "learning_rate": sizes.learning_rate, "warmup_steps": 0.05}
-            options |= {"per_device_train_batch_size": sizes.batch, "weight_decay": 0.1, "adam_beta2": 0.95}
-            options |= {"bf16": sizes.device == "cuda", "use_cpu": sizes.device == "cpu", "disable_tqdm": True}
-            options |= {"report_to": "none", "save_strategy": "no", "logging_steps": max(1, sizes.steps // 20)}
-            arguments = TrainingArguments(folder, **options)
-            trainer = Trainer(net, arguments, train_dataset=sum(batches, []), eval_dataset=held_out)
-            before = trainer.evaluate()["eval_loss"]
-            peak, _ = peak_memory(trainer.train, sizes.device)
-            after = trainer.evaluate()["eval_loss"]
-        wrong = "" if after < before else f"the validation loss did not fall: {before:.3f} before, {after:.3f} after"
-        figures = {
-            "validation_loss": rounded(after),
-            "peak_gib": round((peak + model_gpu.weight_bytes(net)) / 2**30, 2),
-            "attention": backend,
-        }
-        figures |= {"steps": sizes.steps, "tokens": sizes.steps * rows[: sizes.batch].numel()}
-        figures["train_loss"] = [rounded(row["loss"]) for row in trainer.state.log_history if "loss" in row]
-        emit(name, "RED" if wrong else "ok", wrong, parameters=net.num_parameters(), **figures)

@@ -159,5 +159,4 @@ SECTIONS = {  # of the stages, in the order in which they run
     "hopper": _hopper,
     "tuning": _tuning,
     "loss": _columns("name status peak_mib ms loss hidden_size vocab_size reason"),
-    "training": _columns("name status validation_loss peak_gib steps tokens parameters reason"),
 }
