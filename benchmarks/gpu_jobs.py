@@ -28,10 +28,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks import attention, loss_memory, model_gpu, profile_gpu
+from benchmarks import attention, loss_memory, model_gpu
 from benchmarks.attention_ways import WAYS, Case, Problem, make_problem
 from benchmarks.report import first_line, mebibytes, rounded
-from benchmarks.timing import MIN_ROUNDS, Step, Wrong, device_time, take_turns
+from benchmarks.timing import Step, Wrong, device_time, take_turns
 from diff_transformer import flash_diff, flash_diff_blocks
 
 OURS = WAYS["flash_diff"]
@@ -412,16 +412,6 @@ def model(emit: Emit, done: Done, sizes: Sizes, compiled: str | None = None) -> 
         tokens, rounds = max(sizes.model_lengths), min(10, sizes.rounds)
         for row in model_gpu.measure(task, length, models, tokens, rounds, sizes.device, sizes.torch_compile):
             emit(f"{task} {length} {row['model']}", **row)
-
-
-def profile(emit: Emit, done: Done, sizes: Sizes) -> None:
-    """benchmarks.profile_gpu: a training step at the last length, and decoding after the first."""
-    models, rounds = build_models(sizes), min(MIN_ROUNDS, sizes.rounds)
-    cells = [("forward+backward", sizes.model_lengths[-1]), ("decode", sizes.model_lengths[0])]
-    for (task, length), name in product(cells, model_gpu.DEFAULTS):
-        if f"{task} {length} {name}" not in done:
-            row = profile_gpu.measure(task, length, name, models, rounds, sizes.device)
-            emit(f"{task} {length} {name}", **row)
 
 
 def loss(emit: Emit, done: Done, sizes: Sizes) -> None:

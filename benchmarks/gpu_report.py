@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import attention, profile_gpu
+from benchmarks import attention
 from benchmarks.report import columns_of, table
 
 ROWS = "gpu_suite.jsonl"  # in the folder of a run
@@ -152,7 +152,6 @@ def _columns(names: str):
 
 SECTIONS = {  # of the stages, in the order in which they run
     "correctness": _correctness,
-    "profile": profile_gpu.page,
     "attention": _attention,
     "model": _columns("task length batch model tokens_per_second over_transformer peak_gib reason"),
     "compiled": _columns("task length model tokens_per_second over_transformer peak_gib compile_seconds reason"),

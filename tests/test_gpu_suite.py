@@ -76,8 +76,6 @@ def test_dry_run_fills_every_stage(suite, gpu_report, tmp_path):
     ):
         assert text in page
     assert "Not run" not in page
-    for text in ("|  | DIFF flash_diff | DIFF V2 sdpa |", "### decode, 4: DIFF V2 sdpa", "| aten::mm |"):
-        assert text in page
 
 
 def test_plan_names_a_command_for_every_stage_without_torch():
