@@ -10,7 +10,6 @@ and add it to `plan` and to the sections of gpu_report.
 import hashlib
 import itertools
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -28,9 +27,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks import attention, loss_memory, model_gpu
+from benchmarks import attention, model_gpu
 from benchmarks.attention_ways import WAYS, Case, Problem, make_problem
-from benchmarks.report import first_line, mebibytes, rounded
+from benchmarks.report import first_line, rounded
 from benchmarks.timing import Step, Wrong, device_time, take_turns
 from diff_transformer import flash_diff, flash_diff_blocks
 
@@ -49,7 +48,7 @@ class Sizes(NamedTuple):
     hidden_size: int = 3072
     lengths: Sequence[int] = (4096, 2048, 8192, 32768)
     dims: Mapping[int, int] = {128: 4, 64: 4, 96: 1}  # d: how many of the lengths
-    tokens: int = 65536  # batch size times length, of attention and loss
+    tokens: int = 65536  # batch size times length, of attention
     rounds: int = 50  # at most
     processes: int = min(16, os.cpu_count() or 1)
     tests: Sequence[str] = ("-q",)
@@ -392,7 +391,7 @@ def time_splits(emit: Emit, done: Done, sizes: Sizes) -> None:
         emit(name, failed["status"], failed["reason"], **row)
 
 
-# ------------------------------------------------------------------------------------------------------ model, loss
+# ------------------------------------------------------------------------------------------------------------- model
 
 
 def build_models(sizes: Sizes) -> dict[str, PreTrainedModel]:
@@ -412,21 +411,3 @@ def model(emit: Emit, done: Done, sizes: Sizes, compiled: str | None = None) -> 
         tokens, rounds = max(sizes.model_lengths), min(10, sizes.rounds)
         for row in model_gpu.measure(task, length, models, tokens, rounds, sizes.device, sizes.torch_compile):
             emit(f"{task} {length} {row['model']}", **row)
-
-
-def loss(emit: Emit, done: Done, sizes: Sizes) -> None:
-    """benchmarks.loss_memory at one size: without the logits and, if they fit, with them."""
-    losses, tokens = {}, sizes.tokens
-    for way in ("chunks", "logits"):
-        if f"{way} {tokens}" in done:
-            continue
-        where = {"tokens": tokens, "hidden_size": sizes.hidden_size, "vocab_size": loss_memory.VOCAB_SIZE}
-        if way == "logits" and not loss_memory.logits_fit(tokens, sizes.device):
-            emit(f"{way} {tokens}", "cannot run", "the logits would fill the memory", **where)
-            continue
-        found = loss_memory.measure(way, tokens, sizes.hidden_size, sizes.device)
-        losses[way] = found["loss"]
-        agree = math.isclose(found["loss"], losses.get("chunks", found["loss"]), rel_tol=1e-3)
-        wrong = "" if agree else f"the losses differ: {losses}"
-        figures = {"peak_mib": mebibytes(found["peak"]), "ms": rounded(1000 * found["seconds"])}
-        emit(f"{way} {tokens}", "RED" if wrong else "ok", wrong, loss=found["loss"], **figures, **where)

@@ -157,5 +157,4 @@ SECTIONS = {  # of the stages, in the order in which they run
     "compiled": _columns("task length model tokens_per_second over_transformer peak_gib compile_seconds reason"),
     "hopper": _hopper,
     "tuning": _tuning,
-    "loss": _columns("name status peak_mib ms loss hidden_size vocab_size reason"),
 }
