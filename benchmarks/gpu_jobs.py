@@ -115,7 +115,7 @@ def plan(stage: str, sizes: Sizes) -> list[list[Job]]:
     if stage == "tuning":
         jobs = [Job(f"compile {part}", "compile_candidates", {"part": part}) for part in parts]
         timed = [Job(f"time d={d}", "time_candidates", {"d": d}) for d in dims]
-        return [jobs, *([job] for job in (*timed, Job("splits", "time_splits")))]
+        return [jobs, *([job] for job in timed)]
     return [[Job(f"whole {stage}", stage)]]  # a row that has the stage's name
 
 
@@ -345,50 +345,6 @@ def time_candidates(emit: Emit, done: Done, sizes: Sizes, d: int) -> None:
             figures = {key: rounded(found[name][key]) for key in ("ms", "spread") if key in found[name]}
             row |= {**figures, "table": one.table(sizes)}
             emit(name, found[name]["status"], found[name].get("reason", ""), **row)
-
-
-def split_counts(rule: int, kv_len: int) -> list[int]:
-    """The number of splits of the rule, and from a quarter to four times of it, as far as they are valid."""
-    most = max(1, kv_len // flash_diff._SPLIT_KEYS)
-    return list(dict.fromkeys([rule, *(min(most, max(1, int(rule * factor))) for factor in (0.25, 0.5, 2, 4))]))
-
-
-def time_splits(emit: Emit, done: Done, sizes: Sizes) -> None:
-    """Times decoding with other numbers of splits, and with those of the rule in one kernel, in turns: for the batch
-    of the stage attention and for one row."""
-    cases = [
-        sizes.case("decode", d, length, tokens)
-        for d, count in sizes.dims.items()
-        for length, tokens in product(sizes.lengths[:count], (sizes.tokens, 1))
-    ]
-    for case in dict.fromkeys(cases):
-        heads = case.batch * case.heads
-        name = f"splits d={case.d} {case.length} heads={heads}"
-        if name in done:
-            continue
-        decode = attention.step("decode", OURS, make_problem(case)).timed
-        with mock.patch.object(flash_diff, "_num_splits", wraps=flash_diff._num_splits) as counted:
-            decode(None)
-        rule, *others = split_counts(flash_diff._num_splits(*counted.call_args.args), case.length)
-
-        def prepare(count: int, in_one: bool, case: Case = case, decode: Callable = decode) -> Step:
-            values = {"_num_splits": lambda *_: count, "_LAST_SPLIT_COMBINES": in_one}
-            patched = mock.patch.multiple(flash_diff, **values)
-            if wrong := patched(attention.fault.__wrapped__)(OURS, case):
-                raise Wrong(f"{count} splits{' in one kernel' * in_one}: {wrong}")
-            return Step(patched(decode))
-
-        steps = {count: partial(prepare, count, False) for count in (rule, *others)}
-        steps["one kernel"] = partial(prepare, rule, True)
-        found = take_turns(steps, device_time, sizes.device, min(30, sizes.rounds))
-        ms = {count: rounded(one["ms"]) for count, one in found.items() if "ms" in one}
-        row = {"d": case.d, "length": case.length, "heads": heads, "rule": rule, "rule_ms": ms.get(rule)}
-        row["one_kernel_ms"] = ms.pop("one kernel", None)
-        best = min(ms, key=ms.get, default=rule)
-        row |= {"best": best, "best_ms": ms.get(best), "ms_of_splits": ms}
-        row |= {"spread": rounded(max(one.get("spread", 0) for one in found.values()))}  # the largest
-        failed = next((one for one in found.values() if one["status"] != "ok"), {"status": "ok", "reason": ""})
-        emit(name, failed["status"], failed["reason"], **row)
 
 
 # ------------------------------------------------------------------------------------------------------------- model

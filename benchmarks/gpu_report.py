@@ -140,10 +140,7 @@ def _tuning(rows: list[dict]) -> list[str]:
     failed = Counter((row["status"], row["reason"]) for row in rows if row["status"] != "ok")
     more = [f"- {count} candidates {status}: {reason}" for (status, reason), count in failed.items()]
     columns = ("kernel", "d", "task", "length", "blocks", "ms", "table's blocks", "table's ms", "spread")
-    splits = _columns("d length heads rule rule_ms one_kernel_ms best best_ms spread")(
-        [x for x in rows if "rule" in x]
-    )
-    return [*columns_of(lines, *columns), "", "Splits of decoding:", "", *splits] + [""] * bool(more) + more
+    return [*columns_of(lines, *columns)] + [""] * bool(more) + more
 
 
 def _columns(names: str):

@@ -45,7 +45,7 @@ STAGES = {  # minutes on an H100, of compiled estimated; what it finds
     "model": (4, "the paper's 3B, V2 and their Transformer: tokens per second, memory, decoding"),
     "compiled": (8, "through torch.compile: decoding with CUDA graphs, then a training step; RESUME=1 for the rest"),
     "hopper": (4, "the kernels of benchmarks/hopper: right, and then their speed"),
-    "tuning": (3, "candidates of the block table, each kernel timed alone; splits of decoding"),
+    "tuning": (3, "candidates of the block table, each kernel timed alone"),
 }
 MINUTES = 8  # that a stage may take
 SECONDS_TO_END = 20  # of them, kept to end processes and write the report
