@@ -392,16 +392,3 @@ def test_kernel_model_repeats_the_committed_row_of_a_kernel(kernel_model, tmp_pa
     kernel_model.main([*arguments, "--blocks", committed["blocks"], "--out", str(tmp_path / "model")])
     assert read(tmp_path / "model.csv") == [committed]
     assert f"| 64 | dkdv | {committed['blocks']} | 1.0 |" in (tmp_path / "model.md").read_text()
-
-
-def test_kernel_model_totals_of_the_committed_rows(kernel_model):
-    numbers = {"architecture": int, "d": int} | dict.fromkeys(kernel_model.FRACTIONS, float)
-    rows = [{name: numbers.get(name, str)(x) for name, x in row.items()} for row in read(RESULT.with_suffix(".csv"))]
-    committed = {}
-    for line in RESULT.with_suffix(".md").read_text().splitlines():
-        if line.startswith("| sm_"):
-            architecture, d, *ratios = line.removeprefix("| sm_").removesuffix(" |").split(" | ")
-            names = ("serial", "middle", "overlapped")
-            committed[int(architecture), int(d)] = dict(zip(names, map(float, ratios), strict=True))
-    assert kernel_model.totals(rows) == committed
-    assert len(committed) == 12
