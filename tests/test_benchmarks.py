@@ -360,8 +360,9 @@ def test_conversion_memory_converts_what_it_measures(load, monkeypatch, tmp_path
         return capsys.readouterr().out.splitlines()[-1]
 
     monkeypatch.setattr(module, "measure_apart", measure_here)
-    sizes = ["--gib", "0.02", "--hidden-size", "256", "--folder", str(tmp_path)]
-    module.main([*sizes, "--out", str(tmp_path / "memory")])
+    small = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 20000}
+    monkeypatch.setattr(module, "GROUPED", module.GROUPED | small)
+    module.main(["--layers", "1", "--folder", str(tmp_path), "--out", str(tmp_path / "memory")])
     rows = read(tmp_path / "memory.csv")
     assert [row["task"] for row in rows] == ["convert", "convert and verify"]
     for row in rows:
