@@ -19,9 +19,11 @@ from pathlib import Path
 
 import yaml
 
+from diff_transformer.__main__ import COMMANDS
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = "diff_transformer"
-# What the wheel holds besides the package's modules, and a limit that no figure or result fits under by mistake
+# What the wheel holds besides the package's modules
 DATA_FILES = {
     "cl100k_base.tiktoken",
     "hub_upload/model_card_template.md",
@@ -36,10 +38,8 @@ DATA_FILES = {
     ),
 }
 METADATA_FILES = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt"}
-MAX_WHEEL_BYTES = 3 * 2**20
 # flash-attn comes as source only, which needs CUDA's compiler even to say what it depends on
 UNRESOLVED_EXTRAS = {"flash-attn"}
-COMMANDS = ("convert", "verify", "evaluate", "report", "reproduce", "upload")
 
 # Stands in for the model of `make demo`, which the README's first code loads
 SMALL_MODEL = """
@@ -112,7 +112,7 @@ def contents(wheel: Path) -> dict[str, bytes]:
 def check_wheel(wheel: Path, expected: set[str]) -> None:
     """
     Raises:
-        NotReady: if the wheel has other files than `expected` and its metadata, or is larger than the limit.
+        NotReady: if the wheel has other files than `expected` and its metadata.
     """
     info = "-".join(wheel.name.split("-")[:2]) + ".dist-info"
     expected = expected | {f"{info}/{name}" for name in METADATA_FILES}
@@ -127,8 +127,6 @@ def check_wheel(wheel: Path, expected: set[str]) -> None:
             f"{wheel.name} lacks {sorted(missing)}; setup.py must name them in package_data, and MANIFEST.in must "
             "include them."
         )
-    if (size := wheel.stat().st_size) > MAX_WHEEL_BYTES:
-        raise NotReady(f"{wheel.name} has {size:,} bytes; the limit is {MAX_WHEEL_BYTES:,}.")
 
 
 def build(root: Path, work: Path) -> tuple[Path, Path]:
