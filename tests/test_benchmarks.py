@@ -5,6 +5,8 @@ import csv
 import importlib
 import math
 import re
+import sys
+from collections import namedtuple
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -96,7 +98,7 @@ def test_attention_times_forward_and_backward_apart(attention, ways):
 @pytest.mark.parametrize("task", ["both", "decode"])
 def test_attention_compositions_are_right(attention, ways, task, norm, dtype):
     math_sdpa = partial(ways.sdpa, SDPBackend.MATH)  # takes every shape
-    for compose in (ways.packed, ways.two_calls, ways.four_calls):
+    for compose in (ways.packed, ways.two_calls, ways.four_calls, *[ways.one_call] * (task == "both")):
         way = ways.Way("rival", partial(compose, math_sdpa))
         assert attention.fault(way, case(ways, task, dtype=dtype, norm=norm)) == "", compose.__name__
 
@@ -124,6 +126,38 @@ def test_attention_standard_reads_a_cache_without_a_copy(ways, load):
     for got, cache in zip(seen, (p.k, p.v), strict=True):
         assert got.shape == (2, 1 << 14, 32, 16) and got.transpose(1, 2).is_contiguous(), "as transformers' caches"
         assert got.data_ptr() == cache.data_ptr()
+
+
+def test_attention_flash_attn_4_has_backward_blocks_that_fit(attention, ways, monkeypatch):
+    BwdConfig = namedtuple("BwdConfig", "m n Q dO dS SdP_swap dKV_swap dQ_swap SdP_layout dKV_layout dQ_layout")
+    own = {64: BwdConfig(128, 128, 2, 2, 2, True, False, False, 1, 2, 2)}  # those of 4.0.0b36
+    own[128] = BwdConfig(64, 128, 2, 2, 2, True, False, False, 1, 2, 1)
+    calls = []
+
+    def kibibytes(c, d):
+        """Of Q, dO, K, V and dS, of P unless it stays in registers, and of dQ."""
+        of_2_bytes = c.m * (c.Q * d + c.dO * 2 * d) + c.n * 3 * d
+        of_2_bytes += c.dS * c.m * c.n * (1 if c.SdP_swap and not c.dKV_swap else 2)
+        return (2 * of_2_bytes + 4 * c.m * d) / 1024
+
+    def flash_attn_func(q, k, v, softmax_scale, causal):
+        calls.append((q.shape[2:], k.shape[2:], v.shape[2:], causal))
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=softmax_scale)
+        return out.transpose(1, 2), None
+
+    interface = SimpleNamespace(BwdConfig=BwdConfig, _tile_size_bwd_sm90=lambda d, *_, **__: own[d])
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", interface)
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", SimpleNamespace(flash_attn_func=flash_attn_func))
+    ways.let_backward_fit.cache_clear()
+    assert attention.fault(ways.WAYS["one_call/flash_attn_4"], case(ways, "both")) == ""
+    assert calls == [((4, 16), (4, 16), (4, 32), True)], "one call with twice the heads"
+    ways.let_backward_fit.cache_clear()
+    for d in own:
+        at = partial(interface._tile_size_bwd_sm90, d)
+        assert at(d, True, False, sparse_block_size_q=None) == own[d], "where d is the width of the values"
+        ours = at(2 * d, True, False, sparse_block_size_q=None)
+        assert kibibytes(ours, d) <= 224 < 240 <= kibibytes(own[d], d), "a program may have 227 on sm_90"
 
 
 def test_attention_eager_keeps_documents_apart(ways):
