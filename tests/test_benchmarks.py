@@ -229,6 +229,15 @@ def model_gpu(load):
     return load("model_gpu")
 
 
+def test_model_gpu_compares_models_of_equal_size(model_gpu):
+    diff, diff_v2, llama = model_gpu.build_models(4096, torch.bfloat16, "meta").values()
+    assert llama.config.head_dim == diff_v2.config.head_dim == diff.config.diff_head_dim == 128
+    assert llama.config.num_attention_heads == diff_v2.config.num_differential_heads == 24
+    size = llama.num_parameters()
+    assert diff.num_parameters() - size == 28 * (4 * 128 + 256), "lambda vectors and the head norm of every layer"
+    assert diff_v2.num_parameters() == pytest.approx(size, rel=1e-3)
+
+
 @pytest.fixture
 def tiny_models(model_gpu):
     return model_gpu.build_models(32, torch.float32, "cpu", layers=1, tiny=True)

@@ -125,6 +125,18 @@ def test_clock_ends_in_time_with_a_complete_decay(demo, monkeypatch, seconds_per
         assert rates == [min(1.0, (step + 1) / 30) * (1.0 - step / 600) for step in range(600)], "the clock interfered"
 
 
+def test_attention_maps_are_those_of_the_model(demo, tiny_config):
+    import pictures
+
+    model = DiffTransformerForCausalLM(tiny_config(num_key_value_heads=4, attn_implementation="eager")).eval()
+    maps = pictures.attention_maps(model, torch.randint(0, 199, (1, 9)))  # checks the difference by itself
+    assert len(maps) == 2
+    for map1, map2, _ in maps:
+        assert map1.shape == map2.shape == (4, 9, 9)
+        torch.testing.assert_close(map1.sum(-1), torch.ones(4, 9))
+        assert (map1 - map2).abs().max() > 0.05, "both maps are the same"
+
+
 def test_muon_agrees_with_torch(demo):
     from muon import MuonAdamW
 

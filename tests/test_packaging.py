@@ -74,6 +74,8 @@ def test_version_that_can_be_released(release):
         ("new.py", "", "x = 1", r"not committed.*\n\?\? new.py"),
         ("CHANGELOG.md", " (2026-11-24)", " - unreleased", r"'## 1.2.3 - unreleased'.*must be '## 1.2.3 \(2"),
         ("CHANGELOG.md", "2026-11-24", "2026-11-31", "first section"),
+        ("CHANGELOG.md", "1.2.3", "1.2.4", "first section"),
+        ("CHANGELOG.md", "## 1.2.3", "## Next\n\n## 1.2.3", "'## Next'"),
         ("diff_transformer/__init__.py", "1.2.3", "1.2.2", "first section"),
         ("CITATION.cff", "1.2.3", "1.2.2", "CITATION.cff has version 1.2.2"),
         ("CITATION.cff", "2026-11-24", "2026-11-23", "of 2026-11-23; CHANGELOG.md has 1.2.3 of 2026-11-24"),
