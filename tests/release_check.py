@@ -19,11 +19,9 @@ from pathlib import Path
 
 import yaml
 
-from diff_transformer.__main__ import COMMANDS
-
 ROOT = Path(__file__).parents[1]
 PACKAGE = "diff_transformer"
-# What the wheel holds besides the package's modules
+# What the wheel holds besides the package's modules, and a limit that no figure or result fits under by mistake
 DATA_FILES = {
     "cl100k_base.tiktoken",
     "hub_upload/model_card_template.md",
@@ -38,8 +36,10 @@ DATA_FILES = {
     ),
 }
 METADATA_FILES = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt"}
+MAX_WHEEL_BYTES = 3 * 2**20
 # flash-attn comes as source only, which needs CUDA's compiler even to say what it depends on
 UNRESOLVED_EXTRAS = {"flash-attn"}
+COMMANDS = ("convert", "verify", "evaluate", "report", "reproduce", "upload")
 
 # Stands in for the model of `make demo`, which the README's first code loads
 SMALL_MODEL = """
@@ -112,7 +112,7 @@ def contents(wheel: Path) -> dict[str, bytes]:
 def check_wheel(wheel: Path, expected: set[str]) -> None:
     """
     Raises:
-        NotReady: if the wheel has other files than `expected` and its metadata.
+        NotReady: if the wheel has other files than `expected` and its metadata, or is larger than the limit.
     """
     info = "-".join(wheel.name.split("-")[:2]) + ".dist-info"
     expected = expected | {f"{info}/{name}" for name in METADATA_FILES}
@@ -127,6 +127,8 @@ def check_wheel(wheel: Path, expected: set[str]) -> None:
             f"{wheel.name} lacks {sorted(missing)}; setup.py must name them in package_data, and MANIFEST.in must "
             "include them."
         )
+    if (size := wheel.stat().st_size) > MAX_WHEEL_BYTES:
+        raise NotReady(f"{wheel.name} has {size:,} bytes; the limit is {MAX_WHEEL_BYTES:,}.")
 
 
 def build(root: Path, work: Path) -> tuple[Path, Path]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from diff_transformer.__main__ import COMMANDS
 from tests import release_check
 from tests.release_check import METADATA_FILES, NotReady, git, package_files
 
@@ -112,12 +113,18 @@ def test_wheel_with_its_files_passes(tmp_path):
     "expected, files, message",
     [
         (set(FILES), FILES | {"tests/test_x.py": b""}, r"no list names: \['tests/test_x.py'\]"),
+        (set(FILES), FILES | {"docs/results/x.md": b""}, "no list names"),
         (set(FILES) | {"diff_transformer/x.yaml"}, FILES, r"lacks \['diff_transformer/x.yaml'\]"),
+        (set(FILES), FILES | {"diff_transformer/py.typed": bytes(3 * 2**20)}, "the limit is 3,145,728"),
     ],
 )
 def test_wheel_with_other_files_is_rejected(tmp_path, expected, files, message):
     with pytest.raises(NotReady, match=message):
         release_check.check_wheel(make_wheel(tmp_path, files), expected)
+
+
+def test_release_check_runs_every_command():
+    assert set(release_check.COMMANDS) == set(COMMANDS)
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
