@@ -123,16 +123,26 @@ def check_wheel(wheel: Path, expected: set[str]) -> None:
             "them to DATA_FILES in tests/release_check.py."
         )
     if missing := expected - present:
-        raise NotReady(
-            f"{wheel.name} lacks {sorted(missing)}; setup.py must name them in package_data, and MANIFEST.in must "
-            "include them."
-        )
+        raise NotReady(f"{wheel.name} lacks {sorted(missing)}; setup.py must name them in package_data.")
     if (size := wheel.stat().st_size) > MAX_WHEEL_BYTES:
         raise NotReady(f"{wheel.name} has {size:,} bytes; the limit is {MAX_WHEEL_BYTES:,}.")
 
 
-def build(root: Path, work: Path) -> tuple[Path, Path]:
-    """The sdist of the commit, and the wheel that is built from it.
+def check_equal(first: Path, second: Path) -> None:
+    """
+    Raises:
+        NotReady: if the two wheels differ in the names or contents of their files.
+    """
+    a, b = contents(first), contents(second)
+    if different := sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name)):
+        raise NotReady(
+            f"The wheel that is built from the sdist differs from that of the commit in {different}. "
+            "MANIFEST.in must include what setup.py reads."
+        )
+
+
+def build(root: Path, work: Path) -> tuple[Path, Path, Path]:
+    """The sdist, the wheel that is built from it, and the wheel of the commit.
 
     From a copy of the commit: setuptools would take deleted modules over from a build/ that an earlier build left.
     """
@@ -140,8 +150,10 @@ def build(root: Path, work: Path) -> tuple[Path, Path]:
     git(root, "archive", "--output", str(work / "tree.tar"), "HEAD")
     shutil.unpack_archive(work / "tree.tar", tree)
     output_of(sys.executable, "-m", "build", "--outdir", work / "dist", tree)
+    output_of(sys.executable, "-m", "build", "--wheel", "--outdir", work / "commit", tree)
     (sdist,), (wheel,) = (work / "dist").glob("*.tar.gz"), (work / "dist").glob("*.whl")
-    return sdist, wheel
+    (commit_wheel,) = (work / "commit").glob("*.whl")
+    return sdist, wheel, commit_wheel
 
 
 def fresh_environment(folder: Path) -> Path:
@@ -210,9 +222,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder).resolve()
         step(f"build {version}")
-        sdist, wheel = build(ROOT, work)
+        sdist, wheel, commit_wheel = build(ROOT, work)
         output_of(sys.executable, "-m", "twine", "check", "--strict", sdist, wheel)
-        check_wheel(wheel, package_files(ROOT))
+        check_wheel(commit_wheel, package_files(ROOT))
+        check_equal(wheel, commit_wheel)
         step("install")
         check_installation(wheel, version, (ROOT / "README.md").read_text(encoding="utf-8"), work)
         if (ROOT / "dist").exists():

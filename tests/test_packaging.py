@@ -123,6 +123,14 @@ def test_wheel_with_other_files_is_rejected(tmp_path, expected, files, message):
         release_check.check_wheel(make_wheel(tmp_path, files), expected)
 
 
+@pytest.mark.parametrize("change", [{"diff_transformer/py.typed": b"\n"}, {"diff_transformer/new.py": b""}])
+def test_wheels_that_differ_are_rejected(tmp_path, change):
+    wheel = make_wheel(tmp_path / "a", FILES)
+    release_check.check_equal(wheel, wheel)
+    with pytest.raises(NotReady, match=next(iter(change))):
+        release_check.check_equal(wheel, make_wheel(tmp_path / "b", FILES | change))
+
+
 def test_release_check_runs_every_command():
     assert set(release_check.COMMANDS) == set(COMMANDS)
 
