@@ -53,7 +53,8 @@ EXTRAS["dev"] = [
     *EXTRAS["hub"],
     *EXTRAS["gguf"],
     *EXTRAS["docs"],
-    "build",  # with twine: make release-check
+    "build",  # with pypiserver and twine: make release-check
+    "pypiserver",
     "twine",
     "check-jsonschema",  # with zizmor: the files under .github
     "zizmor",

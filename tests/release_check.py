@@ -1,8 +1,8 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Everything that must hold before a version is published: `make release-check`.
 
-Builds the sdist and the wheel of the commit into dist/, and installs the wheel into an environment that has the
-packages of this one but not this project.
+Builds the sdist and the wheel of the commit into dist/, and installs the wheel from an index on the loopback device,
+as users will, into an environment that has the packages of this one but not this project.
 """
 
 import os
@@ -11,11 +11,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import venv
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import date
 from email.parser import Parser
 from pathlib import Path
+from socketserver import ThreadingMixIn
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import yaml
 
@@ -156,6 +161,25 @@ def build(root: Path, work: Path) -> tuple[Path, Path, Path]:
     return sdist, wheel, commit_wheel
 
 
+@contextmanager
+def loopback_index(folder: Path) -> Iterator[str]:
+    """The address of a package index that has the files of `folder` and nothing else."""
+    import pypiserver  # which imports the deprecated cgi: an error where warnings are errors
+
+    class Server(ThreadingMixIn, WSGIServer):
+        daemon_threads = True
+
+    class Quiet(WSGIRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    application = pypiserver.app(roots=[folder], disable_fallback=True)
+    with make_server("127.0.0.1", 0, application, Server, Quiet) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/simple/"
+        server.shutdown()
+
+
 def fresh_environment(folder: Path) -> Path:
     """The Python of a new environment that has the packages of this one, this project excepted."""
     packages = folder / "packages"
@@ -171,7 +195,7 @@ def fresh_environment(folder: Path) -> Path:
 
 
 def check_installation(wheel: Path, version: str, readme: str, work: Path) -> None:
-    """Installs the wheel by its name, resolves its extras, and runs the README's first code and all commands.
+    """Installs the wheel from an index, resolves its extras, and runs the README's first code and all commands.
 
     Raises:
         NotReady: if one of these fails, with its output.
@@ -188,9 +212,10 @@ def check_installation(wheel: Path, version: str, readme: str, work: Path) -> No
 
     metadata = Parser().parsestr(contents(wheel)[f"{PACKAGE}-{version}.dist-info/METADATA"].decode())
     extras = sorted(set(metadata.get_all("Provides-Extra")) - UNRESOLVED_EXTRAS)
-    pip = (python, "-m", "pip", "install", "--no-index", "--find-links", wheel.parent)
-    run(*pip, "--dry-run", f"diff-transformer[{','.join(extras)}]")
-    run(*pip, "diff-transformer")
+    with loopback_index(wheel.parent) as index:
+        pip = (python, "-m", "pip", "install", "--index-url", index)
+        run(*pip, "--dry-run", f"diff-transformer[{','.join(extras)}]")
+        run(*pip, "diff-transformer")
     step("the README's first code")
     location = run(python, "-c", f"import {PACKAGE}\nprint({PACKAGE}.__file__, {PACKAGE}.__version__)").split()
     if work not in Path(location[-2]).parents or location[-1] != version:
@@ -226,7 +251,7 @@ def main() -> None:
         output_of(sys.executable, "-m", "twine", "check", "--strict", sdist, wheel)
         check_wheel(commit_wheel, package_files(ROOT))
         check_equal(wheel, commit_wheel)
-        step("install")
+        step("install from a loopback index")
         check_installation(wheel, version, (ROOT / "README.md").read_text(encoding="utf-8"), work)
         if (ROOT / "dist").exists():
             shutil.rmtree(ROOT / "dist")
