@@ -30,8 +30,8 @@ from benchmarks.timing import Step, Wrong, device_time, take_turns
 from tests.tolerances import allowed_error
 
 UNITS = {  # in 2 N^2 d FLOPs per differential head, see above
-    "differential": {"forward": 6, "backward": 10, "both": 16, "varlen": 16},
-    "standard": {"forward": 4, "backward": 10, "both": 14, "varlen": 14},
+    "differential": {"forward": 6, "backward": 10, "both": 16},
+    "standard": {"forward": 4, "backward": 10, "both": 14},
 }
 
 
@@ -94,7 +94,7 @@ def step(task: str, way: Way, p: Problem) -> Step:
 
 def useful_flops(case: Case, task: str, kind: str) -> float:
     units = UNITS["standard" if kind == "standard" else "differential"][task]
-    pairs = sum(n * n for n in case.documents) / 2
+    pairs = case.batch * case.length**2 / 2
     return units * 2 * pairs * case.d * case.heads
 
 
@@ -136,7 +136,7 @@ def _row(case: Case, task: str, name: str, found: dict, problem) -> dict:
             row["tflops"] = rounded(useful_flops(case, task, kind) / ms / 1e9)
         if name.endswith("/sdpa"):
             row["sdpa_backend"] = problem().sdpa_backend
-    row |= {"batch": len(case.documents), "heads": case.heads, "dtype": str(case.dtype).removeprefix("torch.")}
+    row |= {"batch": case.batch, "heads": case.heads, "dtype": str(case.dtype).removeprefix("torch.")}
     return row | {"reason": found.get("reason", "")}
 
 

@@ -3,7 +3,8 @@
 
 A *way* is a composition over a backend. With q1, q2, k1, k2 of width d and values of width 2d for each of h heads:
 
-- `flash_diff`: our fused kernels, `hopper`: with those of benchmarks/hopper in their place;
+- `flash_diff`: our fused kernels, `hopper`: with those of benchmarks/hopper in their place, `one_kernel`: decoding in
+  one launch in place of two;
 - `eager`: Eq. 1 (arXiv:2410.05258) as it is written, the reference of all other ways;
 - `packed/...`: one call with two zero-padded queries of width 2d per head (`diff_transformer.attention_diff`);
 - `one_call/...`: one call with 2h heads of d and values of 2d, which are repeated for both maps;
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from unittest import mock
 
 import torch
 from torch.nn import functional as F
@@ -238,6 +240,13 @@ def flash_diff(p: Problem) -> torch.Tensor:
     return diff_transformer.flash_diff_attention(p.q, p.k, p.v, p.lambda_full, **options)
 
 
+def one_kernel(p: Problem) -> torch.Tensor:
+    if p.cache_seqlens is None:
+        raise ValueError("it is flash_diff, except for decoding")
+    with mock.patch("diff_transformer.flash_diff._LAST_SPLIT_COMBINES", True):
+        return flash_diff(p)
+
+
 def eager(p: Problem) -> torch.Tensor:
     """The reference, document by document if they are packed."""
     lengths = p.documents if p.cu_seqlens is not None else [p.q.shape[1]]
@@ -333,8 +342,12 @@ COMPOSITIONS = {
     four_calls: ("sdpa_flash", "sdpa_cudnn", *_FLASH_ATTN),
     standard: ("sdpa_flash", "sdpa_cudnn", *_FLASH_ATTN),
 }
-HOPPER = Way("ours", flash_diff, hopper_kernels)
-WAYS = {"flash_diff": Way("ours", flash_diff), "hopper": HOPPER, "eager": Way("rival", eager)} | {
+WAYS = {
+    "flash_diff": Way("ours", flash_diff),
+    "one_kernel": Way("ours", one_kernel),
+    "hopper": Way("ours", flash_diff, hopper_kernels),
+    "eager": Way("rival", eager),
+} | {
     f"{compose.__name__}/{name}": Way("standard" if compose is standard else "rival", partial(compose, BACKENDS[name]))
     for compose, names in COMPOSITIONS.items()
     for name in names

@@ -10,7 +10,6 @@ and add it to `plan` and to the sections of gpu_report.
 import hashlib
 import itertools
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -26,15 +25,13 @@ from unittest import mock
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer, TrainingArguments
+from transformers import PreTrainedModel
 
-from benchmarks import attention, loss_memory, model_gpu, profile_gpu
+from benchmarks import attention, model_gpu
 from benchmarks.attention_ways import WAYS, Case, Problem, make_problem
-from benchmarks.report import first_line, mebibytes, rounded
-from benchmarks.texts import STANDARD_LIBRARY, python_sources
-from benchmarks.timing import MIN_ROUNDS, Step, Wrong, device_time, peak_memory, take_turns
-from diff_transformer import DiffTransformerConfig, cl100k_tokenizer, flash_diff, flash_diff_blocks
-from diff_transformer.training.architectures import transformer_twin
+from benchmarks.report import first_line, rounded
+from benchmarks.timing import Step, Wrong, device_time, take_turns
+from diff_transformer import flash_diff, flash_diff_blocks
 
 OURS = WAYS["flash_diff"]
 FOUND_BY_MEMCHECK = 86  # the exit status that compute-sanitizer is asked for
@@ -51,7 +48,7 @@ class Sizes(NamedTuple):
     hidden_size: int = 3072
     lengths: Sequence[int] = (4096, 2048, 8192, 32768)
     dims: Mapping[int, int] = {128: 4, 64: 4, 96: 1}  # d: how many of the lengths
-    tokens: int = 65536  # batch size times length, of attention and loss
+    tokens: int = 65536  # batch size times length, of attention
     rounds: int = 50  # at most
     processes: int = min(16, os.cpu_count() or 1)
     tests: Sequence[str] = ("-q",)
@@ -60,13 +57,6 @@ class Sizes(NamedTuple):
     model: Mapping[str, Any] = {"max_length": 4096}
     model_lengths: Sequence[int] = (2048, 4096)
     torch_compile: Mapping[str, Any] = {}  # options in place of those of model_gpu.COMPILED
-    trained: Mapping[str, Any] = {"hidden_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 4}
-    row: int = 2048  # tokens of text to train on, in batches of 16
-    batch: int = 16
-    steps: int = 300
-    learning_rate: float = 6e-4
-    ranks: int = 8192  # of the tokenizer
-    files: int | None = None  # of text
 
     def case(self, task: str, d: int, length: int, tokens: int, norm: bool = False) -> Case:
         heads = self.hidden_size // (2 * d)
@@ -82,10 +72,8 @@ FULL = Sizes()
 _KERNELS = {"dtype": "float16", "hidden_size": 32, "lengths": (16,), "dims": {16: 1}, "tokens": 16, "checked": 16}
 _MODELS = {"model": {"max_length": 4, "layers": 1, "tiny": True}, "model_lengths": (4,), "rounds": 1, "candidates": 1}
 _MODELS["torch_compile"] = {"backend": "aot_eager"}
-_TRAINING = {"row": 16, "batch": 2, "steps": 3, "learning_rate": 3e-3, "ranks": 512, "files": 3}
-_TRAINING["trained"] = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1}
 _TESTS = ("-q", "-k", "imported_again or device_up_once")
-DRY = Sizes(device="cpu", processes=2, tests=_TESTS, **_KERNELS, **_MODELS, **_TRAINING)
+DRY = Sizes(device="cpu", processes=2, tests=_TESTS, **_KERNELS, **_MODELS)
 
 
 class Job(NamedTuple):
@@ -127,7 +115,7 @@ def plan(stage: str, sizes: Sizes) -> list[list[Job]]:
     if stage == "tuning":
         jobs = [Job(f"compile {part}", "compile_candidates", {"part": part}) for part in parts]
         timed = [Job(f"time d={d}", "time_candidates", {"d": d}) for d in dims]
-        return [jobs, *([job] for job in (*timed, Job("splits", "time_splits")))]
+        return [jobs, *([job] for job in timed)]
     return [[Job(f"whole {stage}", stage)]]  # a row that has the stage's name
 
 
@@ -359,51 +347,7 @@ def time_candidates(emit: Emit, done: Done, sizes: Sizes, d: int) -> None:
             emit(name, found[name]["status"], found[name].get("reason", ""), **row)
 
 
-def split_counts(rule: int, kv_len: int) -> list[int]:
-    """The number of splits of the rule, and from a quarter to four times of it, as far as they are valid."""
-    most = max(1, kv_len // flash_diff._SPLIT_KEYS)
-    return list(dict.fromkeys([rule, *(min(most, max(1, int(rule * factor))) for factor in (0.25, 0.5, 2, 4))]))
-
-
-def time_splits(emit: Emit, done: Done, sizes: Sizes) -> None:
-    """Times decoding with other numbers of splits, and with those of the rule in one kernel, in turns: for the batch
-    of the stage attention and for one row."""
-    cases = [
-        sizes.case("decode", d, length, tokens)
-        for d, count in sizes.dims.items()
-        for length, tokens in product(sizes.lengths[:count], (sizes.tokens, 1))
-    ]
-    for case in dict.fromkeys(cases):
-        heads = case.batch * case.heads
-        name = f"splits d={case.d} {case.length} heads={heads}"
-        if name in done:
-            continue
-        decode = attention.step("decode", OURS, make_problem(case)).timed
-        with mock.patch.object(flash_diff, "_num_splits", wraps=flash_diff._num_splits) as counted:
-            decode(None)
-        rule, *others = split_counts(flash_diff._num_splits(*counted.call_args.args), case.length)
-
-        def prepare(count: int, in_one: bool, case: Case = case, decode: Callable = decode) -> Step:
-            values = {"_num_splits": lambda *_: count, "_LAST_SPLIT_COMBINES": in_one}
-            patched = mock.patch.multiple(flash_diff, **values)
-            if wrong := patched(attention.fault.__wrapped__)(OURS, case):
-                raise Wrong(f"{count} splits{' in one kernel' * in_one}: {wrong}")
-            return Step(patched(decode))
-
-        steps = {count: partial(prepare, count, False) for count in (rule, *others)}
-        steps["one kernel"] = partial(prepare, rule, True)
-        found = take_turns(steps, device_time, sizes.device, min(30, sizes.rounds))
-        ms = {count: rounded(one["ms"]) for count, one in found.items() if "ms" in one}
-        row = {"d": case.d, "length": case.length, "heads": heads, "rule": rule, "rule_ms": ms.get(rule)}
-        row["one_kernel_ms"] = ms.pop("one kernel", None)
-        best = min(ms, key=ms.get, default=rule)
-        row |= {"best": best, "best_ms": ms.get(best), "ms_of_splits": ms}
-        row |= {"spread": rounded(max(one.get("spread", 0) for one in found.values()))}  # the largest
-        failed = next((one for one in found.values() if one["status"] != "ok"), {"status": "ok", "reason": ""})
-        emit(name, failed["status"], failed["reason"], **row)
-
-
-# ------------------------------------------------------------------------------------------------------ model, loss
+# ------------------------------------------------------------------------------------------------------------- model
 
 
 def build_models(sizes: Sizes) -> dict[str, PreTrainedModel]:
@@ -423,75 +367,3 @@ def model(emit: Emit, done: Done, sizes: Sizes, compiled: str | None = None) -> 
         tokens, rounds = max(sizes.model_lengths), min(10, sizes.rounds)
         for row in model_gpu.measure(task, length, models, tokens, rounds, sizes.device, sizes.torch_compile):
             emit(f"{task} {length} {row['model']}", **row)
-
-
-def profile(emit: Emit, done: Done, sizes: Sizes) -> None:
-    """benchmarks.profile_gpu: a training step at the last length, and decoding after the first."""
-    models, rounds = build_models(sizes), min(MIN_ROUNDS, sizes.rounds)
-    cells = [("forward+backward", sizes.model_lengths[-1]), ("decode", sizes.model_lengths[0])]
-    for (task, length), name in product(cells, model_gpu.DEFAULTS):
-        if f"{task} {length} {name}" not in done:
-            row = profile_gpu.measure(task, length, name, models, rounds, sizes.device)
-            emit(f"{task} {length} {name}", **row)
-
-
-def loss(emit: Emit, done: Done, sizes: Sizes) -> None:
-    """benchmarks.loss_memory at one size: without the logits and, if they fit, with them."""
-    losses, tokens = {}, sizes.tokens
-    for way in ("chunks", "logits"):
-        if f"{way} {tokens}" in done:
-            continue
-        where = {"tokens": tokens, "hidden_size": sizes.hidden_size, "vocab_size": loss_memory.VOCAB_SIZE}
-        if way == "logits" and not loss_memory.logits_fit(tokens, sizes.device):
-            emit(f"{way} {tokens}", "cannot run", "the logits would fill the memory", **where)
-            continue
-        found = loss_memory.measure(way, tokens, sizes.hidden_size, sizes.device)
-        losses[way] = found["loss"]
-        agree = math.isclose(found["loss"], losses.get("chunks", found["loss"]), rel_tol=1e-3)
-        wrong = "" if agree else f"the losses differ: {losses}"
-        figures = {"peak_mib": mebibytes(found["peak"]), "ms": rounded(1000 * found["seconds"])}
-        emit(f"{way} {tokens}", "RED" if wrong else "ok", wrong, loss=found["loss"], **figures, **where)
-
-
-# ---------------------------------------------------------------------------------------------------------- training
-
-
-def training(emit: Emit, done: Done, sizes: Sizes) -> None:
-    """Trains DIFF and its Transformer twin with transformers' Trainer, from the same seed on the same batches of
-    Python's and torch's own sources."""
-    tokenizer = cl100k_tokenizer(vocab_size=sizes.ranks)
-    texts = itertools.islice(python_sources(STANDARD_LIBRARY, Path(torch.__file__).parent), sizes.files)
-    encodings = tokenizer.backend_tokenizer.encode_batch_fast(list(texts))
-    ids = torch.tensor([i for encoding in encodings for i in (*encoding.ids, tokenizer.eos_token_id)])
-    rows = ids[: len(ids) // sizes.row * sizes.row].view(-1, sizes.row)
-    rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
-    held_out, *batches = ([{"input_ids": row, "labels": row} for row in part] for part in rows.split(sizes.batch))
-    vocab_size = -(-len(tokenizer) // 64) * 64
-    config = DiffTransformerConfig(
-        **sizes.trained, vocab_size=vocab_size, max_position_embeddings=sizes.row, eos_token_id=None
-    )
-    pair = {"DIFF": (config, "flash_diff"), "Transformer": (transformer_twin(config), "sdpa")}
-    for name, (one, backend) in pair.items():
-        if name in done:
-            continue
-        torch.manual_seed(0)
-        net = AutoModelForCausalLM.from_config(one, attn_implementation=backend)
-        with tempfile.TemporaryDirectory() as folder:
-            options = {"max_steps": sizes.steps, "learning_rate": sizes.learning_rate, "warmup_steps": 0.05}
-            options |= {"per_device_train_batch_size": sizes.batch, "weight_decay": 0.1, "adam_beta2": 0.95}
-            options |= {"bf16": sizes.device == "cuda", "use_cpu": sizes.device == "cpu", "disable_tqdm": True}
-            options |= {"report_to": "none", "save_strategy": "no", "logging_steps": max(1, sizes.steps // 20)}
-            arguments = TrainingArguments(folder, **options)
-            trainer = Trainer(net, arguments, train_dataset=sum(batches, []), eval_dataset=held_out)
-            before = trainer.evaluate()["eval_loss"]
-            peak, _ = peak_memory(trainer.train, sizes.device)
-            after = trainer.evaluate()["eval_loss"]
-        wrong = "" if after < before else f"the validation loss did not fall: {before:.3f} before, {after:.3f} after"
-        figures = {
-            "validation_loss": rounded(after),
-            "peak_gib": round((peak + model_gpu.weight_bytes(net)) / 2**30, 2),
-            "attention": backend,
-        }
-        figures |= {"steps": sizes.steps, "tokens": sizes.steps * rows[: sizes.batch].numel()}
-        figures["train_loss"] = [rounded(row["loss"]) for row in trainer.state.log_history if "loss" in row]
-        emit(name, "RED" if wrong else "ok", wrong, parameters=net.num_parameters(), **figures)

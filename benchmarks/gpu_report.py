@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import attention, profile_gpu
+from benchmarks import attention
 from benchmarks.report import columns_of, table
 
 ROWS = "gpu_suite.jsonl"  # in the folder of a run
@@ -140,10 +140,7 @@ def _tuning(rows: list[dict]) -> list[str]:
     failed = Counter((row["status"], row["reason"]) for row in rows if row["status"] != "ok")
     more = [f"- {count} candidates {status}: {reason}" for (status, reason), count in failed.items()]
     columns = ("kernel", "d", "task", "length", "blocks", "ms", "table's blocks", "table's ms", "spread")
-    splits = _columns("d length heads rule rule_ms one_kernel_ms best best_ms spread")(
-        [x for x in rows if "rule" in x]
-    )
-    return [*columns_of(lines, *columns), "", "Splits of decoding:", "", *splits] + [""] * bool(more) + more
+    return [*columns_of(lines, *columns)] + [""] * bool(more) + more
 
 
 def _columns(names: str):
@@ -152,12 +149,9 @@ def _columns(names: str):
 
 SECTIONS = {  # of the stages, in the order in which they run
     "correctness": _correctness,
-    "profile": profile_gpu.page,
     "attention": _attention,
     "model": _columns("task length batch model tokens_per_second over_transformer peak_gib reason"),
     "compiled": _columns("task length model tokens_per_second over_transformer peak_gib compile_seconds reason"),
     "hopper": _hopper,
     "tuning": _tuning,
-    "loss": _columns("name status peak_mib ms loss hidden_size vocab_size reason"),
-    "training": _columns("name status validation_loss peak_gib steps tokens parameters reason"),
 }

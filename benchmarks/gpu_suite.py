@@ -39,16 +39,13 @@ if TYPE_CHECKING:  # main sets the environment before torch and triton are impor
     from benchmarks.gpu_jobs import Job
 
 ROOT = Path(__file__).parents[1]
-STAGES = {  # minutes on an H100, of profile, compiled and training estimated; what it finds
+STAGES = {  # minutes on an H100, of compiled estimated; what it finds
     "correctness": (2, "tests/test_flash_diff.py, bfloat16 against float32, equal bits, compute-sanitizer"),
-    "profile": (2, "kernels of a training step and of decoding: the paper's 3B, V2 and their Transformer"),
     "attention": (4, "forward, backward, both and decoding against every installed rival"),
-    "model": (4, "the same models: tokens per second, memory, decoding"),
+    "model": (4, "the paper's 3B, V2 and their Transformer: tokens per second, memory, decoding"),
     "compiled": (8, "through torch.compile: decoding with CUDA graphs, then a training step; RESUME=1 for the rest"),
     "hopper": (4, "the kernels of benchmarks/hopper: right, and then their speed"),
-    "tuning": (3, "candidates of the block table, each kernel timed alone; splits of decoding"),
-    "loss": (1, "LM head and loss of 64K tokens with and without the logits"),
-    "training": (3, "a short training of DIFF and its Transformer on Python's and torch's own sources"),
+    "tuning": (3, "candidates of the block table, each kernel timed alone"),
 }
 MINUTES = 8  # that a stage may take
 SECONDS_TO_END = 20  # of them, kept to end processes and write the report

@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""A static cost model of the compiled Triton kernels, ours and standard FlashAttention-2 of equal parameters; no GPU.
+"""A static cost model of the compiled Triton kernels; no GPU.
 
     python -m benchmarks.kernel_model --out benchmarks/results/kernel_model_<date>
     python -m benchmarks.kernel_model --kernels dkdv --architectures 90 --head-dims 128 --blocks 64/128/8/2 ...
@@ -12,8 +12,7 @@ The fraction of peak at the mean of both times (*middle*) ranks blocks. It compa
 cycles. Useful is what the fused computation needs, in units of rows * keys * d per differential head
 (benchmarks.attention). `executed / useful` above 1 means padding, or warps that all compute the same.
 
-Registers that are spilled cost what their loads and stores cost. The totals compare the sum over forward and backward
-of units / fraction with standard attention's, two heads of d per differential head.
+Registers that are spilled cost what their loads and stores cost.
 
 How far to trust it: the figures rank blocks and kernels, and they promise no speed. Memory latency, cache misses, bank
 conflicts, clocks, prologues, masked blocks, waves of programs and the small kernels (prepare, combine) are not
@@ -25,7 +24,6 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable
 from itertools import product
 from typing import NamedTuple
 from unittest import mock
@@ -34,11 +32,10 @@ import networkx
 import torch
 import triton
 
-from benchmarks import kernels_standard
 from benchmarks.kernel_compiler import Compiled, compiled_for, inputs
 from benchmarks.report import argument_parser, command, first_line, show, table, versions, write
 from diff_transformer import flash_diff, flash_diff_attention, flash_diff_backward, flash_diff_forward
-from diff_transformer.flash_diff_blocks import SHARED_MEMORY, Blocks, blocks, key_kernels
+from diff_transformer.flash_diff_blocks import HEAD_DIMS, SHARED_MEMORY, Blocks, blocks, key_kernels
 
 
 class Architecture(NamedTuple):
@@ -75,39 +72,15 @@ LATENCY = {False: 250, True: 100}
 class Kernel(NamedTuple):
     function: triton.JITFunction
     units: int  # useful multiply-adds of a program per pair of blocks, in rows * keys * d
-    programs: int = 1  # how many such programs a differential head needs
     constants: dict = {}
 
 
-OURS = {
-    "forward": Kernel(flash_diff_forward.forward_kernel, 3, programs=2, constants={"MAP": 1}),
+KERNELS = {
+    "forward": Kernel(flash_diff_forward.forward_kernel, 3, constants={"MAP": 1}),
     "dq": Kernel(flash_diff_backward.dq_kernel, 6),
     "dkdv": Kernel(flash_diff_backward.dkdv_kernel, 8, constants={"DK": True, "DV": True}),
     "dk": Kernel(flash_diff_backward.dkdv_kernel, 6, constants={"DK": True, "DV": False}),
     "dv": Kernel(flash_diff_backward.dkdv_kernel, 4, constants={"DK": False, "DV": True}),
-}
-STANDARD = {
-    "standard_forward": Kernel(kernels_standard.forward_kernel, 2, programs=2),
-    "standard_dq": Kernel(kernels_standard.dq_kernel, 3, programs=2),
-    "standard_dkdv": Kernel(kernels_standard.dkdv_kernel, 4, programs=2),
-}
-KERNELS = OURS | STANDARD
-WAYS = ("forward", "dq", "dkdv"), ("forward", "dq", "dk", "dv")
-HEAD_DIMS = (64, 96, 128)
-# (architecture, kernel): rows/keys/warps/stages for each of HEAD_DIMS, those that the model ranked first
-STANDARD_BLOCKS = {
-    (80, "standard_forward"): "128/64/4/2  128/64/4/2  128/32/4/2",
-    (80, "standard_dq"): "128/64/4/2  128/64/4/2  128/32/4/2",
-    (80, "standard_dkdv"): "64/128/4/2  64/128/8/2  64/64/4/2",
-    (86, "standard_forward"): "128/64/4/2  128/64/4/2  128/32/4/2",
-    (86, "standard_dq"): "128/64/4/2  128/64/4/2  128/32/4/2",
-    (86, "standard_dkdv"): "64/128/4/2  64/128/8/2  64/128/8/2",
-    (90, "standard_forward"): "128/128/8/2  128/128/8/2  128/128/8/2",
-    (90, "standard_dq"): "128/128/8/2  128/128/8/2  128/128/8/2",
-    (90, "standard_dkdv"): "128/128/8/2  64/128/8/2  64/128/8/2",
-    (100, "standard_forward"): "128/128/8/2  128/128/8/2  128/128/8/2",
-    (100, "standard_dq"): "128/128/8/2  128/64/4/2  128/128/8/2",
-    (100, "standard_dkdv"): "128/128/8/2  64/128/4/2  64/128/4/2",
 }
 
 
@@ -358,29 +331,15 @@ def occupancy(compiled: Compiled, architecture: int, warps: int) -> int:
 # ------------------------------------------------------------------------------------------------------------- report
 
 
-def default_blocks(name: str, architecture: int, d: int) -> Blocks:
-    if name in OURS:
-        return blocks(name, divmod(architecture, 10), torch.bfloat16, d)
-    cells = STANDARD_BLOCKS[architecture, name].split()
-    return to_blocks(cells[next(i for i, width in enumerate(HEAD_DIMS) if d <= width)])
-
-
-def to_blocks(cell: str) -> Blocks:
-    return Blocks(*map(int, cell.split("/")))
-
-
 def compile_kernel(name: str, architecture: int, d: int, used: Blocks) -> Compiled:
     kernel, tensors = KERNELS[name], inputs(d, groups=1)
-    with compiled_for(architecture, kernel.function) as compiled:
-        if name in STANDARD:
-            kernels_standard.attention(*torch.zeros(4, 2, 256, d, dtype=torch.bfloat16), used)
-        else:
-            with (
-                mock.patch.object(flash_diff, "blocks", lambda *_: used),
-                mock.patch.object(flash_diff, "key_kernels", lambda *_: [name]),
-            ):
-                out = flash_diff_attention(**tensors, causal=True)
-                torch.autograd.grad(out, tensors["q"], torch.zeros_like(out))
+    with (
+        compiled_for(architecture, kernel.function) as compiled,
+        mock.patch.object(flash_diff, "blocks", lambda *_: used),
+        mock.patch.object(flash_diff, "key_kernels", lambda *_: [name]),
+    ):
+        out = flash_diff_attention(**tensors, causal=True)
+        torch.autograd.grad(out, tensors["q"], torch.zeros_like(out))
     return next(one for one in compiled if kernel.constants.items() <= one.constants.items())
 
 
@@ -420,34 +379,10 @@ def fractions(cycles: Cost, ideal: float, latency: float) -> dict[str, float]:
     return {name: round(ideal / time, 3) for name, time in zip(FRACTIONS, times, strict=True)}
 
 
-def totals(rows: list[dict]) -> dict[tuple[int, int], dict[str, float]]:
-    """For each architecture and d: our modelled time, forward and backward, over that of standard attention. Of
-    several blocks of a kernel, the best count, and of the ways to the gradients of keys and values likewise."""
-    ranked = sorted((row for row in rows if row["status"] == "ok"), key=lambda row: row["middle"])
-    found = {(row["architecture"], row["d"], row["kernel"]): row for row in ranked}
-    result = {}
-    for at in sorted({key[:2] for key in found}):
-
-        def time(names: Iterable[str], column: str, at: tuple = at) -> float:
-            """In units of rows * keys * d multiply-adds at the peak, per differential head."""
-            return sum(KERNELS[name].units * KERNELS[name].programs / found[(*at, name)][column] for name in names)
-
-        *ours, standard = (all((*at, name) in found for name in names) for names in (*WAYS, STANDARD))
-        ways = [names for names, is_complete in zip(WAYS, ours, strict=True) if is_complete]
-        if standard and ways:
-            ratio = {one: min(time(names, one) for names in ways) / time(STANDARD, one) for one in FRACTIONS}
-            result[at] = {column: round(value, 2) for column, value in ratio.items()}
-    return result
-
-
 def as_markdown(rows: list[dict], command: str) -> str:
     lines = ["# Modelled cost of the compiled kernels", "", f"`{command}`, triton {rows[0]['triton']}; no GPU.", ""]
     lines += ["Fractions of the peak of the tensor cores if nothing overlaps (serial), at the mean of both times"]
     lines += ["(middle), and if everything does (overlapped). They rank kernels and promise no speed.", ""]
-    if compared := totals(rows):
-        lines += ["## Forward + backward, our modelled time over that of standard attention of equal parameters", ""]
-        body = ((f"sm_{architecture}", d, *one.values()) for (architecture, d), one in compared.items())
-        lines += [*table(["architecture", "d", *FRACTIONS], body), ""]
     titles = ["d", "kernel", "rows/keys/warps/stages", "executed / useful", "instructions", "registers", "spilled, B"]
     titles += ["shared, B", "programs per SM", *FRACTIONS]
     columns = ["d", "kernel", "blocks", "executed_over_useful", "instructions", "registers", "spilled_bytes"]
@@ -472,10 +407,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     cells = []
     for architecture, d, name in product(options.architectures, options.head_dims, options.kernels):
+        where = divmod(architecture, 10), torch.bfloat16, d
         if options.blocks:
-            cells += [(name, architecture, d, to_blocks(one)) for one in options.blocks]
-        elif name in (*STANDARD, "forward", "dq", *key_kernels(divmod(architecture, 10), torch.bfloat16, d)):
-            cells.append((name, architecture, d, default_blocks(name, architecture, d)))
+            tried = [Blocks(*map(int, one.split("/"))) for one in options.blocks]
+        else:
+            tried = [blocks(name, *where)] if name in ("forward", "dq", *key_kernels(*where)) else []
+        cells += [(name, architecture, d, used) for used in tried]
     print(f"Budget  {math.ceil(len(cells) * 3 / 60)} minutes on one core for {len(cells)} kernels", flush=True)
     rows: list[dict] = []
     for cell in cells:

@@ -20,7 +20,7 @@ from diff_transformer import (
     flash_diff_attention_with_kvcache,
 )
 from diff_transformer.attention_diff import differential_lambda
-from diff_transformer.flash_diff_blocks import HEAD_DIMS, Blocks, blocks, key_kernels
+from diff_transformer.flash_diff_blocks import HEAD_DIMS, blocks, key_kernels
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -379,18 +379,6 @@ def test_counters_of_the_splits_belong_to_a_stream():
             assert flash_diff._arrival_counters(q, 5) is not first
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             assert flash_diff._arrival_counters(q, 5) is not first
-
-
-def test_standard_attention_of_the_benchmarks():
-    """The kernels with which `benchmarks.kernel_model` compares ours."""
-    from benchmarks.kernels_standard import attention
-
-    q, k, v = (torch.randn(3, n, 24, device=DEVICE, requires_grad=True) for n in (37, 50, 50))
-    grad_out = torch.randn(3, 37, 24, device=DEVICE)
-    expected = (q @ k.mT * 24**-0.5).masked_fill(~causal_mask(37, 50), -torch.inf).softmax(-1) @ v
-    grads = torch.autograd.grad(expected, (q, k, v), grad_out)
-    got = attention(q.detach(), k.detach(), v.detach(), grad_out, Blocks(16, 32, 4, 2))
-    torch.testing.assert_close(got, (expected.detach(), *grads))
 
 
 def test_equal_inputs_give_equal_bits():
