@@ -22,6 +22,7 @@ from ..evaluation.results import this_run
 from ..folders import whole_folder
 from ..training.budget import model_flops_per_token
 from ..training.callbacks import StopOnSignal
+from ..training.loss import use_linear_cross_entropy
 from ..training.run_arguments import RunArguments
 from ..training.trainer import NonFiniteLossError, RunTrainer
 from ..training.whole_checkpoints import last_whole_checkpoint
@@ -45,6 +46,20 @@ class _StopAt(TrainerCallback):
     def on_evaluate(self, args, state, control, metrics, **kwargs):
         if metrics["eval_accuracy"] >= self.accuracy:
             control.should_training_stop = True
+
+
+class StudyTrainer(RunTrainer):
+    """Evaluates only the tokens that are asked for: few in most rows, and the LM head is a third of these models."""
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        """Returns the mean loss, and the likeliest tokens and the labels (rows, tokens)."""
+        inputs = self._prepare_inputs(inputs)
+        labels, predicts = inputs["labels"], asked(inputs["labels"])
+        with torch.inference_mode(), self.compute_loss_context_manager():
+            hidden_states = model.model(input_ids=inputs["input_ids"], use_cache=False).last_hidden_state
+            logits = model.lm_head(hidden_states[predicts]).float()
+        loss = torch.nn.functional.cross_entropy(logits, labels[:, 1:][predicts[:, :-1]])
+        return loss, torch.zeros_like(labels).masked_scatter(predicts, logits.argmax(-1)), labels
 
 
 def accuracy(prediction: EvalPrediction) -> dict[str, float]:
@@ -192,15 +207,15 @@ def train(data: Data, run: RunId, model: PreTrainedModel, output_dir: Path, stop
         **({"max_steps": experiment.tuning_steps} if run.tuning and experiment.tuning_steps else {}),
     }
     model.to(_DEVICE)  # type: ignore[arg-type]  # a decorator hides its signature
+    use_linear_cross_entropy(model)
     matrices, validation = matrices_digest(model), data.validation(experiment.endpoint.rows)
     probes = {"begin": probe(model, *probe_rows(validation))}
-    trainer = RunTrainer(
+    trainer = StudyTrainer(
         model=model,
         args=RunArguments(**arguments),
         train_dataset=data.train,
         eval_dataset=validation,
         compute_metrics=accuracy,
-        preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
         callbacks=[stop, *([] if threshold is None else [_StopAt(threshold)])],
     )
     trainer.remove_callback(PrinterCallback)

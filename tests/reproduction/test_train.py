@@ -118,6 +118,19 @@ def test_runs_of_a_seed_have_equal_conditions_and_record_what_was_measured(resul
     assert len({x["loss"] for x in results["diff"].conditions.values()}) == 4
 
 
+def test_evaluation_has_the_loss_and_the_accuracy_of_all_logits(data, tmp_path):
+    run = run_of("diff", seed=12)
+    model, rows = data.new_model(run), data.validation()[:]
+    result = train.train(data, run, model, tmp_path, StopOnSignal())
+    ids, labels = (torch.stack(list(rows[name])) for name in ("input_ids", "labels"))
+    del model.forward  # which makes no logits in training
+    with torch.no_grad():
+        output = model(input_ids=ids, labels=labels)
+    right = (output.logits.argmax(-1)[:, :-1] == labels[:, 1:])[labels[:, 1:] >= 0]
+    assert result.loss == pytest.approx(output.loss.item(), rel=1e-5)
+    assert result.accuracy == right.double().mean().item()
+
+
 def test_runs_record_amplitudes_and_gradients_before_and_after_training(data, results):
     """The root mean square of what the attention adds where values are asked for, and norms by another path: the
     gradient of the first layer's matrices of a new model."""
@@ -212,7 +225,7 @@ def test_lambda_has_its_own_learning_rate(changed, monkeypatch, arm):
     """That of the experiment, or of the arm."""
     rates = set()
 
-    class Trainer(train.RunTrainer):
+    class Trainer(train.StudyTrainer):
         def create_optimizer(self, *args, **kwargs):
             optimizer = super().create_optimizer(*args, **kwargs)
             names = {id(x): name for name, x in self.model.named_parameters()}
@@ -220,7 +233,7 @@ def test_lambda_has_its_own_learning_rate(changed, monkeypatch, arm):
                 rates.update(("lambda_" in names[id(x)], round(group["lr"], 9)) for x in group["params"])
             return optimizer
 
-    monkeypatch.setattr(train, "RunTrainer", Trainer)
+    monkeypatch.setattr(train, "StudyTrainer", Trainer)
     result = changed(run_of(arm), lambda_lr_multiplier=0.0 if arm == "diff" else 0.1)
     assert rates == {(True, {"diff": 0.0, "diff_v2": 3e-4, "diff_full_rate": 3e-3}[arm]), (False, 3e-3)}
     assert arm != "diff" or all(entry[1:] == result.lambdas[0][1:] for entry in result.lambdas), "it is not frozen"
@@ -240,13 +253,13 @@ def folder(tmp_path):
 
 
 def signal_in_step(monkeypatch, step: int) -> None:
-    class Trainer(train.RunTrainer):
+    class Trainer(train.StudyTrainer):
         def training_step(self, *args, **kwargs):
             if self.state.global_step == step - 1:
                 signal.raise_signal(signal.SIGTERM)
             return super().training_step(*args, **kwargs)
 
-    monkeypatch.setattr(train, "RunTrainer", Trainer)
+    monkeypatch.setattr(train, "StudyTrainer", Trainer)
 
 
 @pytest.mark.parametrize(("step", "arm"), [(1, "transformer"), (2, "diff_v2"), (3, "diff")])
@@ -257,8 +270,8 @@ def test_train_resumes_a_stopped_run_with_the_same_result(folder, monkeypatch, r
         train_run(folder, run_of(arm), StopOnSignal())
     assert stopped.value.code == 128 + signal.SIGTERM and load(folder / RESULTS) == []
     assert [x.name for x in (folder / CHECKPOINTS).rglob("checkpoint-*")] == [f"checkpoint-{step}"]
-    taken, step_of = [], train.RunTrainer.training_step
-    monkeypatch.setattr(train.RunTrainer, "training_step", lambda *args: taken.append(args) or step_of(*args))
+    taken, step_of = [], train.StudyTrainer.training_step
+    monkeypatch.setattr(train.StudyTrainer, "training_step", lambda *args: taken.append(args) or step_of(*args))
     train_run(folder, run_of(arm), StopOnSignal(), "a commit")
     assert len(taken) == 6 - step, "it started over"
     expected = replace(without_time(results[arm]), registration="a commit")
