@@ -54,10 +54,6 @@ def build(config: PreTrainedConfig, dtype: torch.dtype, device: str) -> PreTrain
         return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager").eval()
 
 
-def weight_bytes(model: PreTrainedModel) -> int:
-    return sum(p.nbytes for p in model.parameters())
-
-
 def _contiguous(x: torch.Tensor) -> torch.Tensor:
     return x.clone(memory_format=torch.contiguous_format)  # for other strides a model is compiled once more
 
@@ -219,7 +215,8 @@ def measure(
             row["tokens_per_second"] = round(speed[name], 1)
             row["over_transformer"] = round(speed[name] / best, 3) if best else None
             # The weights of its model and what the run allocates, without the other models
-            row["peak_gib"] = round((found[name]["peak"] + weight_bytes(model)) / 2**30, 2)
+            weights = sum(p.nbytes for p in model.parameters())
+            row["peak_gib"] = round((found[name]["peak"] + weights) / 2**30, 2)
             row["compile_seconds"] = compile_seconds.get(name)
         row |= {"rounds": rounds, "layers": config.num_hidden_layers, "hidden_size": config.hidden_size}
         row |= {"dtype": str(model.dtype).removeprefix("torch."), "reason": found[name].get("reason", "")}

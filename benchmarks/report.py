@@ -33,10 +33,6 @@ def hardware(device: str) -> str:
     return f"CPU {platform.machine()}{interpreted}: figures mean only that it runs"
 
 
-def processor() -> str:
-    return f"{platform.machine()}, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
-
-
 @functools.cache
 def versions(*packages: str) -> dict[str, str]:
     found = {}
