@@ -4,7 +4,7 @@
 import argparse
 import gc
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 
 import torch
 from transformers import HfArgumentParser, set_seed
@@ -66,6 +66,7 @@ def evaluate(arguments: list[str]) -> None:
 
 def run(protocol: str, models: list[str], settings, options: Options) -> None:
     """Runs a protocol on models, one after another."""
+    check_counts(settings)
     module = protocols.load(protocol)
     ignored = getattr(module, "NO_SETTINGS", ())
     kept = {name: value for name, value in asdict(settings).items() if name not in ignored}
@@ -86,6 +87,15 @@ def run(protocol: str, models: list[str], settings, options: Options) -> None:
         gc.collect()
         torch.cuda.empty_cache()
         print(f"{loaded.label}: {len(results.cells)} cells in {results.path}")
+
+
+def check_counts(settings) -> None:
+    """Raises ValueError for a number below 1 in an option whose default numbers are all above 0."""
+    for field in fields(settings):
+        usual = field.default if field.default_factory is MISSING else field.default_factory()
+        values, usual = (x if isinstance(x, list) else [x] for x in (getattr(settings, field.name), usual))
+        if usual and all(type(x) is int and x > 0 for x in usual) and min(values, default=1) < 1:
+            raise ValueError(f"Got --{field.name} {min(values)}; it must be 1 or more.")
 
 
 def report(arguments: list[str]) -> None:

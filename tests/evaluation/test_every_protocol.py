@@ -78,16 +78,12 @@ ROWS = {"length": 48, "documents": 4}
         ("needle", {"lengths": [1000], "depths": [101]}, r"depths \[101\]; .*from 0 to 100"),
         ("needle", {"lengths": [1000], "depths": [0, -1]}, r"depths \[-1\]; .*from 0 to 100"),
         ("needle", {"lengths": [1000], "pairs": ["1-1"]}, "must be N:R"),
-        ("needle", {"lengths": [1000], "samples": 0}, "at least one"),
         ("harness", {"shots": [0, -1]}, "--shots -1; it must be 0 or more"),
         ("hallucination", {"datasets": ["xsum", "nothing"]}, "Got --datasets xsum nothing; .*xsum, cnn_dailymail"),
         ("hallucination", {"datasets": ["xsum", "xsum=a.jsonl"]}, "can be named once"),
         ("hallucination", {"judge_model": "m"}, "needs both"),
         ("hallucination", {"judge_base_url": "http://localhost"}, "needs both"),
-        ("hallucination", {"samples": 0}, "Got --samples 0; it must be at least 1"),
-        ("throughput", {"lengths": [2, 1]}, "each of --lengths 2 or more"),
-        ("throughput", {"rounds": 0}, "--rounds must be 1 or more"),
-        ("throughput", {"tokens": 0}, "--tokens and"),
+        ("throughput", {"lengths": [2, 1]}, "Got --lengths 1; each must be 2 or more"),
         ("throughput", {"lengths": [4096]}, POSITIONS),
     ],
 )
@@ -98,6 +94,24 @@ def test_run_rejects(diff, run, tmp_path, monkeypatch, protocol, changes, messag
     text = {"dataset": "a.jsonl"} if hasattr(module.Arguments, "dataset") else {}
     with pytest.raises(ValueError, match=message):
         run(module, diff, module.Arguments(**text, **changes))
+
+
+@pytest.mark.parametrize(
+    ("protocol", "options"),
+    [
+        ("nll_by_position", "--length 0"),
+        ("nll_by_position", "--points -3"),
+        ("needle", "--lengths 0"),
+        ("needle", "--samples 0"),
+        ("hallucination", "--samples 0"),
+        ("many_shot", "--queries 0"),
+        ("throughput", "--rounds 0"),
+        ("outliers", "--chunk_size 0"),
+    ],
+)
+def test_evaluate_rejects_counts_below_one_before_it_loads_a_model(capsys, protocol, options):
+    assert main(["evaluate", protocol, "--model", "nowhere", *options.split()]) == 1
+    assert capsys.readouterr().err == f"error: Got {options}; it must be 1 or more.\n"
 
 
 @pytest.mark.slow

@@ -54,8 +54,8 @@ class Arguments:
     )
 
     def __post_init__(self):
-        if min(self.tokens, self.rounds, *(length - 1 for length in self.lengths)) < 1:
-            raise ValueError("--tokens and --rounds must be 1 or more, and each of --lengths 2 or more.")
+        if min(self.lengths) < 2:
+            raise ValueError(f"Got --lengths {min(self.lengths)}; each must be 2 or more.")
 
 
 def size_of(parameters: int) -> str:

@@ -69,8 +69,6 @@ class Arguments:
             )
         if (self.judge_base_url is None) != (self.judge_model is None):
             raise ValueError("Got only one of --judge_base_url and --judge_model; a judge needs both.")
-        if self.samples < 1:
-            raise ValueError(f"Got --samples {self.samples}; it must be at least 1.")
 
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:

@@ -76,10 +76,6 @@ class Arguments:
     normalize: bool = field(default=False, init=False)
     chunk_size: int = field(default=1024, init=False)
 
-    def __post_init__(self):
-        if self.queries < 1:
-            raise ValueError(f"Got --queries {self.queries}; it must be 1 or more.")
-
 
 def number_of_orders(arguments: Arguments, dataset: str, order: str) -> int:
     """As asked for, as in the paper, or 10 where it has none."""

@@ -104,8 +104,6 @@ class NeedleArguments(DocumentArguments):
         outside = [depth for depth in self.depths if not 0 <= depth <= 100]
         if outside:
             raise ValueError(f"Got the depths {outside}; they must be percentages, from 0 to 100.")
-        if self.samples < 1:
-            raise ValueError(f"Got --samples {self.samples}; at least one per cell is needed.")
 
 
 @dataclass(frozen=True)
