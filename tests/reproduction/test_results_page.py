@@ -104,19 +104,19 @@ def test_losses_on_retrieval_have_the_order_of_the_amplitudes():
 def test_readme_text_is_a_table_of_the_verdicts():
     block = update.readme_text(update.reports(), ROOT)
     assert [line for line in block.splitlines() if line.startswith("|")] == [
-        "|  | recall | retrieval | recall_8_heads | text |",
-        "| --- | --- | --- | --- | --- |",
-        "| DIFF instead of the Transformer | ↑ | ↑ | (↑) | · |",
-        "| DIFF instead of one map with its wide heads, norm and factor | ↑ | = | · | · |",
-        "| DIFF's second map subtracted instead of added | ↑ | = | (↑) | – |",
-        "| DIFF's second map subtracted instead of left out | ↑ | = | ↑ | – |",
-        "| a constant instead of the head norm, in wide heads with one map | · | · | · | – |",
-        "| a constant instead of the head norm, in DIFF | · | ↑ | · | – |",
-        "| DIFF V2, as loud as the Transformer, instead of the Transformer | ↑ | = | – | – |",
+        "|  | recall | retrieval | recall_8_heads | needles | text |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| DIFF instead of the Transformer | ↑ | ↑ | (↑) | ↑ | · |",
+        "| DIFF instead of one map with its wide heads, norm and factor | ↑ | = | · | = | · |",
+        "| DIFF's second map subtracted instead of added | ↑ | = | (↑) | = | – |",
+        "| DIFF's second map subtracted instead of left out | ↑ | = | ↑ | – | – |",
+        "| a constant instead of the head norm, in wide heads with one map | · | · | · | ↑ | – |",
+        "| a constant instead of the head norm, in DIFF | · | ↑ | · | = | – |",
+        "| DIFF V2, as loud as the Transformer, instead of the Transformer | ↑ | = | – | · | – |",
     ]
     assert block.startswith("At 0.1 to 0.3 million parameters") and "and 10 or 20 seeds:" in block
     words = " ".join(line for line in block.splitlines() if not line.startswith(("|", "!"))).split()
-    assert len(words) <= 215 and block.count("![") == 1
+    assert len(words) <= 235 and block.count("![") == 1
 
 
 def test_the_sentences_of_the_readme_agree_with_the_results():
@@ -154,7 +154,23 @@ def test_the_sentences_of_the_readme_agree_with_the_results():
         x for x in report.findings if x.experiment == "retrieval" and x.contrast.arms == ["diff", "diff_0.8_gain"]
     )
     assert loud.verdict == update.WORSE
+    # On needles
+    needles = report.arms["needles"]
+    times = {arm: [(x.tokens, x.accuracy >= 0.9) for x in runs] for arm, runs in needles.items()}
+    for arm in ("wide_norm", "wide_gain", "wide_init", "diff", "diff_gain", "diff_plus"):
+        begin = [needles[x][0].probes["begin"]["amplitude"][0] for x in ("transformer", arm)]
+        found = compare_times(times["transformer"], times[arm])
+        assert begin[1] > 10 * begin[0] and found.effect < 0 and found.p < 0.001, arm
+    assert rows["needles", "sign"].verdict == update.EQUAL
+    assert rows["needles", "gain"].verdict == update.BETTER
+    fastest = min(times, key=lambda arm: np.mean(np.log([tokens for tokens, _ in times[arm]])))
+    assert fastest == "wide_gain" and 1.1 < math.exp(compare_times(times[fastest], times["diff"]).effect) < 1.3
+    assert rows["needles", "subtraction_of_gain"].verdict == update.WORSE
     # Of docs/diff_v2.md
+    assert rows["needles", "v2"].verdict == update.WORSE
+    assert rows["needles", "amplitude_of_v2"].verdict == update.NOT_SHOWN
+    low, high = (math.exp(x) for x in rows["needles", "v2"].comparison.interval)
+    assert 1.15 < low < high < 1.65
     assert rows["retrieval", "amplitude_of_v2"].verdict == update.EQUAL
     assert rows["retrieval", "gain_of_v2"].verdict == update.BETTER
 
