@@ -31,7 +31,7 @@ from transformers.utils import logging
 from transformers.utils.generic import is_flash_attention_requested
 from transformers.utils.import_utils import is_tracing
 
-from .attention_diff_base import mask_scores, reject_dropout
+from .attention_diff_base import additive_mask, reject_dropout
 from .flash_diff import (
     LambdaVectors,
     can_decode,
@@ -96,10 +96,11 @@ def eager_attention_forward(
     groups = query1.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     dtype = torch.promote_types(query.dtype, torch.float32)
+    mask = None if attention_mask is None else additive_mask(attention_mask, dtype)  # once for both maps
     maps = []
     for q, k in zip((query1, query2), key.chunk(2, dim=-1), strict=True):
-        scores = mask_scores(torch.matmul(q, k.transpose(2, 3)) * scaling, attention_mask)
-        maps.append(nn.functional.softmax(scores, dim=-1, dtype=dtype))
+        scores = torch.matmul(q, k.transpose(2, 3)) * scaling
+        maps.append(nn.functional.softmax(scores if mask is None else scores + mask, dim=-1, dtype=dtype))
     attn_weights = (maps[0] - lambda_full * maps[1]).to(value.dtype)
     attn_weights = nn.functional.dropout(attn_weights, p=dropout, training=module.training)
     attn_output = torch.matmul(attn_weights, value).transpose(1, 2)

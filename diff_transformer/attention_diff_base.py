@@ -220,13 +220,12 @@ def prepare_attention(
     return position_ids, mask, options
 
 
-def mask_scores(scores: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-    """Scores (..., T, S) under a mask, boolean or additive; a row that sees nothing stays finite."""
-    if attention_mask is None:
-        return scores
+def additive_mask(attention_mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What is added to scores for a mask, boolean (then in `dtype`) or additive. It is finite: -inf in a whole row
+    would give NaN."""
     if attention_mask.dtype == torch.bool:
-        return scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
-    return scores + attention_mask.clamp(min=torch.finfo(attention_mask.dtype).min)
+        return torch.zeros_like(attention_mask, dtype=dtype).masked_fill_(~attention_mask, torch.finfo(dtype).min)
+    return attention_mask.clamp(min=torch.finfo(attention_mask.dtype).min)
 
 
 def reject_dropout(module: nn.Module, dropout: float) -> None:

@@ -31,7 +31,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring
 from transformers.utils.generic import is_flash_attention_requested
 
-from .attention_diff_base import mask_scores, reject_dropout
+from .attention_diff_base import additive_mask, reject_dropout
 from .configuration_diff_v2 import DiffTransformerV2Config
 from .modeling_diff_base import (
     DiffTransformerBaseDecoderLayer,
@@ -61,7 +61,9 @@ def eager_attention_forward(
     """
     dtype = torch.promote_types(query.dtype, torch.float32)
     scores = torch.matmul(query, repeat_kv(key, query.shape[1] // key.shape[1]).transpose(2, 3)) * scaling
-    maps = nn.functional.softmax(mask_scores(scores, attention_mask), dim=-1, dtype=dtype)
+    if attention_mask is not None:
+        scores = scores + additive_mask(attention_mask, dtype)
+    maps = nn.functional.softmax(scores, dim=-1, dtype=dtype)
     attn_weights = subtract_noise(maps.transpose(1, 2), lambda_full).transpose(1, 2).to(value.dtype)
     attn_weights = nn.functional.dropout(attn_weights, p=dropout, training=module.training)
     value = repeat_kv(value, attn_weights.shape[1] // value.shape[1])

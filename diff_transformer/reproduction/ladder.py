@@ -77,9 +77,9 @@ def need(runs: Sequence[Run], arm: str, axis: str) -> Need | None:
         return found
     largest = math.log(getattr(theirs[found.rungs[-1], seeds[0]], axis))
     sizes = (heights + slopes * largest - log_factors) / exponents
-    interval = None
-    comparison = compare(dict.fromkeys(seeds, largest), dict(zip(seeds, sizes, strict=True)), paired=True)
-    if arm != REFERENCE and comparison is not None:
+    interval, by_seed = None, dict(zip(seeds, sizes, strict=True))
+    comparison = None if arm == REFERENCE else compare(dict.fromkeys(seeds, largest), by_seed, paired=True)
+    if comparison is not None:
         low, high = (math.exp(min(x, 700.0)) for x in comparison.interval)  # without overflow, of two seeds
         interval = low, high
     return found._replace(size=math.exp(sizes.mean()), ratio=math.exp(sizes.mean() - largest), interval=interval)
