@@ -19,9 +19,9 @@ from ..configuration_diff import DiffTransformerConfig
 from ..configuration_diff_v2 import DiffTransformerV2Config
 from ..llama_head_norm import LlamaHeadNormConfig
 from .architectures import MODEL_TYPES, whole_models
+from .loss import CHUNK_BYTES
 
 ASSUMED_MFU = 0.4
-LOSS_CHUNK = 1024  # tokens whose logits exist at the same time
 USABLE_MEMORY = 0.9  # the rest is for the CUDA context, communication buffers and fragmentation
 
 # bf16 FLOP/s without sparsity, from the vendor's datasheet. The plain name is the SXM form where there are several.
@@ -166,7 +166,7 @@ class Budget:
             "optimizer": 8 * trained / self.shard,
             "copies": copies,
             "activations": tokens * (activations + 6 * F + 18 * E),
-            "loss": 10 * V * min(tokens, LOSS_CHUNK) + (0 if frozen else 10 * V * E),
+            "loss": 1.5 * min(4 * V * tokens, CHUNK_BYTES) + (0 if frozen else 10 * V * E),
         }
 
     def __str__(self) -> str:
