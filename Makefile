@@ -11,7 +11,7 @@ TESTS ?= tests
 # Whole files are distributed, so that their fixtures are built once. tests/conftest.py puts the longest files first.
 PYTEST = -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo demo-pretrained test test-fast test-compile test-kernels test-gpu test-oldest test-vllm gpu kernel-package style \
+.PHONY: demo demo-pretrained test test-fast test-compile test-kernels test-oldest test-vllm gpu kernel-package style \
 	docs release-check bench clean
 .DEFAULT_GOAL := test
 
@@ -35,12 +35,9 @@ test-compile: $(VENV)/.installed
 	$(VENV)/bin/python -m tests.test_flash_diff_compile
 	$(VENV)/bin/python -m tests.test_hopper
 
-# The Triton kernels: in Triton's interpreter on a CPU, and on a GPU
+# The Triton kernels, in Triton's interpreter. On a GPU: make gpu STAGE=correctness
 test-kernels: $(VENV)/.installed
 	TRITON_INTERPRET=1 $(VENV)/bin/python -m pytest -n $(WORKERS) tests/test_flash_diff.py tests/test_kernel_package.py
-
-test-gpu: $(VENV)/.installed
-	COMPILE_KERNELS=1 $(VENV)/bin/python -m pytest tests/test_flash_diff.py tests/test_flash_diff_compile.py
 
 # The smoke set, on the oldest transformers that setup.py admits
 test-oldest: $(OLDEST_VENV)/.installed
@@ -77,7 +74,7 @@ docs: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(VENV)/bin/python -m benchmarks.model_cpu
 
-# Builds the commit into dist/ and tests what users will install: docs/releasing.md
+# Builds the commit into dist/ and tests what users will install
 release-check: $(VENV)/.installed
 	$(VENV)/bin/python -m tests.release_check
 
@@ -112,4 +109,4 @@ $(VLLM_VENV)/.installed: constraints-vllm.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(OLDEST_VENV) $(VLLM_VENV) .cache demo/out build dist site *.egg-info
+	rm -rf $(VENV) $(OLDEST_VENV) $(VLLM_VENV) .venv-newest .*_cache .cache demo/out demo/out-pretrained build dist site *.egg-info

@@ -49,8 +49,8 @@ class NewModelArguments:
     )
     o_proj_init_scale: float = option(
         1.0,
-        "Multiplies the initial weights of every o_proj, and so how loud attention begins. diff_v2 begins about half "
-        "as loud as the Transformer.",
+        "Multiplies the initial weights of every o_proj, and so attention's output, which diff_v2 begins with about "
+        "half of the Transformer's.",
     )
     tokenizer_ranks: int | None = option(None, "Merge ranks of cl100k_base to keep, for small models; all by default.")
 

@@ -41,7 +41,7 @@ PARTS = {
     "size": "DIFF's second map subtracted instead of left out",
     "gain": "a constant instead of the head norm, in wide heads with one map",
     "gain_of_diff": "a constant instead of the head norm, in DIFF",
-    "amplitude_of_v2": "DIFF V2, as loud as the Transformer, instead of the Transformer",
+    "amplitude_of_v2": "DIFF V2, with the Transformer's amplitude, instead of the Transformer",
 }
 # Tests compare both with the verdicts
 MEANING = (
@@ -81,7 +81,7 @@ def of_cpu(report: Report) -> list[str]:
     rates = [recall[arm][0].learning_rate for arm in ("diff_no_norm", "diff")]
     return [
         "Withdrawn: that the head *norm* explains the gain on `retrieval`. `wide → wide_norm` and "
-        "`diff_no_norm → diff` change the norm and how loud the attention is at the beginning, and the losses have "
+        "`diff_no_norm → diff` change the norm and the attention's amplitude at initialization, and the losses have "
         "the order of these amplitudes. Nor does `transformer → diff_v2` speak against the subtraction: V2 begins "
         "with half the Transformer's amplitude. [A later study](../mechanism/report.md) separates the two.",
         f"Fragile: on all {number} rows of three kinds `wide_norm → diff` is × {ratio:.2f} [{low:.2f}, {high:.2f}]. "
@@ -106,7 +106,7 @@ def of_cpu_long(report: Report) -> list[str]:
     assert best == min(rates) and low > -0.025, "another text is needed"
     return [
         "Withdrawn: that the head *norm* explains the gain on `needles`, and that V2 is worse there. "
-        "`wide → wide_norm` also changes how loud the attention is at the beginning, and V2 begins with half the "
+        "`wide → wide_norm` also changes the attention's amplitude at initialization, and V2 begins with half the "
         f"Transformer's amplitude. V2's rate of {best:g} is the lowest of its grid, which was not extended; with it, "
         f"on the tuning seeds, V2 needs × {math.exp(np.mean(effects)):.2f} of the Transformer's tokens. "
         "[A later study](../mechanism/report.md) separates amplitude and norm.",
