@@ -46,7 +46,9 @@ for _config_class, _base in (
     AutoTokenizer.register(_config_class, fast_tokenizer_class=PreTrainedTokenizerFast)
     # `register_for_auto_class` makes `save_pretrained` put the Hub files beside the weights, for machines without us
     _config_class.register_for_auto_class()
-    for _auto_name, _path in list(_base._auto_map.items())[1:]:  # behind AutoConfig
+    for _auto_name, _path in _base._auto_map.items():
+        if _auto_name == "AutoConfig":  # registered above
+            continue
         _auto_class, _model_class = getattr(_transformers, _auto_name), globals()[_path.partition(".")[2]]
         _auto_class.register(_config_class, _model_class)
         _model_class.register_for_auto_class(_auto_name)

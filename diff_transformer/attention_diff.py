@@ -165,9 +165,9 @@ def packed_attention(
 def flash_diff_kernel(
     device: torch.device, dtype: torch.dtype, head_dim: int, attention_mask: torch.Tensor | None = None
 ) -> str:
-    """What runs under `attn_implementation="flash_diff"` for queries of this device, type and width: the one decision.
+    """What runs under `attn_implementation="flash_diff"` for queries of this device, type and width.
 
-    - "cpu": the row-blocked kernel of `flash_diff_cpu`, on the CPU;
+    - "cpu": the row-blocked kernel of `flash_diff_cpu`, on the CPU, except for masks that need a gradient;
     - "triton": the Triton kernels of `flash_diff`, on NVIDIA GPUs on which they are verified (`is_verified`), except
       for float64, heads that are too wide, additive masks and masks with several heads;
     - "sdpa": the packed call of torch's SDPA for everything else, with the same result.
@@ -182,7 +182,7 @@ def flash_diff_kernel(
         )
         return "triton" if is_boolean and dtype != torch.float64 else "sdpa"
     if device.type == "cpu":
-        return "cpu"
+        return "sdpa" if attention_mask is not None and attention_mask.requires_grad else "cpu"
     if is_available(device):
         return _sdpa_because("nobody has run the kernels on a GPU as new as this one (`flash_diff_blocks.VERIFIED`)")
     return _sdpa_because(
@@ -235,6 +235,11 @@ def flash_diff_attention_forward(
         layout = (attention_mask, padding_spans, cache_lengths, cu_seq_lens_q, max_length_q, is_causal)
         options = {"softmax_scale": scaling, **(head_norm or {})}
         return _fused_attention(query, key, value, lambda_full, *layout, **options), None
+    if padding_spans is not None:
+        raise ValueError(
+            f"A layer on {query.device} runs on {kernel!r}, but the padding was prepared for the Triton kernels, on "
+            'which the embeddings\' device runs. Load the model with attn_implementation="sdpa", or on equal GPUs.'
+        )
     if isinstance(lambda_full, LambdaVectors):
         lambda_full = differential_lambda(*lambda_full)
     if kernel == "cpu":
@@ -322,7 +327,7 @@ def _reject_split_sequences(module: nn.Module) -> None:
         )
 
 
-# The functions that take lambda. Add to it whatever of that kind is added to `ALL_ATTENTION_FUNCTIONS`.
+# The functions that take lambda themselves. Whoever adds another one to `ALL_ATTENTION_FUNCTIONS` adds it here too.
 DIFFERENTIAL_ATTENTION_FUNCTIONS = {eager_attention_forward, flash_diff_attention_forward}
 
 

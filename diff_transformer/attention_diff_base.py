@@ -79,9 +79,9 @@ def padding_spans(
     return None, (starts, ends) if has_padding else None
 
 
-def check_attention_mask(inputs_embeds: torch.Tensor, attention_mask, past_key_values) -> None:
-    """Rejects masks that transformers would take and misread: it pads a short mask with zeros, and adds an integer 4-D
-    mask to the scores."""
+def check_attention_mask(config, inputs_embeds: torch.Tensor, attention_mask, past_key_values) -> None:
+    """Rejects masks that transformers would take and misread: it pads a short mask with zeros, adds an integer 4-D
+    mask to the scores, and gives flex_attention the mask of the first head for all."""
     if not isinstance(attention_mask, torch.Tensor):
         return
     shape, (batch_size, q_length) = tuple(attention_mask.shape), inputs_embeds.shape[:2]
@@ -90,11 +90,14 @@ def check_attention_mask(inputs_embeds: torch.Tensor, attention_mask, past_key_v
         keys = None  # a static cache has its own number, and one with a sliding window fewer
         if past_key_values is None or not (past_key_values.is_compileable or any(past_key_values.is_sliding)):
             keys = q_length + (0 if past_key_values is None else past_key_values.get_seq_length())
-        if not is_mask or shape[0] not in (1, batch_size) or shape[2] != q_length or keys not in (None, shape[3]):
+        heads = (1,) if "flex" in config._attn_implementation else (1, config.num_attention_heads)
+        is_shape = shape[0] in (1, batch_size) and shape[1] in heads and shape[2] == q_length
+        if not is_mask or not is_shape or keys not in (None, shape[3]):
             raise ValueError(
                 f"attention_mask has the shape {shape} and the type {attention_mask.dtype}; for {batch_size} rows of "
                 f"{q_length} tokens{'' if keys is None else f' and {keys} keys'} a 4-D mask must be "
-                "(batch, heads or 1, queries, keys), boolean or additive."
+                f"(batch, {' or '.join(map(str, heads))}, queries, keys) on {config._attn_implementation!r}, boolean "
+                "or additive."
             )
     # The length of a static cache lives on the device, and `generate` cuts the mask of one with a sliding window
     elif past_key_values is None or not past_key_values.is_compileable:
@@ -181,7 +184,7 @@ def prepare_attention(
     """
     packed = None
     if cache is None:
-        check_attention_mask(inputs_embeds, attention_mask, past_key_values)
+        check_attention_mask(config, inputs_embeds, attention_mask, past_key_values)
         packed = _packed_position_ids(inputs_embeds, attention_mask, position_ids, past_key_values, cu_seq_lens_q)
     if position_ids is None:
         num_cached = 0 if past_key_values is None else past_key_values.get_seq_length()
@@ -211,6 +214,8 @@ def prepare_attention(
         past_key_values=past_key_values if packed is None else None,
         position_ids=None if packed is None else _restart(packed),
     )
+    if "flex" in config._attn_implementation and isinstance(mask, torch.Tensor):  # transformers adds a 4-D mask
+        mask = additive_mask(mask, inputs_embeds.dtype).expand(len(inputs_embeds), -1, -1, -1)
     if takes_spans and isinstance(mask, torch.Tensor) and not is_tracing(mask):
         mask, options["padding_spans"] = padding_spans(mask, inputs_embeds.shape[1])
     if takes_spans and past_key_values is not None and past_key_values.is_compileable:

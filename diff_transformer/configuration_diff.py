@@ -22,6 +22,8 @@ from huggingface_hub.dataclasses import strict
 
 from .configuration_diff_base import DiffTransformerBaseConfig
 
+_V2_FIELDS = ("attention_output_bias", "sliding_window", "use_qk_norm")
+
 # The sizes trained in the paper: Table 10 (scaling runs) and Table 9 ("3B", the run over 1T tokens, whose numbers give
 # 3.48 billion parameters, not the 2.8 of the text).
 PAPER_SIZES: dict[str, dict[str, int]] = {
@@ -107,6 +109,8 @@ class DiffTransformerConfig(DiffTransformerBaseConfig):
     subln_eps: float | None = None
 
     def __post_init__(self, **kwargs):
+        if given := [f"{name}={kwargs[name]!r}" for name in _V2_FIELDS if kwargs.get(name)]:
+            raise ValueError(f"{', '.join(given)} was given, which V1 lacks. Omit it, or use DiffTransformerV2Config.")
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
@@ -121,8 +125,8 @@ class DiffTransformerConfig(DiffTransformerBaseConfig):
         super().__post_init__(**kwargs)
 
     def update_from_string(self, update_str: str) -> None:
-        """As in transformers (`--config_overrides` of its scripts), which reads a number only where there was one. The
-        model validates the result."""
+        """As in transformers (`--config_overrides` of its scripts), which parses a value as the type of the present
+        one: a number for `lambda_init` would stay a string. The model validates the result."""
         super().update_from_string(update_str)
         if isinstance(self.lambda_init, str):
             with suppress(ValueError):  # "exponential", or what the model rejects

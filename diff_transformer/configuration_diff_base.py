@@ -12,6 +12,8 @@ from transformers.models.llama.configuration_llama import LlamaConfig
 # "proportional" gives `partial_rotary_factor` another meaning: unrotated pairs inside a head
 _ROPE_TYPES = ("default", *sorted(set(ROPE_INIT_FUNCTIONS) - {"default", "proportional"}))
 
+CL100K_EOS_TOKEN_ID = 100257
+
 _POLY_NORM_TP_PLAN = {
     "layers.*.mlp.gate_proj": "colwise_gather_output",
     "layers.*.mlp.up_proj": "colwise_gather_output",
@@ -52,7 +54,7 @@ class DiffTransformerBaseConfig(PreTrainedConfig):
     use_cache: bool = True
     pad_token_id: int | None = None
     bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = 100257
+    eos_token_id: int | list[int] | None = CL100K_EOS_TOKEN_ID
     tie_word_embeddings: bool = False
     rope_parameters: RopeParameters | dict | None = None
     attention_bias: bool = False
@@ -62,6 +64,8 @@ class DiffTransformerBaseConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs):
         if self.intermediate_size is None:
             self.intermediate_size = math.ceil(8 * self.hidden_size / 3 / 128) * 128
+        if self.eos_token_id == CL100K_EOS_TOKEN_ID and self.vocab_size <= CL100K_EOS_TOKEN_ID:
+            self.eos_token_id = None  # the default, in another vocabulary
         if self.rope_parameters is not None:
             self.rope_parameters = dict(self.rope_parameters)  # it is completed in place; the caller's stays as it is
         if self.hidden_act == "poly_norm":  # it normalises over the whole width, of which each rank would have a part
@@ -70,7 +74,7 @@ class DiffTransformerBaseConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
-        """As in transformers, which only warns if the checkpoint is of another model, and then has random weights."""
+        """Rejects the configuration of another model type: transformers would only warn, and leave weights random."""
         found = config_dict.get("model_type", cls.model_type)
         if found != cls.model_type:
             raise ValueError(

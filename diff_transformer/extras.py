@@ -10,7 +10,14 @@ from importlib.util import find_spec
 EXTRAS = {
     "hub": {"yaml"},
     "eval": {
-        *("accelerate", "datasets", "lm_eval", "markdown_it", "math_verify", "matplotlib", "openai", "pydantic"),
+        "accelerate",
+        "datasets",
+        "lm_eval",
+        "markdown_it",
+        "math_verify",
+        "matplotlib",
+        "openai",
+        "pydantic",
         "scipy",
     },
     "train": {"accelerate", "datasets", "matplotlib", "peft", "tensorboard", "trl", "zstandard"},

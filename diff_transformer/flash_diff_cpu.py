@@ -48,7 +48,6 @@ def _spans(query, key, attention_mask, cu_seq_lens, is_causal) -> list[_Span]:
     if cu_seq_lens is not None:
         ends = cu_seq_lens.tolist()
         documents = [(*divmod(start, q_len), end - start) for start, end in itertools.pairwise(ends) if end > start]
-        diagonal = 0 if is_causal else None
         return [_Span(b, first, first + n, first, first + n, diagonal, None) for b, first, n in documents]
     if attention_mask is None:
         return [_Span(b, 0, q_len, 0, kv_len, diagonal, None) for b in range(batch)]
@@ -96,6 +95,14 @@ def _blocks(span: _Span, rows_per_block: int) -> Iterator[_Block]:
         yield _Block(rows, slice(first - span.k_start, last - span.k_start), mask, above)
 
 
+def _hide_(scores: torch.Tensor, mask: torch.Tensor) -> None:
+    """Applies a mask, boolean or additive, in place."""
+    if mask.dtype == torch.bool:
+        scores.masked_fill_(~mask, _MASKED)
+    else:
+        scores += mask.to(scores.dtype).clamp(min=_MASKED)  # -inf in a whole row would give NaN
+
+
 def _softmax_(scores, block: _Block, heads: slice, repeats: int, triangle: torch.Tensor):
     """Masks (G, R M, E) scores and turns them into probabilities, in place."""
     num_rows = block.rows.stop - block.rows.start
@@ -107,10 +114,7 @@ def _softmax_(scores, block: _Block, heads: slice, repeats: int, triangle: torch
         mask = block.mask
         if mask.shape[0] > 1:
             mask = mask[heads.start * repeats : heads.stop * repeats].unflatten(0, (-1, repeats))
-        if mask.dtype == torch.bool:
-            grouped.masked_fill_(~mask, _MASKED)
-        else:
-            grouped += mask.clamp(min=_MASKED)  # -inf in a whole row would give NaN
+        _hide_(grouped, mask)
     return torch.softmax(scores, dim=-1, out=scores)
 
 
@@ -118,7 +122,6 @@ class _Group(NamedTuple):
     """The operands of G key/value heads of one span, contiguous and in the type of the scores; queries are scaled."""
 
     triangle: torch.Tensor  # (rows of a block,) * 2, hides what is above the diagonal
-
     heads: slice  # of the K key/value heads
     query1: torch.Tensor  # (G, R, T', d)
     query2: torch.Tensor  # (G, R / n, T', d)
@@ -277,10 +280,7 @@ def _decode(query, key, value, lambda_full, attention_mask, scale, is_causal):
     by_head = scores.view(batch, num_kv_heads, repeats + groups, q_len, kv_len)
     if mask is not None:  # (B, K or 1, 2 R or 1, T or 1, S)
         mask = mask.unflatten(1, (num_kv_heads, repeats)).repeat(1, 1, 2, 1, 1) if mask.shape[1] > 1 else mask[:, None]
-        if mask.dtype == torch.bool:
-            by_head.masked_fill_(~mask, _MASKED)
-        else:
-            by_head += mask.clamp(min=_MASKED)
+        _hide_(by_head, mask)
     if is_causal and q_len > 1:
         by_head[..., kv_len - q_len :] += torch.full((q_len, q_len), _MASKED, dtype=dtype).triu(1)
     torch.softmax(scores, dim=-1, out=scores)
@@ -376,7 +376,7 @@ def flash_diff_attention_cpu(
         is_causal (`bool`): Row i sees keys up to i + S - T.
 
     Returns:
-        (B, T, H, 2d) in the type of `value`. Rows that may see no key hold no meaning, but no NaN either.
+        (B, T, H, 2d) in the type of `value`. The values of rows that see no key are meaningless, but finite.
     """
     args = (query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal)
     needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in args[:4])

@@ -43,7 +43,9 @@ class LlamaHeadNormForCausalLM(LlamaForCausalLM):
 
     def __init__(self, config: LlamaHeadNormConfig):
         super().__init__(config)
-        scales = config.head_scales or [1.0] * config.num_hidden_layers
+        scales = [1.0] * config.num_hidden_layers if config.head_scales is None else config.head_scales
+        if len(scales) != config.num_hidden_layers:
+            raise ValueError(f"head_scales={scales} was given for num_hidden_layers={config.num_hidden_layers}.")
         for layer, scale in zip(self.model.layers, scales, strict=True):
             attention = layer.self_attn
             attention.o_proj = HeadNormProjection(attention.o_proj, attention.head_dim, config.rms_norm_eps, scale)

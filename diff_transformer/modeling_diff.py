@@ -158,7 +158,9 @@ class DiffTransformerAttention(nn.Module):
         """Whether the Triton kernels may compute the head norm. One with hooks (tensor parallelism, probes), another
         forward (offloaded weights, kernels of the Hub) or another class (PEFT) must be called as a module."""
         is_plain = getattr(self.subln.forward, "__func__", None) is _RMS_NORM_FORWARD
-        return is_plain and not (self.subln._forward_hooks or self.subln._forward_pre_hooks)
+        norm = self.subln
+        hooks = (norm._forward_pre_hooks, norm._forward_hooks, norm._backward_pre_hooks, norm._backward_hooks)
+        return is_plain and not any(hooks)
 
 
 class DiffTransformerDecoderLayer(DiffTransformerBaseDecoderLayer):
@@ -191,9 +193,8 @@ class DiffTransformerPreTrainedModel(DiffTransformerBasePreTrainedModel):
             for vector in (module.lambda_q1, module.lambda_k1, module.lambda_q2, module.lambda_k2):
                 init.normal_(vector, mean=0.0, std=self.config.lambda_std_dev)
 
-    # transformers takes every name with "flash" in it for a flash-attn kernel that it would import, also one that
-    # `_compatible_flash_implementations` lists
-
+    # transformers takes every name with "flash" for a flash-attn kernel and tries to import it, even a name listed in
+    # `_compatible_flash_implementations`: "flash_diff" must not reach its checks
     def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args, **kwargs) -> str:
         if attn_implementation in (None, FLASH_DIFF):  # the default, set here for every model made or loaded
             return FLASH_DIFF

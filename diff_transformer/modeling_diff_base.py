@@ -91,7 +91,7 @@ class DiffTransformerPolyNormMLP(nn.Module):
 
 class DiffTransformerBaseDecoderLayer(GradientCheckpointingLayer):
     """identical to Llama's (Eq. 4-5, arXiv:2410.05258), except that the attention takes hidden_states by position:
-    transformers 5.17 sums the gradients of V1's lambda over tensor-parallel ranks in hooks that see nothing else."""
+    transformers 5.17 sums the gradients of V1's lambda over tensor-parallel ranks in hooks that receive only those."""
 
     attention_class: type[nn.Module]
 
@@ -249,8 +249,8 @@ class DiffTransformerBaseForCausalLM(DiffTransformerBasePreTrainedModel, Generat
 
 
 class DiffTransformerBaseHead:
-    """A generic head of transformers builds its base model with AutoModel, which does not know the configurations of
-    remote code: each file that is loaded from a folder has its own class."""
+    """Registers the base model with AutoModel, by which transformers' generic heads build it. Remote code needs this
+    each time: every folder that it is loaded from has a configuration class of its own."""
 
     def __init__(self, config: DiffTransformerBaseConfig):
         AutoModel.register(type(config), self.model_class, exist_ok=True)

@@ -50,12 +50,15 @@ SPECIAL_TOKENS = {
 # ChatML. OpenAI's clients call the system role "developer". `return_assistant_tokens_mask` marks the generation block:
 # the assistant's content and its end token.
 CHAT_TEMPLATE = """\
+{%- if tools -%}
+    {{- raise_exception("this template has no place for tools") -}}
+{%- endif -%}
 {%- for message in messages -%}
     {%- set role = 'system' if message['role'] == 'developer' else message['role'] -%}
     {%- if role not in ['system', 'user', 'assistant', 'tool'] -%}
         {{- raise_exception("got role '" ~ role ~ "'; the roles are system, developer, user, assistant and tool") -}}
     {%- elif message['content'] is not string -%}
-        {{- raise_exception("a " ~ role ~ " message needs its 'content' as one string") -}}
+        {{- raise_exception("the 'content' of the " ~ role ~ " message must be one string") -}}
     {%- endif -%}
     {{- '<|im_start|>' + role + '\\n' -}}
     {%- if role == 'assistant' -%}

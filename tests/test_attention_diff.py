@@ -264,6 +264,8 @@ COMPILED_FLEX = (
     [
         pytest.param("v1", "left", "default", marks=COMPILED_FLEX),
         ("v1", "documents", "force_eager"),
+        ("v1", "4d", "force_eager"),
+        ("v2", "additive", "force_eager"),
         ("v1 shared", "documents", "force_eager"),
         ("v2 window", "documents", "force_eager"),
     ],
@@ -286,6 +288,21 @@ def test_flex_attention_agrees(tiny_config, batch, stance):
         with torch.compiler.set_stance(stance):
             outputs.append(model(**inputs).last_hidden_state * rows[..., None])
     assert relative_error(*outputs) <= 1e-5
+
+
+def test_flex_attention_rejects_masks_of_several_heads(tiny_config):
+    model = DiffTransformerModel(tiny_config())
+    model.set_attn_implementation("flex_attention")
+    with pytest.raises(ValueError, match=r"must be \(batch, 1, queries, keys\) on 'flex_attention'"):
+        model(torch.ones(1, 5, dtype=torch.long), attention_mask=torch.ones(1, 4, 5, 5))
+
+
+def test_padding_that_was_prepared_for_another_device_is_an_error(tiny_config):
+    """As where a layer lies on a GPU that cannot run the kernels of the embeddings' GPU."""
+    attention = DiffTransformerModel(tiny_config()).layers[0].self_attn
+    x, positions = torch.ones(1, 5, 64), torch.ones(1, 5, attention.diff_head_dim)
+    with pytest.raises(ValueError, match="A layer on cpu runs on 'cpu', but the padding was prepared"):
+        attention(x, (positions, positions), padding_spans=(torch.tensor([0]), torch.tensor([5])))
 
 
 @pytest.mark.parametrize(
@@ -440,7 +457,8 @@ def test_flash_diff_calls_the_kernel_for_its_input(monkeypatch, q_len, needs_gra
     arguments = (module, *torch.randn(3, 2, 2, q_len, 32), None, torch.tensor(0.5), 0.25)
     with torch.set_grad_enabled(needs_grad):
         got, expected_output = (
-            flash_diff_attention_forward(*arguments, kernel=kernel, **options)[0] for kernel in ("triton", "cpu")
+            flash_diff_attention_forward(*arguments, kernel=kernel, **kwargs)[0]
+            for kernel, kwargs in (("triton", options), ("cpu", {**options, "padding_spans": None}))
         )
     assert torch.equal(got, expected_output)
     assert calls == [expected]
@@ -449,9 +467,10 @@ def test_flash_diff_calls_the_kernel_for_its_input(monkeypatch, q_len, needs_gra
 def test_norm_with_hooks_or_another_forward_is_not_plain(tiny_config):
     attention = DiffTransformerAttention(tiny_config(), 0)
     assert attention._has_plain_norm()
-    hook = attention.subln.register_forward_hook(lambda *args: None)
-    assert not attention._has_plain_norm()
-    hook.remove()
+    for register in (attention.subln.register_forward_hook, attention.subln.register_full_backward_hook):
+        hook = register(lambda *args: None)
+        assert not attention._has_plain_norm()
+        hook.remove()
     attention.subln.forward = partial(attention.subln.forward)
     assert not attention._has_plain_norm()
     assert not DiffTransformerAttention(tiny_config(use_subln=False), 0)._has_plain_norm()

@@ -46,6 +46,7 @@ def test_config_defaults_are_table_9_with_untied_embeddings():
     default, paper = DiffTransformerConfig(), DiffTransformerConfig.from_paper_size("3B")
     assert default.to_dict() == {**paper.to_dict(), "tie_word_embeddings": False}
     assert (default.vocab_size, default.max_position_embeddings, default.eos_token_id) == (100288, 4096, 100257)
+    assert DiffTransformerConfig(vocab_size=100257).eos_token_id is None, "the end of text of cl100k_base"
     assert (default.initializer_range, default.rms_norm_eps, default.subln_eps) == (0.02, 1e-5, 1e-5)
     assert (default.lambda_init, default.lambda_std_dev) == ("exponential", 0.1)
     assert default.use_subln and default.use_head_scale and default.use_cache and not default.mlp_bias
@@ -97,6 +98,7 @@ def test_save_and_load(tmp_path):
         ({"num_attention_heads": 0}, "num_attention_heads=0"),
         ({"num_attention_heads": 0, "num_key_value_heads": 1, "head_dim": 8}, "num_attention_heads=0 .* at least 1"),
         ({"vocab_size": 0}, "vocab_size=0 .* at least 1"),
+        ({"sliding_window": 4, "use_qk_norm": True}, "sliding_window=4, use_qk_norm=True was given, which V1 lacks"),
         ({"intermediate_size": 0}, "intermediate_size=0 .* at least 1"),
         ({"hidden_size": 36, "num_attention_heads": 6}, "head_dim=6 .* multiple of 4"),
         ({"head_dim": 2}, "head_dim=2 .* multiple of 4"),

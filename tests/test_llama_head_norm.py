@@ -87,3 +87,10 @@ def test_pretrained_checkpoint_is_evaluated(tmp_path):
     ids = torch.tensor([AutoTokenizer.from_pretrained(tmp_path / "run/model")(text)["input_ids"][:64]])
     assert results.model["model_type"] == "llama_head_norm"
     assert cell["all"] == pytest.approx(model(ids, labels=ids).loss.item(), rel=1e-5)
+
+
+def test_a_scale_for_each_layer(tiny_config):
+    config = head_norm_twin(tiny_config())
+    config.head_scales = []
+    with pytest.raises(ValueError, match=r"head_scales=\[\] was given for num_hidden_layers=2"):
+        LlamaHeadNormForCausalLM(config)

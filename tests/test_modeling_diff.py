@@ -248,23 +248,41 @@ def test_loading_initialises_what_a_checkpoint_lacks(tiny_config):
 
 
 @pytest.mark.parametrize(
-    ("tiny_config", "implementation"),
-    [("v1", "flash_diff"), ("v1", "eager"), ("v1", "sdpa"), ("v2", "eager")],
+    ("tiny_config", "implementation", "dtype"),
+    [
+        ("v1", "flash_diff", torch.float32),
+        ("v1", "flash_diff", torch.bfloat16),
+        ("v1", "eager", torch.float32),
+        ("v1", "sdpa", torch.float32),
+        ("v2", "eager", torch.float32),
+    ],
     indirect=["tiny_config"],
 )
 @torch.no_grad()
-def test_additive_masks_of_minus_infinity_are_those_of_booleans(tiny_config, implementation):
+def test_additive_masks_of_minus_infinity_are_those_of_booleans(tiny_config, implementation, dtype):
     """Rows of left padding see nothing, which must not become NaN and enter all others."""
     config = tiny_config(max_position_embeddings=64)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=implementation).eval()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=implementation, dtype=dtype).eval()
     for length in (6, 20):
         seen = torch.ones(length, length, dtype=torch.bool).tril()
         seen[:, :2] = False
-        additive = torch.zeros(length, length).masked_fill(~seen, -torch.inf)
+        additive = torch.zeros(length, length, dtype=dtype).masked_fill(~seen, -torch.inf)
         tokens = torch.arange(length)[None]
         expected, actual = (model(tokens, attention_mask=mask[None, None]).logits for mask in (seen, additive))
         assert actual.isfinite().all()
         torch.testing.assert_close(actual[:, 2:], expected[:, 2:])
+
+
+@pytest.mark.parametrize("length", [6, 20])
+def test_a_mask_that_is_learnt_has_its_gradient(tiny_config, length):
+    model = DiffTransformerForCausalLM(tiny_config(max_position_embeddings=64)).double()
+    gradients = []
+    for implementation in ("flash_diff", "eager"):
+        model.set_attn_implementation(implementation)
+        bias = torch.full((1, 1, length, length), -1.0, dtype=torch.float64).triu(1).requires_grad_()
+        model(torch.arange(length)[None], attention_mask=bias).logits.square().sum().backward()
+        gradients.append(bias.grad)
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit:DeprecationWarning")
@@ -323,6 +341,7 @@ NOT_THE_NEW_TOKENS = r"position_ids has the shape .*, but there are 5 tokens.*no
         (0, {"input_ids": ids(2, 5), "attention_mask": ids(2, 5, 5)}, r"\(2, 5, 5\)"),
         (0, {"input_ids": ids(2, 5), "attention_mask": torch.ones(2, 1, 4, 5)}, r"\(2, 1, 4, 5\)"),
         (0, {"input_ids": ids(2, 5), "attention_mask": torch.ones(3, 1, 5, 5)}, r"\(3, 1, 5, 5\)"),
+        (0, {"input_ids": ids(2, 5), "attention_mask": torch.ones(2, 3, 5, 5)}, r"must be \(batch, 1 or 4, queries"),
         (0, {"input_ids": ids(1, 5), "attention_mask": torch.ones(1, 1, 5, 4)}, "5 tokens and 5 keys a 4-D mask"),
         (4, {"input_ids": ids(1, 1), "attention_mask": torch.ones(1, 1, 1, 4)}, "1 tokens and 5 keys a 4-D mask"),
         (4, {"input_ids": ids(1, 2), "attention_mask": ids(1, 2)}, "1 rows of 6 tokens, 4 of them cached"),

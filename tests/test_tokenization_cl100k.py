@@ -321,10 +321,12 @@ def test_chat_template_content_that_starts_with_a_newline(tokenizer, oracle):
 
 
 def test_chat_template_rejects_other_roles_and_contents(tokenizer):
+    with pytest.raises(jinja2.TemplateError, match="no place for tools"):
+        tokenizer.apply_chat_template([{"role": "user", "content": "2 + 2?"}], tools=[{"name": "add"}])
     with pytest.raises(jinja2.TemplateError, match="got role 'critic'; the roles are system, developer, user"):
         tokenizer.apply_chat_template([{"role": "critic", "content": "no"}])
     for message in ({"role": "user"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}):
-        with pytest.raises(jinja2.TemplateError, match="a user message needs its 'content' as one string"):
+        with pytest.raises(jinja2.TemplateError, match="the 'content' of the user message must be one string"):
             tokenizer.apply_chat_template([message])
 
 
