@@ -399,6 +399,9 @@ def test_open_checkpoint_rejects_damaged_and_missing_files(tmp_path, folders):
     for index in ("{", "[]", "{}", "1"):
         (tmp_path / index).mkdir()
         (tmp_path / index / "model.safetensors.index.json").write_text(index.replace("1", '{"weight_map": 1}'))
+    for place, name in (("above", "../shards/model-00002-of-00004.safetensors"), ("absolute", str(whole))):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
     (tmp_path / "empty").mkdir()
     (adapter := tmp_path / "adapter").mkdir()
     save_file({"x": torch.zeros(2)}, adapter / "adapter_model.safetensors")
@@ -411,6 +414,8 @@ def test_open_checkpoint_rejects_damaged_and_missing_files(tmp_path, folders):
         ("no.safetensors", {}, ValueError, "not a complete safetensors file"),
         *((index, {}, ValueError, "is not an index of weight files") for index in ("{", "[]", "{}", "1")),
         ("shards", {}, FileNotFoundError, "names files that do not exist: model-00001"),
+        ("above", {}, ValueError, r"names files outside its folder: \.\./shards/model-00002"),
+        ("absolute", {}, ValueError, f"names files outside its folder: {re.escape(str(whole))}"),
         ("empty", {}, FileNotFoundError, r"holds no checkpoint: no \*.safetensors, no \*.bin, no \*.pt"),
         (
             "adapter",

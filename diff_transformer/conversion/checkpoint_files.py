@@ -67,10 +67,13 @@ def _find_files(path: Path) -> list[Path]:
         return [path / "model.safetensors"]  # as transformers does: an index may be left from an earlier save
     for index in (*sorted(path.glob("*.safetensors.index.json")), *sorted(path.glob("*.bin.index.json"))):
         try:
-            names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-            files = sorted({path / name for name in names})
+            names = sorted({*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+            files = [path / name for name in names]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{index} is not an index of weight files ({error!r}). Download it again.") from error
+        # Not where links lead: those of a download lead into the cache
+        if outside := [name for name in names if Path(name).is_absolute() or ".." in Path(name).parts]:
+            raise ValueError(f"{index} names files outside its folder: {', '.join(outside)}. Correct or remove it.")
         if missing := [file.name for file in files if not file.is_file()]:
             raise FileNotFoundError(f"{index} names files that do not exist: {', '.join(missing)}. Download the rest.")
         return files
