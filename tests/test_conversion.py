@@ -336,6 +336,7 @@ def test_open_checkpoint_rejects_what_contradicts_the_layout(tmp_path, folders):
     odd = changed(folders["yoco"], tmp_path / "odd", {"layers.0.attention.wk.weight": torch.zeros(50, 64)})
     flat = changed(folders["yoco"], tmp_path / "flat", {"tok_embeddings.weight": torch.zeros(96)})
     twice = shutil.copytree(folders["yoco"], tmp_path / "twice")
+    (twice / "model.safetensors").rename(twice / "weights.safetensors")
     save_file({"norm.weight": torch.zeros(64)}, twice / "other.safetensors")
     (bare := tmp_path / "bare").mkdir()
     save_file(state_of(folders["yoco"]), bare / "model.safetensors")
@@ -349,7 +350,7 @@ def test_open_checkpoint_rejects_what_contradicts_the_layout(tmp_path, folders):
         (three, "unilm_v2", {}, r"lambda_proj.weight is \(3, 64\), not \(4, 64\)|head_dim"),
         (odd, "yoco", flash, r"wrong shape: layers.0.attention.wk.weight is \(50, 64\), not \(48, 64\)"),
         (flat, "yoco", {}, r"has the shape \(96,\); it must have 2 dimensions"),
-        (twice, "yoco", {}, r"more than once.*\n  norm.weight: model.safetensors, other.safetensors"),
+        (twice, "yoco", {}, r"more than once.*\n  norm.weight: other.safetensors, weights.safetensors"),
         (ours, "diff_transformer", {"rope_theta": 5.0}, "states this in its own config.json"),
     ):
         with pytest.raises((ValueError, FileNotFoundError, StrictDataclassError), match=message):
@@ -392,10 +393,14 @@ def test_open_checkpoint_rejects_damaged_and_missing_files(tmp_path, folders):
     shards = out(folders["diff_transformer"], "yoco", tmp_path / "shards", max_shard_size="40KB", verify=False)
     assert len(list(shards.glob("*.safetensors"))) > 3
     shutil.copy(whole, shards / "model.safetensors")
+    (shards / "consolidated.safetensors").touch()
     read_whole = open_checkpoint(shards, "yoco", flash_semantics=True)
     assert {file.name for file in read_whole.files._file_of.values()} == {"model.safetensors"}, "as transformers does"
     (shards / "model.safetensors").unlink()
-    min(shards.glob("*.safetensors")).unlink()
+    (shards / "consolidated.safetensors.index.json").write_text('{"weight_map": {}}')
+    read_shards = open_checkpoint(shards, "yoco", flash_semantics=True)
+    assert len({file.name for file in read_shards.files._file_of.values()}) > 3
+    min(shards.glob("model-*.safetensors")).unlink()
     for index in ("{", "[]", "{}", "1"):
         (tmp_path / index).mkdir()
         (tmp_path / index / "model.safetensors.index.json").write_text(index.replace("1", '{"weight_map": 1}'))

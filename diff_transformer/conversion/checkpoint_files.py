@@ -63,9 +63,12 @@ def _find_files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise FileNotFoundError(f"{path} does not exist; pass the folder or the file of a checkpoint.")
-    if (path / "model.safetensors.index.json").is_file() and (path / "model.safetensors").is_file():
-        return [path / "model.safetensors"]  # as transformers does: an index may be left from an earlier save
-    for index in (*sorted(path.glob("*.safetensors.index.json")), *sorted(path.glob("*.bin.index.json"))):
+    # First what transformers reads, in its order: an index may be left from an earlier save, and Mistral's repositories
+    # hold the weights a second time as "consolidated*"
+    if (path / "model.safetensors").is_file():
+        return [path / "model.safetensors"]
+    indices = [path / "model.safetensors.index.json", *sorted(path.glob("*.safetensors.index.json"))]
+    for index in filter(Path.is_file, (*indices, *sorted(path.glob("*.bin.index.json")))):
         try:
             names = sorted({*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
             files = [path / name for name in names]
