@@ -18,6 +18,7 @@ from diff_transformer.conversion.__main__ import main
 from diff_transformer.hub_upload.card import write_card
 from diff_transformer.hub_upload.checks import check_files
 from diff_transformer.hub_upload.staging import stage
+from diff_transformer.model_cards import read_metadata
 
 SMALL = {"hidden_size": 32, "intermediate_size": 24, "num_attention_heads": 8, "num_key_value_heads": 4}
 SMALL |= {"vocab_size": 320, "num_hidden_layers": 2, "max_position_embeddings": 64}
@@ -142,20 +143,35 @@ def test_convert_keeps_how_the_tokenizer_splits_and_generation_stops(checkpoint,
 
 
 @pytest.mark.parametrize(
-    ("card", "license"),
+    ("card", "license", "found"),
     [
-        ("---\nlicense: mit\nbase_model: owner/base\n---\n", "mit, LICENSE"),
-        ("---\nlicense: other\nlicense_link: https://example.org/terms\n---\n", "other, https://example.org/terms"),
-        ("---\nlicense: mit\nlicense_name: motif-license\n---\n", "mit, motif-license, LICENSE"),
-        ("no metadata", "LICENSE"),
-        (None, "none found in SOURCE; find out what its authors allow"),
+        ("---\nlicense: mit\nbase_model: owner/base\n---\n", "mit, LICENSE", ["README.md", "LICENSE"]),
+        (
+            "---\nlicense: other\nlicense_link: https://example.org/terms\n---\n",
+            *("other, https://example.org/terms", ["README.md", "LICENSE"]),
+        ),
+        (
+            "---\nlicense: mit\nlicense_name: motif-license\n---\n",
+            *("mit, motif-license, LICENSE", ["README.md", "LICENSE"]),
+        ),
+        ("no metadata", "LICENSE", ["LICENSE"]),
+        (None, None, []),
     ],
 )
-def test_convert_prints_and_writes_the_license_of_a_local_folder(checkpoint, tmp_path, capsys, card, license):
+@pytest.mark.parametrize("file", ["", "model.safetensors"])
+def test_convert_prints_and_writes_the_license_of_a_local_folder(
+    checkpoint, tmp_path, capsys, card, license, found, file
+):
+    """A single file takes over what lies beside it only if a model card does."""
     (checkpoint / "README.md" if card else checkpoint / "LICENSE").unlink()
     (checkpoint / "README.md").write_text(card or "")
-    assert convert(checkpoint, tmp_path / "ours", "--no-verify", "--dtype", "bfloat16") == 0
-    assert f"License {license}{': it applies to DEST too' if card else ''}" in capsys.readouterr().out
+    if file and not read_metadata(card):
+        license, found = None, []
+    assert convert(checkpoint / file, tmp_path / "ours", "--no-verify", "--dtype", "bfloat16") == 0
+    applies = f"{license}: it applies to DEST too (from {', '.join(str(checkpoint / name) for name in found)})\n"
+    unknown = "none found in SOURCE; find out what its authors allow before you share DEST\n"
+    assert f"License {applies if license else unknown}" in capsys.readouterr().out
+    assert (tmp_path / "ours" / "LICENSE").is_file() == ("LICENSE" in found)
     text = (tmp_path / "ours" / "README.md").read_text()
     assert "with `diff-transformer convert --from motif --dtype bfloat16`." in text and str(tmp_path) not in text
     assert ("base_model: owner/base" in text) == ("owner/base" in (card or ""))

@@ -85,9 +85,10 @@ def _run(options: argparse.Namespace) -> int:
     for verdict in verdicts:
         print(f"Verdict {verdict}")
     if options.command == "convert" and layout != source.layout.ours:
-        known = Origin.of(source.files.path, repo_id, source.files.metadata).license
+        origin = Origin.of(source.files.path, repo_id, source.files.metadata)
+        known = f"{origin.license}: it applies to DEST too (from {', '.join(map(str, origin.stated_in))})"
         unknown = "none found in SOURCE; find out what its authors allow before you share DEST"
-        print(f"License {f'{known}: it applies to DEST too' if known else unknown}")
+        print(f"License {known if origin.license else unknown}")
     return 0 if all(verdict.passed for verdict in verdicts) else 1
 
 

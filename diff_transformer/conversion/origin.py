@@ -54,22 +54,28 @@ class Origin:
     revision: str | None  # the commit, if known
     metadata: dict[str, str | list[str]]  # the license and the language, as on its card
     terms: list[Path]  # the files of the license
+    stated_in: list[Path]  # what says which license it is, and `terms`
     file: str | None = None  # its name, if it is a single file
 
     @classmethod
     def of(cls, path: Path, repo_id: str | None, stated: dict[str, Any] | None = None) -> "Origin":
         """Of a folder or file. What the file itself has `stated` counts more than a card beside it."""
         folder = path if path.is_dir() else path.parent
-        card = folder / "README.md"
-        known = read_metadata(card.read_text(encoding="utf-8") if card.is_file() else None) | (stated or {})
-        base_model = repo_id or hub_id(known.get("base_model"))
+        card, stated = folder / "README.md", stated or {}
+        on_card = read_metadata(card.read_text(encoding="utf-8") if card.is_file() else None)
         terms = sorted({path for pattern in TERMS for path in folder.glob(pattern) if path.is_file()})
+        if path.is_file() and not on_card.keys() & {"license", "base_model"}:  # its neighbours are not of one model
+            on_card, terms = {}, []
+        known = on_card | stated
+        base_model = repo_id or hub_id(known.get("base_model"))
+        both = ((path, stated), (card, on_card))
+        stated_in = [file for file, says in both if any(name.startswith("license") for name in says)][:1] + terms
         metadata = {name: known[name] for name in LICENSE_METADATA if known.get(name)}
         link = metadata.get("license_link")
         if isinstance(link, str) and repo_id and "://" not in link and not (folder / link).is_file():
             metadata["license_link"] = f"https://huggingface.co/{repo_id}/blob/main/{link}"
         revision = folder.name if repo_id and re.fullmatch("[0-9a-f]{40}", folder.name) else None
-        return cls(base_model, revision, metadata, terms, path.name if path.is_file() else None)
+        return cls(base_model, revision, metadata, terms, stated_in, path.name if path.is_file() else None)
 
     @property
     def license(self) -> str | None:
