@@ -98,6 +98,10 @@ def test_convert_verify_and_upload_of_a_repository_keep_its_license(hub, repo, c
     assert f"converted from [{repo}](https://huggingface.co/{repo}) at revision `{sha}` with" in card
     assert "eprint        = {2508.09148}" in card and "Weon, Dongjoo" in card
 
+    assert main(["convert", str(tmp_path / "ours"), str(tmp_path / "back"), "--to", "motif"]) == 0
+    assert metadata_load(tmp_path / "back" / "README.md") == expected
+    assert (tmp_path / "back" / "LICENSE").read_text() == "The terms.\n"
+
 
 @pytest.mark.parametrize(
     ("source", "options", "said"),

@@ -84,7 +84,7 @@ def _run(options: argparse.Namespace) -> int:
         verdicts = convert(source, options.destination, to, dtype=dtype, repo_id=repo_id, **converting)
     for verdict in verdicts:
         print(f"Verdict {verdict}")
-    if options.command == "convert" and layout != source.layout.ours:
+    if options.command == "convert":
         origin = Origin.of(source.files.path, repo_id, source.files.metadata)
         known = f"{origin.license}: it applies to DEST too (from {', '.join(map(str, origin.stated_in))})"
         unknown = "none found in SOURCE; find out what its authors allow before you share DEST"

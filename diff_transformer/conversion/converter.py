@@ -109,11 +109,10 @@ def convert(
         write_shards(folder, meta, blocks, max_shard_size)
         if saved_tokenizer is not None:
             saved_tokenizer.save_pretrained(folder)
-        if is_import:
-            how = f"diff-transformer convert --from {theirs.name}"
-            how += f" --dtype {str(dtype).removeprefix('torch.')}" if dtype else ""
-            how += f" --noise-std {noise_std} --seed {seed}" if noise_std else ""
-            Origin.of(files.path, repo_id, files.metadata).write(folder, how, theirs.citation(config))
+        how = f"diff-transformer convert {f'--from {theirs.name}' if is_import else f'--to {layout.name}'}"
+        how += f" --dtype {str(dtype).removeprefix('torch.')}" if dtype else ""
+        how += f" --noise-std {noise_std} --seed {seed}" if noise_std else ""
+        Origin.of(files.path, repo_id, files.metadata).write(folder, how, theirs.citation(config))
         if keeps_ids and (files.folder / "generation_config.json").is_file():
             shutil.copy(files.folder / "generation_config.json", folder)
         if verify:
