@@ -200,7 +200,7 @@ def test_convert_reads_a_torch_file_and_its_arguments(tmp_path, capsys):
     arguments += ["--max-positions", "512", "--dtype", "bfloat16"]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
-    for text in ("2 layers of 64, 4 heads and 2 key heads of 16", "float32", "Plan", "a text", "ok"):
+    for text in ("2 layers of 64, 4 heads and 2 key heads of 16", "float32", "Plan", "a text", "ok", "none found in SOURCE; add"):
         assert text in printed
     back = DiffTransformerForCausalLM.from_pretrained(tmp_path / "back")
     assert back.dtype == torch.bfloat16 and back.config.max_position_embeddings == 512
@@ -498,7 +498,7 @@ def test_yoco_tokenizer_has_the_authors_ids(tmp_path):
 @pytest.mark.oldest
 def test_convert_takes_the_tokenizer_along_and_writes_remote_code_and_an_index(tmp_path):
     tokenizer = cl100k_tokenizer(vocab_size=256)
-    ours = save(make_model(vocab_size=len(tokenizer)), tmp_path / "ours")
+    ours = save(make_model(vocab_size=len(tokenizer), eos_token_id=5), tmp_path / "ours")
     theirs = out(ours, "yoco", tmp_path / "theirs")
     tokenizer.save_pretrained(theirs)
     convert(open_checkpoint(theirs, "yoco", flash_semantics=True), tmp_path / "back", max_shard_size="40KB")
@@ -510,3 +510,8 @@ def test_convert_takes_the_tokenizer_along_and_writes_remote_code_and_an_index(t
     index = json.loads((tmp_path / "back/model.safetensors.index.json").read_text())
     assert set(index["weight_map"]) == set(state_of(ours))
     assert json.loads((tmp_path / "back/config.json").read_text())["architectures"] == ["DiffTransformerForCausalLM"]
+
+    (theirs / "tokenizer_config.json").unlink()
+    convert(open_checkpoint(theirs, "yoco", flash_semantics=True), tmp_path / "bare", verify=False)
+    assert AutoTokenizer.from_pretrained(tmp_path / "bare")("Hi").input_ids == tokenizer("Hi").input_ids
+    assert AutoConfig.from_pretrained(tmp_path / "bare").eos_token_id == 5, "tokenizer.json alone states none"

@@ -3,6 +3,7 @@
 
 import argparse
 import sys
+from pathlib import Path
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -85,6 +86,8 @@ def _run(options: argparse.Namespace) -> int:
     for verdict in verdicts:
         print(f"Verdict {verdict}")
     if options.command == "convert":
+        if not (Path(options.destination) / "tokenizer_config.json").is_file():
+            print("Tokenizer none found in SOURCE; add one with --tokenizer")
         origin = Origin.of(source.files.path, repo_id, source.files.metadata)
         known = f"{origin.license}: it applies to DEST too (from {', '.join(map(str, origin.stated_in))})"
         unknown = "none found in SOURCE; find out what its authors allow before you share DEST"

@@ -92,9 +92,10 @@ def convert(
         noisy = partial(_with_noise, step.make, config.head_dim, noise_std, seed * config.num_hidden_layers + i)
         plan[step.target] = replace(step, make=noisy)
     saved_tokenizer = _tokenizer(tokenizer, source)
-    # A configuration may state several ends of a text, of which a tokenizer knows one
-    keeps_ids = theirs.has_config and tokenizer is None
-    ids_of = config if keeps_ids else saved_tokenizer or config
+    # A configuration may state several ends of a text, of which a tokenizer knows one, and tokenizer.json alone none
+    states_ids = tokenizer is not None or (files.folder / "tokenizer_config.json").is_file()
+    keeps_ids = tokenizer is None and (theirs.has_config or not states_ids)
+    ids_of = config if keeps_ids else saved_tokenizer
     config = type(config).from_dict(config.to_dict() | {name: getattr(ids_of, name) for name in SPECIAL_IDS})
 
     def blocks(target: str) -> Iterator[torch.Tensor]:
@@ -127,7 +128,8 @@ def convert(
 
 
 def _tokenizer(name: str | None, source: OpenCheckpoint) -> PreTrainedTokenizerBase | None:
-    if name is None and not (source.files.folder / "tokenizer_config.json").is_file():
+    files = ("tokenizer.json", "tokenizer_config.json")
+    if name is None and not any((source.files.folder / file).is_file() for file in files):
         return None
     folder = Path(name or source.files.folder)
     tokenizer: PreTrainedTokenizerBase
