@@ -122,11 +122,12 @@ class Layout:
 
     def unrepresented(self, stated: dict[str, Any]) -> dict[str, Any]:
         """The fields of their config.json that do not come back from ours, those among them that their class lacks."""
-        again = _content(self.to_theirs(self.config_class(**self.to_ours(stated))))
+        # transformers assumes that a model without this field is causal. All other fields are false if they are missing
+        again = {"is_causal": True} | _content(self.to_theirs(self.config_class(**self.to_ours(stated))))
         return {
             name: value
             for name, value in self.complete(stated).items()
-            if name not in (*NO_EFFECT, *self.no_effect) and value not in (None, False) and value != again.get(name)
+            if name not in (*NO_EFFECT, *self.no_effect) and value not in (None, again.get(name) or False)
         }
 
     def check_represents(self, config: OurConfig) -> None:
