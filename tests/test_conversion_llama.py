@@ -271,12 +271,16 @@ def test_open_checkpoint_takes_fields_without_effect_and_ignored_ones(tmp_path, 
     theta = rope.pop("rope_theta")
     config |= {"rope_scaling": rope, "rope_theta": theta, "torch_dtype": "float32", "use_mrope": False}  # before 5.0
     config |= {"pretraining_tp": 1, "is_llama_config": True, "unsloth_version": "2025.1", "unk_token_id": 3}
-    config |= {"_model_name_or_path": "Smollm2 135M"}
+    config |= {"_model_name_or_path": "Smollm2 135M", "unsloth_fixed": True, "tokenizer_class": "LlamaTokenizer"}
+    config |= {"_attn_implementation_autoset": True, "_flash_attn_2_enabled": True, "use_bfloat16": True}
+    config |= {"max_sequence_length": 2048, "return_dict": False, "invented_by": "us"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    save_file(state_of(llama), tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match="represent: unsloth_version='2025.1'. If they do not matter"):
+    buffer = {"model.layers.1.self_attn.rotary_emb.inv_freq": torch.ones(8)}
+    save_file(state_of(llama) | buffer, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="represent: invented_by='us'. If they do not matter"):
         open_checkpoint(tmp_path, "llama")
-    source = open_checkpoint(tmp_path, "llama", ignore=("unsloth_.*",))
+    source = open_checkpoint(tmp_path, "llama", ignore=("invented_.*",))
+    assert not buffer.keys() & source.files.meta.keys()
     assert source.config.rope_parameters == LLAMA3
 
 

@@ -72,8 +72,10 @@ def open_checkpoint(
         ModuleNotFoundError: A GGUF file needs the package gguf.
     """
     files = _gguf_file(Path(path)) if Path(path).suffix == ".gguf" else CheckpointFiles(path, state_key)
-    files.meta = {name: x for name, x in files.meta.items() if not _matches(ignore, name)}
     layout = LAYOUTS[layout_name]
+    # A buffer of old checkpoints, which config.json determines: transformers passes over it, too
+    ignored = (*ignore, r".*\.rotary_emb\.inv_freq") if layout.has_config else ignore
+    files.meta = {name: x for name, x in files.meta.items() if not _matches(ignored, name)}
     layout = replace(layout, renamed=(*layout.renamed, *(rename or {}).items())).matching(files.meta)
     try:
         config = layout.read_config(files.meta, _read_stated(layout, files.folder / "config.json", ignore), **given)

@@ -34,7 +34,8 @@ SAME = (
 NO_EFFECT = (
     *("model_type", "architectures", "auto_map", "_name_or_path", "transformers_version", "dtype", "torch_dtype"),
     *("id2label", "label2id", "problem_type", "is_llama_config", "transformers.js_config"),
-    *("_model_name_or_path", "unk_token_id"),
+    *("_model_name_or_path", "unk_token_id", "tokenizer_class", "return_dict", "max_sequence_length", "use_bfloat16"),
+    *("_attn_implementation_autoset", "_flash_attn_2_enabled", "unsloth_fixed", "unsloth_version"),
 )
 # Fields of ours that matter to training or generation alone
 _NOT_COMPARED = {
