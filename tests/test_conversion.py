@@ -438,11 +438,15 @@ def test_open_checkpoint_rejects_damaged_and_missing_files(tmp_path, folders):
 
 
 def test_convert_leaves_all_as_it_was_where_it_fails(tmp_path, folders, monkeypatch, capsys):
-    """Without --overwrite, for lack of space, and interrupted in the middle of a write."""
+    """Without --overwrite, where no checkpoint is, for lack of space, and interrupted in the middle of a write."""
     arguments = ["convert", str(folders["diff_transformer"]), str(tmp_path / "theirs"), "--to", "yoco"]
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs/precious").write_text("kept")
-    assert main(arguments) == 1 and "--overwrite" in capsys.readouterr().err
+    assert main(["convert", "not/downloaded", *arguments[2:]]) == 1 and "--overwrite" in capsys.readouterr().err
+    for place in (tmp_path / "theirs", tmp_path / "theirs/precious"):
+        assert main([*arguments[:2], str(place), "--to", "yoco", "--overwrite"]) == 1
+        assert f"{place} has no config.json: --overwrite replaces only checkpoints" in capsys.readouterr().err
+    (tmp_path / "theirs/config.json").write_text("{}")
     with monkeypatch.context() as patch:
         patch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 2**20})())
         assert main([*arguments, "--overwrite"]) == 1 and "MiB are needed" in capsys.readouterr().err
@@ -450,7 +454,7 @@ def test_convert_leaves_all_as_it_was_where_it_fails(tmp_path, folders, monkeypa
         patch.setattr(tqdm, "update", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             main([*arguments, "--overwrite"])
-    assert [path.name for path in tmp_path.rglob("*")] == ["theirs", "precious"]
+    assert {path.name for path in tmp_path.rglob("*")} == {"theirs", "precious", "config.json"}
     assert main([*arguments, "--overwrite", "--no-verify"]) == 0
     assert not (tmp_path / "theirs/precious").exists()
 

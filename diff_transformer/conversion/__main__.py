@@ -9,7 +9,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 
 from .checkpoint import open_checkpoint
-from .converter import convert
+from .converter import check_destination, convert
 from .layouts import LAYOUTS
 from .origin import Origin, local_path
 from .verification import compare
@@ -29,7 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), help="by default that of SOURCE")
     one.add_argument("--tokenizer", help="cl100k, yoco or a folder; by default that of SOURCE")
     one.add_argument("--max-shard-size", default="200MB", help="size of a weight file")
-    one.add_argument("--overwrite", action="store_true", help="replace DEST")
+    one.add_argument("--overwrite", action="store_true", help="replace DEST if it is a checkpoint")
     noise = "from llama and its like: standard deviation of noise in the second query heads, relative to the weights"
     one.add_argument("--noise-std", type=float, default=0.0, help=noise)
     one.add_argument("--seed", type=int, default=0, help="of the noise")
@@ -70,6 +70,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     to = options.to or LAYOUTS[options.layout or "diff_transformer"].ours
     layout = options.layout or LAYOUTS[to].ours
+    if options.command == "convert":
+        check_destination(options.destination, options.overwrite)  # before a download
     path, repo_id = local_path(options.source, options.revision)
     opening = {name: getattr(options, name) for name in OPENING}
     source = open_checkpoint(path, layout, rename=dict(options.rename), **opening)

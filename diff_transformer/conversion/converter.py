@@ -28,6 +28,19 @@ logger = logging.get_logger(__name__)
 FOLDED = 0.1  # tolerance of the logits, relative to the largest: a head norm folded into o_proj is rounded in 16 bits
 
 
+def check_destination(destination: str | Path, overwrite: bool) -> None:
+    """Raises FileExistsError for a place that exists, unless it may be overwritten and is empty or a checkpoint."""
+    place = Path(destination)
+    if not place.exists():
+        return
+    if not overwrite:
+        raise FileExistsError(f"{destination} exists. Choose another place, or allow it with --overwrite.")
+    if not (place / "config.json").is_file() and not (place.is_dir() and not any(place.iterdir())):
+        raise FileExistsError(
+            f"{destination} has no config.json: --overwrite replaces only checkpoints. Choose another place."
+        )
+
+
 class VerificationError(ValueError):
     """The converted checkpoint computes different logits than its source."""
 
@@ -54,7 +67,8 @@ def convert(
         dtype: Type of the matrices and norms, by default that of the source. V1's lambda vectors keep theirs.
         tokenizer: `cl100k`, `yoco` or a folder; by default that of the source, if there is one.
         max_shard_size: The largest size of a weight file; memory does not depend on it.
-        verify: Compare the logits before the folder takes its place, or replaces another (`overwrite`).
+        verify: Compare the logits before the folder takes its place.
+        overwrite: Replace the folder `destination` if it is a checkpoint.
         noise_std: Standard deviation of normal noise in the second query head of each pair, relative to that of the
             weights of its q_proj (from Llama and its like). The logits then differ, by what is returned.
         seed: The seed of the noise.
@@ -78,6 +92,7 @@ def convert(
     if place == path or place in path.parents:
         what = "is the source itself" if place == path else "holds the source"
         raise ValueError(f"{destination} {what}. Choose another destination.")
+    check_destination(destination, overwrite)
     layout.check_weights(source.read, config)
     main_dtype = dtype or files.meta[theirs.their_name(in_layer(0, Q_PROJ))].dtype
     is_import = layout.name == layout.ours
