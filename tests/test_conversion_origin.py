@@ -123,6 +123,22 @@ def test_convert_rejects_what_cannot_be_downloaded(hub, repo, tmp_path, capsys, 
     assert "error: " in error and said in error and not (tmp_path / "ours").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--from", "llama"], "config.json states Motif, but llama was requested"),
+        (["--tokenizer", "cl100K"], "--tokenizer is 'cl100K'; it must be cl100k, yoco or an existing folder"),
+        ([], "ours exists"),
+    ],
+)
+def test_convert_downloads_no_weights_for_what_it_cannot_do(hub, repo, tmp_path, capsys, options, said):
+    if not options:
+        (tmp_path / "ours").mkdir()
+    assert convert(repo, tmp_path / "ours", *options) == 1
+    assert said in capsys.readouterr().err
+    assert "model.safetensors" not in fetched_files(hub, repo)
+
+
 def test_convert_cites_the_paper_of_grouped_noise_heads(checkpoint, tmp_path):
     grouped = (
         CONFIG | SMALL | {"num_attention_heads": 12, "num_noise_heads": 4, "num_key_value_heads": 4, "head_dim": 8}

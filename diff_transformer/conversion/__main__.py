@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from huggingface_hub.errors import StrictDataclassError
 
-from .checkpoint import open_checkpoint
-from .converter import check_destination, convert
+from .checkpoint import open_checkpoint, read_stated
+from .converter import check_arguments, convert
 from .layouts import LAYOUTS
 from .origin import Origin, local_path
 from .verification import compare
@@ -71,8 +71,11 @@ def _run(options: argparse.Namespace) -> int:
     to = options.to or LAYOUTS[options.layout or "diff_transformer"].ours
     layout = options.layout or LAYOUTS[to].ours
     if options.command == "convert":
-        check_destination(options.destination, options.overwrite)  # before a download
-    path, repo_id = local_path(options.source, options.revision)
+        check_arguments(options.destination, options.overwrite, options.tokenizer)
+    path, repo_id = local_path(options.source, options.revision, weights=False)
+    if (path / "config.json").is_file():
+        read_stated(LAYOUTS[layout], path / "config.json", options.ignore)  # an error comes before a long download
+    path, _ = local_path(options.source, options.revision)
     opening = {name: getattr(options, name) for name in OPENING}
     source = open_checkpoint(path, layout, rename=dict(options.rename), **opening)
     print(f"Found   {source}")

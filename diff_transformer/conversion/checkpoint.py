@@ -78,7 +78,7 @@ def open_checkpoint(
     files.meta = {name: x for name, x in files.meta.items() if not _matches(ignored, name)}
     layout = replace(layout, renamed=(*layout.renamed, *(rename or {}).items())).matching(files.meta)
     try:
-        config = layout.read_config(files.meta, _read_stated(layout, files.folder / "config.json", ignore), **given)
+        config = layout.read_config(files.meta, read_stated(layout, files.folder / "config.json", ignore), **given)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     opened = OpenCheckpoint(files, layout, config)
@@ -104,7 +104,7 @@ def _matches(patterns: tuple[str, ...], name: str) -> bool:
     return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
-def _read_stated(layout: Layout, file: Path, ignore: tuple[str, ...]) -> dict[str, Any]:
+def read_stated(layout: Layout, file: Path, ignore: tuple[str, ...]) -> dict[str, Any]:
     """The content of config.json: of this layout, with all that it requires and nothing that we cannot represent."""
     if not file.is_file():
         if layout.has_config:

@@ -28,8 +28,11 @@ logger = logging.get_logger(__name__)
 FOLDED = 0.1  # tolerance of the logits, relative to the largest: a head norm folded into o_proj is rounded in 16 bits
 
 
-def check_destination(destination: str | Path, overwrite: bool) -> None:
-    """Raises FileExistsError for a place that exists, unless it may be overwritten and is empty or a checkpoint."""
+def check_arguments(destination: str | Path, overwrite: bool, tokenizer: str | None) -> None:
+    """Raises FileExistsError for a place that exists, unless it may be overwritten and is empty or a checkpoint, and
+    ValueError for an unknown tokenizer."""
+    if tokenizer not in (None, "cl100k", "yoco") and not Path(tokenizer).is_dir():
+        raise ValueError(f"--tokenizer is {tokenizer!r}; it must be cl100k, yoco or an existing folder.")
     place = Path(destination)
     if not place.exists():
         return
@@ -92,7 +95,7 @@ def convert(
     if place == path or place in path.parents:
         what = "is the source itself" if place == path else "holds the source"
         raise ValueError(f"{destination} {what}. Choose another destination.")
-    check_destination(destination, overwrite)
+    check_arguments(destination, overwrite, tokenizer)
     layout.check_weights(source.read, config)
     main_dtype = dtype or files.meta[theirs.their_name(in_layer(0, Q_PROJ))].dtype
     is_import = layout.name == layout.ours

@@ -23,8 +23,9 @@ NOT_DOWNLOADED = ("*/*", "consolidated*")
 LICENSE_METADATA = ("license", "license_name", "license_link", "language")
 
 
-def local_path(source: str, revision: str | None = None) -> tuple[Path, str | None]:
-    """The path of `source`, and its id if it is a repository of the Hub, which is then downloaded into the cache.
+def local_path(source: str, revision: str | None = None, weights: bool = True) -> tuple[Path, str | None]:
+    """The path of `source`, and its id if it is a repository of the Hub, which is then downloaded into the cache,
+    with its `weights` or without.
 
     Raises ValueError for a repository that cannot be downloaded, and for the `revision` of a path.
     """
@@ -33,13 +34,12 @@ def local_path(source: str, revision: str | None = None) -> tuple[Path, str | No
         if revision is not None:
             raise ValueError(f"A revision was given, but {source} is a path. Give the id of a repository on the Hub.")
         return Path(source), None
+    left_out = [*NOT_DOWNLOADED] if weights else [*NOT_DOWNLOADED, "*.safetensors"]
     try:
-        folder = snapshot_download(
-            repo_id, revision=revision, allow_patterns=[*DOWNLOADED], ignore_patterns=[*NOT_DOWNLOADED]
-        )
+        folder = snapshot_download(repo_id, revision=revision, allow_patterns=[*DOWNLOADED], ignore_patterns=left_out)
     except (HTTPError, OSError) as error:
         raise ValueError(f"{repo_id} is not a path, and cannot be downloaded: {error}") from error
-    if not any(Path(folder).glob("*.safetensors")):
+    if weights and not any(Path(folder).glob("*.safetensors")):
         raise ValueError(
             f"{repo_id} holds no safetensors. Give the folder of `hf download {repo_id}`, or a GGUF file in it."
         )
