@@ -338,6 +338,9 @@ def test_open_checkpoint_rejects_what_contradicts_the_layout(tmp_path, folders):
     twice = shutil.copytree(folders["yoco"], tmp_path / "twice")
     (twice / "model.safetensors").rename(twice / "weights.safetensors")
     save_file({"norm.weight": torch.zeros(64)}, twice / "other.safetensors")
+    o_proj = {name.replace("out_proj", "o_proj"): x for name, x in state_of(folders["unilm"]).items()}
+    (llama_like := tmp_path / "llama_like").mkdir()
+    save_file(o_proj, llama_like / "model.safetensors")
     (bare := tmp_path / "bare").mkdir()
     save_file(state_of(folders["yoco"]), bare / "model.safetensors")
     yoco, ours, flash = folders["yoco"], folders["diff_transformer"], {"flash_semantics": True}
@@ -346,6 +349,7 @@ def test_open_checkpoint_rejects_what_contradicts_the_layout(tmp_path, folders):
         (yoco, "unilm", {}, "config.json states yoco, but unilm was requested"),
         (yoco, "yoco", {"rename": {"layers": "x"}}, "no 'x.0.attention.q_proj.weight', by which a yoco checkpoint is"),
         (bare, "unilm", {}, "no 'model.embed_tokens.weight', by which a unilm checkpoint is recognized"),
+        (llama_like, "unilm", {}, "no 'model.layers.0.self_attn.out_proj.weight', by .* give its names with --rename"),
         (bare, "diffllama", {}, "config.json does not exist"),
         (three, "unilm_v2", {}, r"lambda_proj.weight is \(3, 64\), not \(4, 64\)|head_dim"),
         (odd, "yoco", flash, r"wrong shape: layers.0.attention.wk.weight is \(50, 64\), not \(48, 64\)"),
@@ -366,7 +370,9 @@ def test_convert_needs_one_layout_of_ours(tmp_path, folders):
     with pytest.raises(ValueError, match="holds the source"):
         convert(v1, folders["diff_transformer"].parent, "yoco", overwrite=True)
     assert (folders["diff_transformer"] / "config.json").is_file()
-    for source, to in ((v1, "diff_transformer"), (v2, "llama"), (v2, "diff_transformer"), (v1, "unilm_v2")):
+    with pytest.raises(ValueError, match="same layout, diff_transformer. Name another with --from or --to"):
+        convert(v1, tmp_path / "none")
+    for source, to in ((v2, "llama"), (v2, "diff_transformer"), (v1, "unilm_v2")):
         with pytest.raises(ValueError, match="Exactly one layout must be the one of this package"):
             convert(source, tmp_path / "none", to)
 

@@ -81,6 +81,8 @@ def convert(
     """
     theirs, layout = source.layout, LAYOUTS[to or source.layout.ours]
     config, files = source.config, source.files
+    if theirs.name == layout.name:
+        raise ValueError(f"SOURCE and DEST have the same layout, {layout.name}. Name another with --from or --to.")
     if theirs.ours != layout.ours or (theirs.name == theirs.ours) == (layout.name == layout.ours):
         raise ValueError(
             f"{theirs.name} converts to and from {theirs.ours}, and {layout.name} to and from {layout.ours}. Exactly "
