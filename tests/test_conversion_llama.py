@@ -220,6 +220,8 @@ def test_verification_demands_equal_bits(tmp_path, llama, ours, monkeypatch, cap
     assert main(arguments) == 1
     assert "WRONG" in capsys.readouterr().out
     assert main([*arguments, "--tolerance", "1e-4"]) == 0
+    convert(open_checkpoint(llama, "llama"), tmp_path / "rounded", dtype=torch.bfloat16)
+    assert main(["verify", str(llama), str(tmp_path / "rounded"), "--from", "llama", "--dtype", "bfloat16"]) == 0
 
     monkeypatch.setattr(Layout, "_factor", lambda *_: 1)
     with pytest.raises(VerificationError, match="WRONG"):

@@ -3,6 +3,7 @@
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -26,7 +27,6 @@ def _parser() -> argparse.ArgumentParser:
     source = "folder or file of safetensors or torch tensors, GGUF file, or Hub id"
     one.add_argument("source", metavar="SOURCE", help=source)
     one.add_argument("destination", metavar="DEST", help="folder to create; it appears whole, or not at all")
-    one.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), help="by default that of SOURCE")
     one.add_argument("--tokenizer", help="cl100k, yoco or a folder; by default that of SOURCE")
     one.add_argument("--max-shard-size", default="200MB", help="size of a weight file")
     one.add_argument("--overwrite", action="store_true", help="replace DEST if it is a checkpoint")
@@ -43,6 +43,8 @@ def _parser() -> argparse.ArgumentParser:
         ours = "by default diff_transformer (V1), or diff_v2 if the other is one of V2's"
         add("--from", dest="layout", choices=LAYOUTS, help=f"layout of SOURCE or A; {ours}")
         add("--to", choices=LAYOUTS, help=f"layout of DEST or B; {ours}")
+        dtype = "type of DEST, by default that of SOURCE; verify rounds A to it, as such a conversion did"
+        add("--dtype", choices=("bfloat16", "float16", "float32"), help=dtype)
         add("--revision", help="branch, tag or commit of SOURCE or A on the Hub")
         add("--rope-theta", type=float, help="of the authors' layouts: 10000 by default, 640000 after the extension")
         add("--norm-eps", type=float, dest="rms_norm_eps", help="of the authors' layouts: 1e-5 by default")
@@ -79,14 +81,14 @@ def _run(options: argparse.Namespace) -> int:
     opening = {name: getattr(options, name) for name in OPENING}
     source = open_checkpoint(path, layout, rename=dict(options.rename), **opening)
     print(f"Found   {source}")
+    dtype = options.dtype and getattr(torch, options.dtype)
     if options.command == "verify":
         other = open_checkpoint(local_path(options.destination)[0], to, flash_semantics=True)
         print(f"Found   {other}")
-        verdicts = compare(source, other, options.tolerance)
+        verdicts = compare(replace(source, dtype=dtype), other, options.tolerance)
     else:
         print(f"Plan    {layout} -> {to}, into {options.destination}", flush=True)
         converting = {name: getattr(options, name) for name in CONVERTING}
-        dtype = options.dtype and getattr(torch, options.dtype)
         verdicts = convert(source, options.destination, to, dtype=dtype, repo_id=repo_id, **converting)
     for verdict in verdicts:
         print(f"Verdict {verdict}")
