@@ -13,6 +13,7 @@ import pytest
 import torch
 from gguf_files import CASES, F32, write
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from diff_transformer import cl100k_tokenizer
 from diff_transformer.conversion import convert, open_checkpoint
@@ -65,6 +66,18 @@ def test_convert_takes_the_tokenizer_and_the_license_of_the_file_along(tmp_path,
     assert tokenizer.apply_chat_template([{"role": "user", "content": "ab"}]).input_ids == [12, 2]
     stated = json.loads((tmp_path / "ours/config.json").read_text())
     assert (stated["dtype"], stated["bos_token_id"], stated["eos_token_id"]) == ("bfloat16", 1, 2)
+
+
+@pytest.mark.parametrize(("pre", "warns"), [("smollm", True), ("gpt-2", False), ("llama-bpe", False)])
+def test_convert_warns_of_a_tokenizer_that_splits_otherwise(tmp_path, temporary, caplog, monkeypatch, pre, warns):
+    monkeypatch.setattr(logging.get_logger("transformers"), "propagate", True)  # to caplog
+    write(tmp_path / "model.gguf", LLAMA, pre=pre)
+    source = open_checkpoint(tmp_path / "model.gguf", "llama")
+    convert(source, tmp_path / "ours", verify=False)
+    assert (f"tokenizer.ggml.pre={pre!r}, which transformers does not know" in caplog.text) == warns
+    caplog.clear()
+    convert(source, tmp_path / "other", tokenizer=str(tmp_path / "ours"), verify=False)
+    assert "tokenizer.ggml.pre" not in caplog.text
 
 
 def edit(start: int, end: int | None = None):

@@ -23,6 +23,8 @@ class CheckpointFiles:
     `meta` maps every name to an empty tensor of its shape and type on the meta device.
     """
 
+    tokenizer_doubt: str | None = None  # why the tokenizer beside the weights may be wrong
+
     def __init__(self, path: str | Path, state_key: str | None = None) -> None:
         self.path = Path(path)
         self.folder = self.path if self.path.is_dir() else self.path.parent

@@ -151,6 +151,8 @@ def _tokenizer(name: str | None, source: OpenCheckpoint) -> PreTrainedTokenizerB
     files = ("tokenizer.json", "tokenizer_config.json")
     if name is None and not any((source.files.folder / file).is_file() for file in files):
         return None
+    if name is None and source.files.tokenizer_doubt:
+        logger.warning(source.files.tokenizer_doubt)
     folder = Path(name or source.files.folder)
     tokenizer: PreTrainedTokenizerBase
     if name in ("cl100k", "yoco"):
