@@ -86,8 +86,8 @@ class GgufFile(CheckpointFiles):
             split = tokenizer.backend_tokenizer.pre_tokenizer
             if pre != "gpt-2" and isinstance(split, ByteLevel) and split.use_regex:  # the pattern of GPT-2
                 self.tokenizer_doubt = (
-                    f"{path} states tokenizer.ggml.pre={pre!r}, which transformers does not know: its tokenizer splits "
-                    "as that of GPT-2. Give the model's own with --tokenizer."
+                    f"{path} states tokenizer.ggml.pre={pre!r}, which transformers does not know: its tokenizer "
+                    "splits as that of GPT-2. Give the model's own with --tokenizer."
                 )
         config.save_pretrained(self.folder)
 

@@ -123,7 +123,7 @@ class Layout:
 
     def unrepresented(self, stated: dict[str, Any]) -> dict[str, Any]:
         """The fields of their config.json that do not come back from ours, those among them that their class lacks."""
-        # transformers assumes that a model without this field is causal. All other fields are false if they are missing
+        # transformers takes a model without this field for a causal one; other missing fields are false
         again = {"is_causal": True} | _content(self.to_theirs(self.config_class(**self.to_ours(stated))))
         return {
             name: value
