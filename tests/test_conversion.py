@@ -292,9 +292,9 @@ def test_verify_command_compares_logits(tmp_path, folders, capsys):
     assert "WRONG" in capsys.readouterr().out
     # A DiffLlama has the names and shapes of ours without head norms: read as ours it computes something else
     arguments = ["verify", str(folders["diff_transformer"]), str(folders["diffllama"])]
-    assert main(arguments) == 1
+    assert main([*arguments, "--to", "diff_transformer"]) == 1
     assert "states diffllama, but diff_transformer was requested" in capsys.readouterr().err
-    assert main([*arguments, "--to", "diffllama"]) == 0
+    assert main(arguments) == 0
     other = open_checkpoint(save(make_model(vocab_size=97), tmp_path / "other"), "diff_transformer")
     with pytest.raises(ValueError, match="vocabularies differ: 96 and 97 entries"):
         compare(read(folders, "yoco"), other)
@@ -339,6 +339,8 @@ def test_open_checkpoint_rejects_what_contradicts_the_layout(tmp_path, folders):
     twice = shutil.copytree(folders["yoco"], tmp_path / "twice")
     (twice / "model.safetensors").rename(twice / "weights.safetensors")
     save_file({"norm.weight": torch.zeros(64)}, twice / "other.safetensors")
+    gemma = shutil.copytree(folders["yoco"], tmp_path / "gemma")
+    (gemma / "config.json").write_text('{"model_type": "gemma"}')
     o_proj = {name.replace("out_proj", "o_proj"): x for name, x in state_of(folders["unilm"]).items()}
     (llama_like := tmp_path / "llama_like").mkdir()
     save_file(o_proj, llama_like / "model.safetensors")
@@ -352,6 +354,8 @@ def test_open_checkpoint_rejects_what_contradicts_the_layout(tmp_path, folders):
         (bare, "unilm", {}, "no 'model.embed_tokens.weight', by which a unilm checkpoint is recognized"),
         (llama_like, "unilm", {}, "no 'model.layers.0.self_attn.out_proj.weight', by .* give its names with --rename"),
         (bare, "diffllama", {}, "config.json does not exist"),
+        (bare, None, {}, "config.json does not exist. Name the layout with --from: diff_transformer, unilm, "),
+        (gemma, None, {}, "config.json states gemma. Name the layout with --from"),
         (three, "unilm_v2", {}, r"lambda_proj.weight is \(3, 64\), not \(4, 64\)|head_dim"),
         (odd, "yoco", flash, r"wrong shape: layers.0.attention.wk.weight is \(50, 64\), not \(48, 64\)"),
         (flat, "yoco", {}, r"has the shape \(96,\); it must have 2 dimensions"),

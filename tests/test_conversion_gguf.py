@@ -56,8 +56,7 @@ def test_convert_takes_the_tokenizer_and_the_license_of_the_file_along(tmp_path,
     write(tmp_path / "model.gguf", CASES["llama"][0], F32, fields)
     cl100k_tokenizer(vocab_size=300).save_pretrained(tmp_path)  # of another model in the same folder
     (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")
-    arguments = ["convert", str(tmp_path / "model.gguf"), str(tmp_path / "ours"), "--from", "llama", "--to", "diff_v2"]
-    assert main([*arguments, "--dtype", "bfloat16"]) == 0
+    assert main(["convert", str(tmp_path / "model.gguf"), str(tmp_path / "ours"), "--dtype", "bfloat16"]) == 0
     assert "License apache-2.0: it applies to DEST too" in capsys.readouterr().out
     card = (tmp_path / "ours/README.md").read_text()
     assert "converted from `model.gguf` with" in card and "language:\n- en\n- fr\nlicense: apache-2.0\n" in card

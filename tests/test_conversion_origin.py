@@ -79,7 +79,7 @@ def test_convert_verify_and_upload_of_a_repository_keep_its_license(hub, repo, c
     assert not any(name.endswith((".py", ".bin")) or "consolidated" in name or "/" in name for name in fetched)
     assert "License motif-license, LICENSE: it applies to DEST too" in capsys.readouterr().out
     assert (tmp_path / "ours" / "LICENSE").read_text() == "The terms.\n"
-    assert main(["verify", repo, str(tmp_path / "ours"), "--from", "motif"]) == 0
+    assert main(["verify", repo, str(tmp_path / "ours")]) == 0
     assert convert(checkpoint, tmp_path / "copy") == 0
     weights = [load_file(tmp_path / name / "model.safetensors") for name in ("ours", "copy")]
     assert all((weights[0][name] == x).all() for name, x in weights[1].items())

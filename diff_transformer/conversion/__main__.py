@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""`diff-transformer convert SOURCE DEST --from LAYOUT [--to LAYOUT]` and `diff-transformer verify A B`."""
+"""`diff-transformer convert SOURCE DEST [--from LAYOUT] [--to LAYOUT]` and `diff-transformer verify A B`."""
 
 import argparse
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from huggingface_hub.errors import StrictDataclassError
 
-from .checkpoint import open_checkpoint, read_stated
+from .checkpoint import find_layout, open_checkpoint, read_stated
 from .converter import check_arguments, convert
 from .layouts import LAYOUTS
 from .origin import Origin, local_path
@@ -40,9 +40,10 @@ def _parser() -> argparse.ArgumentParser:
     tolerance = "of the logits, relative to the largest; by default 1e-4, or 0 between llama and its like and diff_v2"
     other.add_argument("--tolerance", type=float, help=tolerance)
     for add in (one.add_argument, other.add_argument):
-        ours = "by default diff_transformer (V1), or diff_v2 if the other is one of V2's"
-        add("--from", dest="layout", choices=LAYOUTS, help=f"layout of SOURCE or A; {ours}")
-        add("--to", choices=LAYOUTS, help=f"layout of DEST or B; {ours}")
+        stated = "by default the one that its config.json states"
+        add("--from", dest="layout", choices=LAYOUTS, help=f"layout of SOURCE or A, {stated}")
+        to = f"layout of DEST, by default diff_transformer (V1) or diff_v2; or of B, {stated}"
+        add("--to", choices=LAYOUTS, help=to)
         dtype = "type of DEST, by default that of SOURCE; verify rounds A to it, as such a conversion did"
         add("--dtype", choices=("bfloat16", "float16", "float32"), help=dtype)
         add("--revision", help="branch, tag or commit of SOURCE or A on the Hub")
@@ -70,24 +71,23 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    to = options.to or LAYOUTS[options.layout or "diff_transformer"].ours
-    layout = options.layout or LAYOUTS[to].ours
     if options.command == "convert":
         check_arguments(options.destination, options.overwrite, options.tokenizer)
     path, repo_id = local_path(options.source, options.revision, weights=False)
-    if (path / "config.json").is_file():
-        read_stated(LAYOUTS[layout], path / "config.json", options.ignore)  # an error comes before a long download
+    if (config := path / "config.json").is_file():  # an error comes before a long download
+        read_stated(find_layout(options.layout, config), config, options.ignore)
     path, _ = local_path(options.source, options.revision)
     opening = {name: getattr(options, name) for name in OPENING}
-    source = open_checkpoint(path, layout, rename=dict(options.rename), **opening)
+    source = open_checkpoint(path, options.layout, rename=dict(options.rename), **opening)
     print(f"Found   {source}")
     dtype = options.dtype and getattr(torch, options.dtype)
     if options.command == "verify":
-        other = open_checkpoint(local_path(options.destination)[0], to, flash_semantics=True)
+        other = open_checkpoint(local_path(options.destination)[0], options.to, flash_semantics=True)
         print(f"Found   {other}")
         verdicts = compare(replace(source, dtype=dtype), other, options.tolerance)
     else:
-        print(f"Plan    {layout} -> {to}, into {options.destination}", flush=True)
+        to = options.to or source.layout.ours
+        print(f"Plan    {source.layout.name} -> {to}, into {options.destination}", flush=True)
         converting = {name: getattr(options, name) for name in CONVERTING}
         verdicts = convert(source, options.destination, to, dtype=dtype, repo_id=repo_id, **converting)
     for verdict in verdicts:
