@@ -28,7 +28,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("source", metavar="SOURCE", help=source)
     one.add_argument("destination", metavar="DEST", help="folder to create; it appears whole, or not at all")
     one.add_argument("--tokenizer", help="cl100k, yoco or a folder; by default that of SOURCE")
-    one.add_argument("--max-shard-size", default="200MB", help="size of a weight file")
+    one.add_argument("--max-shard-size", default="5GB", help="size of a weight file")
     one.add_argument("--overwrite", action="store_true", help="replace DEST if it is a checkpoint")
     noise = "from llama and its like: standard deviation of noise in the second query heads, relative to the weights"
     one.add_argument("--noise-std", type=float, default=0.0, help=noise)

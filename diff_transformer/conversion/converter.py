@@ -55,7 +55,7 @@ def convert(
     *,
     dtype: torch.dtype | None = None,
     tokenizer: str | None = None,
-    max_shard_size: int | str = "200MB",
+    max_shard_size: int | str = "5GB",
     verify: bool = True,
     overwrite: bool = False,
     noise_std: float = 0.0,
