@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""A GGUF file of Llama or its like becomes a Differential Transformer V2 with the logits of the model in it."""
+"""A GGUF file of a Llama-family model becomes a Differential Transformer V2 with the logits of the model in it."""
 
 import gc
 import json

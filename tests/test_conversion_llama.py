@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Llama and its like become a Differential Transformer V2 with the same logits, bit by bit, and come back."""
+"""Llama-family models become a Differential Transformer V2 with the same logits, bit by bit, and come back."""
 
 import json
 import shutil
@@ -198,7 +198,7 @@ def test_noise_is_in_second_query_heads_alone(tmp_path, llama, ours, capsys):
     assert all(0 < verdict.kl < 0.1 and verdict.max_difference > 0 for verdict in verdicts)
     for source, to, std, message in (
         (llama, "diff_v2", -0.1, "=-0.1 was given; it must be positive, or 0 for no noise"),
-        (ours, "unilm_v2", 0.1, "=0.1 is for Llama and its like alone, not for diff_v2"),
+        (ours, "unilm_v2", 0.1, "=0.1 is for Llama-family models alone, not for diff_v2"),
     ):
         with pytest.raises(ValueError, match=f"noise_std{message}"):
             convert(

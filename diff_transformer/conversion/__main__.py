@@ -24,20 +24,20 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="diff-transformer", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("convert", help="write a checkpoint in another layout")
-    source = "folder or file of safetensors or torch tensors, GGUF file, or Hub id"
+    source = "folder or file of safetensors or torch tensors, GGUF file, or Hub model ID"
     one.add_argument("source", metavar="SOURCE", help=source)
     one.add_argument("destination", metavar="DEST", help="folder to create; it appears whole, or not at all")
     one.add_argument("--tokenizer", help="cl100k, yoco or a folder; by default that of SOURCE")
     one.add_argument("--max-shard-size", default="5GB", help="size of a weight file")
     one.add_argument("--overwrite", action="store_true", help="replace DEST if it is a checkpoint")
-    noise = "from llama and its like: standard deviation of noise in the second query heads, relative to the weights"
+    noise = "for Llama-family models: standard deviation of noise in the second query heads, relative to the weights"
     one.add_argument("--noise-std", type=float, default=0.0, help=noise)
-    one.add_argument("--seed", type=int, default=0, help="of the noise")
+    one.add_argument("--seed", type=int, default=0, help="random seed of the noise")
     one.add_argument("--no-verify", dest="verify", action="store_false", help="do not compare the logits")
     other = commands.add_parser("verify", help="compare the logits of two checkpoints")
-    other.add_argument("source", metavar="A", help="folder, file or Hub id")
+    other.add_argument("source", metavar="A", help="folder, file or Hub model ID")
     other.add_argument("destination", metavar="B", help="likewise")
-    tolerance = "of the logits, relative to the largest; by default 1e-4, or 0 between llama and its like and diff_v2"
+    tolerance = "of the logits, relative to the largest; by default 1e-4, or 0 between Llama-family models and diff_v2"
     other.add_argument("--tolerance", type=float, help=tolerance)
     for add in (one.add_argument, other.add_argument):
         stated = "by default the one that its config.json states"
@@ -47,13 +47,15 @@ def _parser() -> argparse.ArgumentParser:
         dtype = "type of DEST, by default that of SOURCE; verify rounds A to it, as such a conversion did"
         add("--dtype", choices=("bfloat16", "float16", "float32"), help=dtype)
         add("--revision", help="branch, tag or commit of SOURCE or A on the Hub")
-        add("--rope-theta", type=float, help="of the authors' layouts: 10000 by default, 640000 after the extension")
-        add("--norm-eps", type=float, dest="rms_norm_eps", help="of the authors' layouts: 1e-5 by default")
-        longest = "length of the training sequences of the authors' layouts, 4096 by default"
+        theirs = "of a checkpoint in the authors' layouts"
+        theta = f"RoPE base {theirs} (default: 10000; 640000 after the extension to 64K)"
+        add("--rope-theta", type=float, help=theta)
+        add("--norm-eps", type=float, dest="rms_norm_eps", help=f"RMSNorm eps {theirs} (default: 1e-5)")
+        longest = f"length of the training sequences {theirs} (default: 4096)"
         add("--max-positions", type=int, dest="max_position_embeddings", help=longest)
         rename = "a part of the layout's names, and what this checkpoint has in its place"
         add("--rename", nargs=2, action="append", default=[], metavar=("PART", "THEIRS"), help=rename)
-        ignore = "tensors, or fields of the config.json of motif, llama and its like, to leave out"
+        ignore = "tensors to leave out, or fields of config.json (Motif and Llama-family models)"
         add("--ignore", nargs="+", default=[], metavar="REGEX", help=ignore)
         add("--state-key", help="key of the weights in a torch file that holds more")
         add("--flash-semantics", action="store_true", help="the model was trained with the authors' flash modules")

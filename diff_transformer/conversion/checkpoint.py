@@ -62,7 +62,7 @@ def open_checkpoint(
     Args:
         layout_name: By default the layout that config.json or a GGUF file states.
         rename: Parts of the layout's names -> what this checkpoint has instead.
-        ignore: Regular expressions for tensors, or fields of config.json (Motif and Llama-like models), to leave out.
+        ignore: Regular expressions for tensors, or fields of config.json (Motif, Llama-family models), to leave out.
         state_key: The key of the weights in a torch file that holds more.
         flash_semantics: Confirms that the authors' flash modules trained a checkpoint with grouped queries.
         given: rope_theta, rms_norm_eps and max_position_embeddings, for the authors' layouts.

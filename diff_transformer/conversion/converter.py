@@ -73,7 +73,7 @@ def convert(
         verify: Compare the logits before the folder takes its place.
         overwrite: Replace the folder `destination` if it is a checkpoint.
         noise_std: Standard deviation of normal noise in the second query head of each pair, relative to that of the
-            weights of its q_proj (from Llama and its like). The logits then differ, by what is returned.
+            weights of its q_proj (for Llama-family models). The logits then differ, by what is returned.
         seed: The seed of the noise.
         repo_id: The id of `source` on the Hub, if it was downloaded; for README.md.
 
@@ -91,7 +91,7 @@ def convert(
     if noise_std < 0:
         raise ValueError(f"noise_std={noise_std} was given; it must be positive, or 0 for no noise.")
     if noise_std and not theirs.single_queries:
-        raise ValueError(f"noise_std={noise_std} is for Llama and its like alone, not for {theirs.name}. Omit it.")
+        raise ValueError(f"noise_std={noise_std} is for Llama-family models alone, not for {theirs.name}. Omit it.")
     layout.check_represents(config)
     path, place = files.path.resolve(), Path(destination).resolve()
     if place == path or place in path.parents:

@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""A GGUF file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) of Llama or its like as a checkpoint."""
+"""A GGUF file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) of a Llama-family model as a checkpoint."""
 
 import shutil
 import tempfile

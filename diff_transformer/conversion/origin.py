@@ -32,7 +32,7 @@ def local_path(source: str, revision: str | None = None, weights: bool = True) -
     repo_id = None if Path(source).exists() else hub_id(source)
     if repo_id is None:
         if revision is not None:
-            raise ValueError(f"A revision was given, but {source} is a path. Give the id of a repository on the Hub.")
+            raise ValueError(f"A revision was given, but {source} is a path. Give a Hub model ID.")
         return Path(source), None
     left_out = [*NOT_DOWNLOADED] if weights else [*NOT_DOWNLOADED, "*.safetensors"]
     try:
