@@ -36,7 +36,7 @@ NAMES |= {f"mlp.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")}
 
 
 def write(
-    path: Path, config, kind=F32, fields=(), tensors=(), architecture=None, tokens=TOKENS, chat=CHAT
+    path: Path, config, kind=F32, fields=(), tensors=(), architecture=None, tokens=TOKENS, chat=CHAT, pre="smollm"
 ) -> torch.nn.Module:
     """Writes a random model as llama.cpp does, and returns it with the numbers that the file holds."""
     torch.manual_seed(0)
@@ -60,7 +60,7 @@ def write(
     for key, value in ({f"{name}.{key}": value for key, value in values.items()} | dict(fields)).items():
         add[type(value)](key, value)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types([3, 3, 3, 3, *[1] * (len(tokens) - 4)])
     writer.add_token_merges(["a b", "c d", "ab cd"])

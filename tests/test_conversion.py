@@ -200,7 +200,8 @@ def test_convert_reads_a_torch_file_and_its_arguments(tmp_path, capsys):
     arguments += ["--max-positions", "512", "--dtype", "bfloat16"]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
-    for text in ("2 layers of 64, 4 heads and 2 key heads of 16", "float32", "Plan", "a text", "ok"):
+    sizes, no_tokenizer = "2 layers of 64, 4 heads and 2 key heads of 16", "Tokenizer none found in SOURCE"
+    for text in (sizes, "float32", "Plan", "a text", "ok", no_tokenizer):
         assert text in printed
     back = DiffTransformerForCausalLM.from_pretrained(tmp_path / "back")
     assert back.dtype == torch.bfloat16 and back.config.max_position_embeddings == 512
@@ -291,9 +292,9 @@ def test_verify_command_compares_logits(tmp_path, folders, capsys):
     assert "WRONG" in capsys.readouterr().out
     # A DiffLlama has the names and shapes of ours without head norms: read as ours it computes something else
     arguments = ["verify", str(folders["diff_transformer"]), str(folders["diffllama"])]
-    assert main(arguments) == 1
+    assert main([*arguments, "--to", "diff_transformer"]) == 1
     assert "states diffllama, but diff_transformer was requested" in capsys.readouterr().err
-    assert main([*arguments, "--to", "diffllama"]) == 0
+    assert main(arguments) == 0
     other = open_checkpoint(save(make_model(vocab_size=97), tmp_path / "other"), "diff_transformer")
     with pytest.raises(ValueError, match="vocabularies differ: 96 and 97 entries"):
         compare(read(folders, "yoco"), other)
@@ -336,7 +337,13 @@ def test_open_checkpoint_rejects_what_contradicts_the_layout(tmp_path, folders):
     odd = changed(folders["yoco"], tmp_path / "odd", {"layers.0.attention.wk.weight": torch.zeros(50, 64)})
     flat = changed(folders["yoco"], tmp_path / "flat", {"tok_embeddings.weight": torch.zeros(96)})
     twice = shutil.copytree(folders["yoco"], tmp_path / "twice")
+    (twice / "model.safetensors").rename(twice / "weights.safetensors")
     save_file({"norm.weight": torch.zeros(64)}, twice / "other.safetensors")
+    gemma = shutil.copytree(folders["yoco"], tmp_path / "gemma")
+    (gemma / "config.json").write_text('{"model_type": "gemma"}')
+    o_proj = {name.replace("out_proj", "o_proj"): x for name, x in state_of(folders["unilm"]).items()}
+    (llama_like := tmp_path / "llama_like").mkdir()
+    save_file(o_proj, llama_like / "model.safetensors")
     (bare := tmp_path / "bare").mkdir()
     save_file(state_of(folders["yoco"]), bare / "model.safetensors")
     yoco, ours, flash = folders["yoco"], folders["diff_transformer"], {"flash_semantics": True}
@@ -345,11 +352,14 @@ def test_open_checkpoint_rejects_what_contradicts_the_layout(tmp_path, folders):
         (yoco, "unilm", {}, "config.json states yoco, but unilm was requested"),
         (yoco, "yoco", {"rename": {"layers": "x"}}, "no 'x.0.attention.q_proj.weight', by which a yoco checkpoint is"),
         (bare, "unilm", {}, "no 'model.embed_tokens.weight', by which a unilm checkpoint is recognized"),
+        (llama_like, "unilm", {}, "no 'model.layers.0.self_attn.out_proj.weight', by .* give its names with --rename"),
         (bare, "diffllama", {}, "config.json does not exist"),
+        (bare, None, {}, "config.json does not exist. Name the layout with --from: diff_transformer, unilm, "),
+        (gemma, None, {}, "config.json states gemma. Name the layout with --from"),
         (three, "unilm_v2", {}, r"lambda_proj.weight is \(3, 64\), not \(4, 64\)|head_dim"),
         (odd, "yoco", flash, r"wrong shape: layers.0.attention.wk.weight is \(50, 64\), not \(48, 64\)"),
         (flat, "yoco", {}, r"has the shape \(96,\); it must have 2 dimensions"),
-        (twice, "yoco", {}, r"more than once.*\n  norm.weight: model.safetensors, other.safetensors"),
+        (twice, "yoco", {}, r"more than once.*\n  norm.weight: other.safetensors, weights.safetensors"),
         (ours, "diff_transformer", {"rope_theta": 5.0}, "states this in its own config.json"),
     ):
         with pytest.raises((ValueError, FileNotFoundError, StrictDataclassError), match=message):
@@ -365,7 +375,9 @@ def test_convert_needs_one_layout_of_ours(tmp_path, folders):
     with pytest.raises(ValueError, match="holds the source"):
         convert(v1, folders["diff_transformer"].parent, "yoco", overwrite=True)
     assert (folders["diff_transformer"] / "config.json").is_file()
-    for source, to in ((v1, "diff_transformer"), (v2, "llama"), (v2, "diff_transformer"), (v1, "unilm_v2")):
+    with pytest.raises(ValueError, match="same layout, diff_transformer. Name another with --from or --to"):
+        convert(v1, tmp_path / "none")
+    for source, to in ((v2, "llama"), (v2, "diff_transformer"), (v1, "unilm_v2")):
         with pytest.raises(ValueError, match="Exactly one layout must be the one of this package"):
             convert(source, tmp_path / "none", to)
 
@@ -392,13 +404,20 @@ def test_open_checkpoint_rejects_damaged_and_missing_files(tmp_path, folders):
     shards = out(folders["diff_transformer"], "yoco", tmp_path / "shards", max_shard_size="40KB", verify=False)
     assert len(list(shards.glob("*.safetensors"))) > 3
     shutil.copy(whole, shards / "model.safetensors")
+    (shards / "consolidated.safetensors").touch()
     read_whole = open_checkpoint(shards, "yoco", flash_semantics=True)
     assert {file.name for file in read_whole.files._file_of.values()} == {"model.safetensors"}, "as transformers does"
     (shards / "model.safetensors").unlink()
-    min(shards.glob("*.safetensors")).unlink()
+    (shards / "consolidated.safetensors.index.json").write_text('{"weight_map": {}}')
+    read_shards = open_checkpoint(shards, "yoco", flash_semantics=True)
+    assert len({file.name for file in read_shards.files._file_of.values()}) > 3
+    min(shards.glob("model-*.safetensors")).unlink()
     for index in ("{", "[]", "{}", "1"):
         (tmp_path / index).mkdir()
         (tmp_path / index / "model.safetensors.index.json").write_text(index.replace("1", '{"weight_map": 1}'))
+    for place, name in (("above", "../shards/model-00002-of-00004.safetensors"), ("absolute", str(whole))):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
     (tmp_path / "empty").mkdir()
     (adapter := tmp_path / "adapter").mkdir()
     save_file({"x": torch.zeros(2)}, adapter / "adapter_model.safetensors")
@@ -411,6 +430,8 @@ def test_open_checkpoint_rejects_damaged_and_missing_files(tmp_path, folders):
         ("no.safetensors", {}, ValueError, "not a complete safetensors file"),
         *((index, {}, ValueError, "is not an index of weight files") for index in ("{", "[]", "{}", "1")),
         ("shards", {}, FileNotFoundError, "names files that do not exist: model-00001"),
+        ("above", {}, ValueError, r"names files outside its folder: \.\./shards/model-00002"),
+        ("absolute", {}, ValueError, f"names files outside its folder: {re.escape(str(whole))}"),
         ("empty", {}, FileNotFoundError, r"holds no checkpoint: no \*.safetensors, no \*.bin, no \*.pt"),
         (
             "adapter",
@@ -428,11 +449,15 @@ def test_open_checkpoint_rejects_damaged_and_missing_files(tmp_path, folders):
 
 
 def test_convert_leaves_all_as_it_was_where_it_fails(tmp_path, folders, monkeypatch, capsys):
-    """Without --overwrite, for lack of space, and interrupted in the middle of a write."""
+    """Without --overwrite, where no checkpoint is, for lack of space, and interrupted in the middle of a write."""
     arguments = ["convert", str(folders["diff_transformer"]), str(tmp_path / "theirs"), "--to", "yoco"]
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs/precious").write_text("kept")
-    assert main(arguments) == 1 and "--overwrite" in capsys.readouterr().err
+    assert main(["convert", "not/downloaded", *arguments[2:]]) == 1 and "--overwrite" in capsys.readouterr().err
+    for place in (tmp_path / "theirs", tmp_path / "theirs/precious"):
+        assert main([*arguments[:2], str(place), "--to", "yoco", "--overwrite"]) == 1
+        assert f"{place} has no config.json: --overwrite replaces only checkpoints" in capsys.readouterr().err
+    (tmp_path / "theirs/config.json").write_text("{}")
     with monkeypatch.context() as patch:
         patch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 2**20})())
         assert main([*arguments, "--overwrite"]) == 1 and "MiB are needed" in capsys.readouterr().err
@@ -440,7 +465,7 @@ def test_convert_leaves_all_as_it_was_where_it_fails(tmp_path, folders, monkeypa
         patch.setattr(tqdm, "update", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             main([*arguments, "--overwrite"])
-    assert [path.name for path in tmp_path.rglob("*")] == ["theirs", "precious"]
+    assert {path.name for path in tmp_path.rglob("*")} == {"theirs", "precious", "config.json"}
     assert main([*arguments, "--overwrite", "--no-verify"]) == 0
     assert not (tmp_path / "theirs/precious").exists()
 
@@ -488,7 +513,7 @@ def test_yoco_tokenizer_has_the_authors_ids(tmp_path):
 @pytest.mark.oldest
 def test_convert_takes_the_tokenizer_along_and_writes_remote_code_and_an_index(tmp_path):
     tokenizer = cl100k_tokenizer(vocab_size=256)
-    ours = save(make_model(vocab_size=len(tokenizer)), tmp_path / "ours")
+    ours = save(make_model(vocab_size=len(tokenizer), eos_token_id=5), tmp_path / "ours")
     theirs = out(ours, "yoco", tmp_path / "theirs")
     tokenizer.save_pretrained(theirs)
     convert(open_checkpoint(theirs, "yoco", flash_semantics=True), tmp_path / "back", max_shard_size="40KB")
@@ -500,3 +525,8 @@ def test_convert_takes_the_tokenizer_along_and_writes_remote_code_and_an_index(t
     index = json.loads((tmp_path / "back/model.safetensors.index.json").read_text())
     assert set(index["weight_map"]) == set(state_of(ours))
     assert json.loads((tmp_path / "back/config.json").read_text())["architectures"] == ["DiffTransformerForCausalLM"]
+
+    (theirs / "tokenizer_config.json").unlink()
+    convert(open_checkpoint(theirs, "yoco", flash_semantics=True), tmp_path / "bare", verify=False)
+    assert AutoTokenizer.from_pretrained(tmp_path / "bare")("Hi").input_ids == tokenizer("Hi").input_ids
+    assert AutoConfig.from_pretrained(tmp_path / "bare").eos_token_id == 5, "tokenizer.json alone states none"

@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""A GGUF file of Llama or its like becomes a Differential Transformer V2 with the logits of the model in it."""
+"""A GGUF file of a Llama-family model becomes a Differential Transformer V2 with the logits of the model in it."""
 
 import gc
 import json
@@ -13,6 +13,7 @@ import pytest
 import torch
 from gguf_files import CASES, F32, write
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from diff_transformer import cl100k_tokenizer
 from diff_transformer.conversion import convert, open_checkpoint
@@ -55,8 +56,7 @@ def test_convert_takes_the_tokenizer_and_the_license_of_the_file_along(tmp_path,
     write(tmp_path / "model.gguf", CASES["llama"][0], F32, fields)
     cl100k_tokenizer(vocab_size=300).save_pretrained(tmp_path)  # of another model in the same folder
     (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")
-    arguments = ["convert", str(tmp_path / "model.gguf"), str(tmp_path / "ours"), "--from", "llama", "--to", "diff_v2"]
-    assert main([*arguments, "--dtype", "bfloat16"]) == 0
+    assert main(["convert", str(tmp_path / "model.gguf"), str(tmp_path / "ours"), "--dtype", "bfloat16"]) == 0
     assert "License apache-2.0: it applies to DEST too" in capsys.readouterr().out
     card = (tmp_path / "ours/README.md").read_text()
     assert "converted from `model.gguf` with" in card and "language:\n- en\n- fr\nlicense: apache-2.0\n" in card
@@ -65,6 +65,18 @@ def test_convert_takes_the_tokenizer_and_the_license_of_the_file_along(tmp_path,
     assert tokenizer.apply_chat_template([{"role": "user", "content": "ab"}]).input_ids == [12, 2]
     stated = json.loads((tmp_path / "ours/config.json").read_text())
     assert (stated["dtype"], stated["bos_token_id"], stated["eos_token_id"]) == ("bfloat16", 1, 2)
+
+
+@pytest.mark.parametrize(("pre", "warns"), [("smollm", True), ("gpt-2", False), ("llama-bpe", False)])
+def test_convert_warns_of_a_tokenizer_that_splits_otherwise(tmp_path, temporary, caplog, monkeypatch, pre, warns):
+    monkeypatch.setattr(logging.get_logger("transformers"), "propagate", True)  # to caplog
+    write(tmp_path / "model.gguf", LLAMA, pre=pre)
+    source = open_checkpoint(tmp_path / "model.gguf", "llama")
+    convert(source, tmp_path / "ours", verify=False)
+    assert (f"tokenizer.ggml.pre={pre!r}, which transformers does not know" in caplog.text) == warns
+    caplog.clear()
+    convert(source, tmp_path / "other", tokenizer=str(tmp_path / "ours"), verify=False)
+    assert "tokenizer.ggml.pre" not in caplog.text
 
 
 def edit(start: int, end: int | None = None):

@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Llama and its like become a Differential Transformer V2 with the same logits, bit by bit, and come back."""
+"""Llama-family models become a Differential Transformer V2 with the same logits, bit by bit, and come back."""
 
 import json
 import shutil
@@ -198,7 +198,7 @@ def test_noise_is_in_second_query_heads_alone(tmp_path, llama, ours, capsys):
     assert all(0 < verdict.kl < 0.1 and verdict.max_difference > 0 for verdict in verdicts)
     for source, to, std, message in (
         (llama, "diff_v2", -0.1, "=-0.1 was given; it must be positive, or 0 for no noise"),
-        (ours, "unilm_v2", 0.1, "=0.1 is for Llama and its like alone, not for diff_v2"),
+        (ours, "unilm_v2", 0.1, "=0.1 is for Llama-family models alone, not for diff_v2"),
     ):
         with pytest.raises(ValueError, match=f"noise_std{message}"):
             convert(
@@ -220,6 +220,8 @@ def test_verification_demands_equal_bits(tmp_path, llama, ours, monkeypatch, cap
     assert main(arguments) == 1
     assert "WRONG" in capsys.readouterr().out
     assert main([*arguments, "--tolerance", "1e-4"]) == 0
+    convert(open_checkpoint(llama, "llama"), tmp_path / "rounded", dtype=torch.bfloat16)
+    assert main(["verify", str(llama), str(tmp_path / "rounded"), "--from", "llama", "--dtype", "bfloat16"]) == 0
 
     monkeypatch.setattr(Layout, "_factor", lambda *_: 1)
     with pytest.raises(VerificationError, match="WRONG"):
@@ -243,6 +245,8 @@ def test_verification_reads_the_source_with_its_own_configuration(tmp_path, llam
     ("name", "changes", "message"),
     [
         ("llama", {"pretraining_tp": 2}, "pretraining_tp=2"),
+        ("llama", {"is_causal": False}, "is_causal=False"),
+        ("qwen2", {"is_causal": False, "use_sliding_window": False, "rope_interleaved": False}, ": is_causal=False. "),
         ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantization_config="),
         ("llama", {"sliding_window": 64, "invented": 1.5}, "sliding_window=64, invented=1.5"),
         ("llama", {"model_type": "gemma"}, "config.json states gemma, but llama was requested"),
@@ -269,12 +273,16 @@ def test_open_checkpoint_takes_fields_without_effect_and_ignored_ones(tmp_path, 
     theta = rope.pop("rope_theta")
     config |= {"rope_scaling": rope, "rope_theta": theta, "torch_dtype": "float32", "use_mrope": False}  # before 5.0
     config |= {"pretraining_tp": 1, "is_llama_config": True, "unsloth_version": "2025.1", "unk_token_id": 3}
-    config |= {"_model_name_or_path": "Smollm2 135M"}
+    config |= {"_model_name_or_path": "Smollm2 135M", "unsloth_fixed": True, "tokenizer_class": "LlamaTokenizer"}
+    config |= {"_attn_implementation_autoset": True, "_flash_attn_2_enabled": True, "use_bfloat16": True}
+    config |= {"max_sequence_length": 2048, "return_dict": False, "invented_by": "us"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    save_file(state_of(llama), tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match="represent: unsloth_version='2025.1'. If they do not matter"):
+    buffer = {"model.layers.1.self_attn.rotary_emb.inv_freq": torch.ones(8)}
+    save_file(state_of(llama) | buffer, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="represent: invented_by='us'. If they do not matter"):
         open_checkpoint(tmp_path, "llama")
-    source = open_checkpoint(tmp_path, "llama", ignore=("unsloth_.*",))
+    source = open_checkpoint(tmp_path, "llama", ignore=("invented_.*",))
+    assert not buffer.keys() & source.files.meta.keys()
     assert source.config.rope_parameters == LLAMA3
 
 

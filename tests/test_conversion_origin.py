@@ -18,6 +18,7 @@ from diff_transformer.conversion.__main__ import main
 from diff_transformer.hub_upload.card import write_card
 from diff_transformer.hub_upload.checks import check_files
 from diff_transformer.hub_upload.staging import stage
+from diff_transformer.model_cards import read_metadata
 
 SMALL = {"hidden_size": 32, "intermediate_size": 24, "num_attention_heads": 8, "num_key_value_heads": 4}
 SMALL |= {"vocab_size": 320, "num_hidden_layers": 2, "max_position_embeddings": 64}
@@ -78,7 +79,7 @@ def test_convert_verify_and_upload_of_a_repository_keep_its_license(hub, repo, c
     assert not any(name.endswith((".py", ".bin")) or "consolidated" in name or "/" in name for name in fetched)
     assert "License motif-license, LICENSE: it applies to DEST too" in capsys.readouterr().out
     assert (tmp_path / "ours" / "LICENSE").read_text() == "The terms.\n"
-    assert main(["verify", repo, str(tmp_path / "ours"), "--from", "motif"]) == 0
+    assert main(["verify", repo, str(tmp_path / "ours")]) == 0
     assert convert(checkpoint, tmp_path / "copy") == 0
     weights = [load_file(tmp_path / name / "model.safetensors") for name in ("ours", "copy")]
     assert all((weights[0][name] == x).all() for name, x in weights[1].items())
@@ -96,6 +97,10 @@ def test_convert_verify_and_upload_of_a_repository_keep_its_license(hub, repo, c
     sha = HfApi().model_info(repo).sha
     assert f"converted from [{repo}](https://huggingface.co/{repo}) at revision `{sha}` with" in card
     assert "eprint        = {2508.09148}" in card and "Weon, Dongjoo" in card
+
+    assert main(["convert", str(tmp_path / "ours"), str(tmp_path / "back"), "--to", "motif"]) == 0
+    assert metadata_load(tmp_path / "back" / "README.md") == expected
+    assert (tmp_path / "back" / "LICENSE").read_text() == "The terms.\n"
 
 
 @pytest.mark.parametrize(
@@ -116,6 +121,22 @@ def test_convert_rejects_what_cannot_be_downloaded(hub, repo, tmp_path, capsys, 
     assert convert(source, "ours", *(options if len(options) > 1 else [])) == 1
     error = capsys.readouterr().err
     assert "error: " in error and said in error and not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--from", "llama"], "config.json states Motif, but llama was requested"),
+        (["--tokenizer", "cl100K"], "--tokenizer is 'cl100K'; it must be cl100k, yoco or an existing folder"),
+        ([], "ours exists"),
+    ],
+)
+def test_convert_downloads_no_weights_for_what_it_cannot_do(hub, repo, tmp_path, capsys, options, said):
+    if not options:
+        (tmp_path / "ours").mkdir()
+    assert convert(repo, tmp_path / "ours", *options) == 1
+    assert said in capsys.readouterr().err
+    assert "model.safetensors" not in fetched_files(hub, repo)
 
 
 def test_convert_cites_the_paper_of_grouped_noise_heads(checkpoint, tmp_path):
@@ -142,20 +163,35 @@ def test_convert_keeps_how_the_tokenizer_splits_and_generation_stops(checkpoint,
 
 
 @pytest.mark.parametrize(
-    ("card", "license"),
+    ("card", "license", "found"),
     [
-        ("---\nlicense: mit\nbase_model: owner/base\n---\n", "mit, LICENSE"),
-        ("---\nlicense: other\nlicense_link: https://example.org/terms\n---\n", "other, https://example.org/terms"),
-        ("---\nlicense: mit\nlicense_name: motif-license\n---\n", "mit, motif-license, LICENSE"),
-        ("no metadata", "LICENSE"),
-        (None, "none found in SOURCE; find out what its authors allow"),
+        ("---\nlicense: mit\nbase_model: owner/base\n---\n", "mit, LICENSE", ["README.md", "LICENSE"]),
+        (
+            "---\nlicense: other\nlicense_link: https://example.org/terms\n---\n",
+            *("other, https://example.org/terms", ["README.md", "LICENSE"]),
+        ),
+        (
+            "---\nlicense: mit\nlicense_name: motif-license\n---\n",
+            *("mit, motif-license, LICENSE", ["README.md", "LICENSE"]),
+        ),
+        ("no metadata", "LICENSE", ["LICENSE"]),
+        (None, None, []),
     ],
 )
-def test_convert_prints_and_writes_the_license_of_a_local_folder(checkpoint, tmp_path, capsys, card, license):
+@pytest.mark.parametrize("file", ["", "model.safetensors"])
+def test_convert_prints_and_writes_the_license_of_a_local_folder(
+    checkpoint, tmp_path, capsys, card, license, found, file
+):
+    """A single file takes over what lies beside it only if a model card does."""
     (checkpoint / "README.md" if card else checkpoint / "LICENSE").unlink()
     (checkpoint / "README.md").write_text(card or "")
-    assert convert(checkpoint, tmp_path / "ours", "--no-verify", "--dtype", "bfloat16") == 0
-    assert f"License {license}{': it applies to DEST too' if card else ''}" in capsys.readouterr().out
+    if file and not read_metadata(card):
+        license, found = None, []
+    assert convert(checkpoint / file, tmp_path / "ours", "--no-verify", "--dtype", "bfloat16") == 0
+    applies = f"{license}: it applies to DEST too (from {', '.join(str(checkpoint / name) for name in found)})\n"
+    unknown = "none found in SOURCE; find out what its authors allow before you share DEST\n"
+    assert f"License {applies if license else unknown}" in capsys.readouterr().out
+    assert (tmp_path / "ours" / "LICENSE").is_file() == ("LICENSE" in found)
     text = (tmp_path / "ours" / "README.md").read_text()
     assert "with `diff-transformer convert --from motif --dtype bfloat16`." in text and str(tmp_path) not in text
     assert ("base_model: owner/base" in text) == ("owner/base" in (card or ""))

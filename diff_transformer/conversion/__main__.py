@@ -1,14 +1,16 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""`diff-transformer convert SOURCE DEST --from LAYOUT [--to LAYOUT]` and `diff-transformer verify A B`."""
+"""`diff-transformer convert SOURCE DEST [--from LAYOUT] [--to LAYOUT]` and `diff-transformer verify A B`."""
 
 import argparse
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 
-from .checkpoint import open_checkpoint
-from .converter import convert
+from .checkpoint import find_layout, open_checkpoint, read_stated
+from .converter import check_arguments, convert
 from .layouts import LAYOUTS
 from .origin import Origin, local_path
 from .verification import compare
@@ -22,34 +24,38 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="diff-transformer", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("convert", help="write a checkpoint in another layout")
-    source = "folder or file of safetensors or torch tensors, GGUF file, or Hub id"
+    source = "folder or file of safetensors or torch tensors, GGUF file, or Hub model ID"
     one.add_argument("source", metavar="SOURCE", help=source)
     one.add_argument("destination", metavar="DEST", help="folder to create; it appears whole, or not at all")
-    one.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), help="by default that of SOURCE")
     one.add_argument("--tokenizer", help="cl100k, yoco or a folder; by default that of SOURCE")
-    one.add_argument("--max-shard-size", default="200MB", help="size of a weight file")
-    one.add_argument("--overwrite", action="store_true", help="replace DEST")
-    noise = "from llama and its like: standard deviation of noise in the second query heads, relative to the weights"
+    one.add_argument("--max-shard-size", default="5GB", help="size of a weight file")
+    one.add_argument("--overwrite", action="store_true", help="replace DEST if it is a checkpoint")
+    noise = "for Llama-family models: standard deviation of noise in the second query heads, relative to the weights"
     one.add_argument("--noise-std", type=float, default=0.0, help=noise)
-    one.add_argument("--seed", type=int, default=0, help="of the noise")
+    one.add_argument("--seed", type=int, default=0, help="random seed of the noise")
     one.add_argument("--no-verify", dest="verify", action="store_false", help="do not compare the logits")
     other = commands.add_parser("verify", help="compare the logits of two checkpoints")
-    other.add_argument("source", metavar="A", help="folder, file or Hub id")
+    other.add_argument("source", metavar="A", help="folder, file or Hub model ID")
     other.add_argument("destination", metavar="B", help="likewise")
-    tolerance = "of the logits, relative to the largest; by default 1e-4, or 0 between llama and its like and diff_v2"
+    tolerance = "of the logits, relative to the largest; by default 1e-4, or 0 between Llama-family models and diff_v2"
     other.add_argument("--tolerance", type=float, help=tolerance)
     for add in (one.add_argument, other.add_argument):
-        ours = "by default diff_transformer (V1), or diff_v2 if the other is one of V2's"
-        add("--from", dest="layout", choices=LAYOUTS, help=f"layout of SOURCE or A; {ours}")
-        add("--to", choices=LAYOUTS, help=f"layout of DEST or B; {ours}")
+        stated = "by default the one that its config.json states"
+        add("--from", dest="layout", choices=LAYOUTS, help=f"layout of SOURCE or A, {stated}")
+        to = f"layout of DEST, by default diff_transformer (V1) or diff_v2; or of B, {stated}"
+        add("--to", choices=LAYOUTS, help=to)
+        dtype = "type of DEST, by default that of SOURCE; verify rounds A to it, as such a conversion did"
+        add("--dtype", choices=("bfloat16", "float16", "float32"), help=dtype)
         add("--revision", help="branch, tag or commit of SOURCE or A on the Hub")
-        add("--rope-theta", type=float, help="of the authors' layouts: 10000 by default, 640000 after the extension")
-        add("--norm-eps", type=float, dest="rms_norm_eps", help="of the authors' layouts: 1e-5 by default")
-        longest = "length of the training sequences of the authors' layouts, 4096 by default"
+        theirs = "of a checkpoint in the authors' layouts"
+        theta = f"RoPE base {theirs} (default: 10000; 640000 after the extension to 64K)"
+        add("--rope-theta", type=float, help=theta)
+        add("--norm-eps", type=float, dest="rms_norm_eps", help=f"RMSNorm eps {theirs} (default: 1e-5)")
+        longest = f"length of the training sequences {theirs} (default: 4096)"
         add("--max-positions", type=int, dest="max_position_embeddings", help=longest)
         rename = "a part of the layout's names, and what this checkpoint has in its place"
         add("--rename", nargs=2, action="append", default=[], metavar=("PART", "THEIRS"), help=rename)
-        ignore = "tensors, or fields of the config.json of motif, llama and its like, to leave out"
+        ignore = "tensors to leave out, or fields of config.json (Motif and Llama-family models)"
         add("--ignore", nargs="+", default=[], metavar="REGEX", help=ignore)
         add("--state-key", help="key of the weights in a torch file that holds more")
         add("--flash-semantics", action="store_true", help="the model was trained with the authors' flash modules")
@@ -67,27 +73,34 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    to = options.to or LAYOUTS[options.layout or "diff_transformer"].ours
-    layout = options.layout or LAYOUTS[to].ours
-    path, repo_id = local_path(options.source, options.revision)
+    if options.command == "convert":
+        check_arguments(options.destination, options.overwrite, options.tokenizer)
+    path, repo_id = local_path(options.source, options.revision, weights=False)
+    if (config := path / "config.json").is_file():  # an error comes before a long download
+        read_stated(find_layout(options.layout, config), config, options.ignore)
+    path, _ = local_path(options.source, options.revision)
     opening = {name: getattr(options, name) for name in OPENING}
-    source = open_checkpoint(path, layout, rename=dict(options.rename), **opening)
+    source = open_checkpoint(path, options.layout, rename=dict(options.rename), **opening)
     print(f"Found   {source}")
+    dtype = options.dtype and getattr(torch, options.dtype)
     if options.command == "verify":
-        other = open_checkpoint(local_path(options.destination)[0], to, flash_semantics=True)
+        other = open_checkpoint(local_path(options.destination)[0], options.to, flash_semantics=True)
         print(f"Found   {other}")
-        verdicts = compare(source, other, options.tolerance)
+        verdicts = compare(replace(source, dtype=dtype), other, options.tolerance)
     else:
-        print(f"Plan    {layout} -> {to}, into {options.destination}", flush=True)
+        to = options.to or source.layout.ours
+        print(f"Plan    {source.layout.name} -> {to}, into {options.destination}", flush=True)
         converting = {name: getattr(options, name) for name in CONVERTING}
-        dtype = options.dtype and getattr(torch, options.dtype)
         verdicts = convert(source, options.destination, to, dtype=dtype, repo_id=repo_id, **converting)
     for verdict in verdicts:
         print(f"Verdict {verdict}")
-    if options.command == "convert" and layout != source.layout.ours:
-        known = Origin.of(source.files.path, repo_id, source.files.metadata).license
+    if options.command == "convert":
+        if not (Path(options.destination) / "tokenizer_config.json").is_file():
+            print("Tokenizer none found in SOURCE; add one with --tokenizer")
+        origin = Origin.of(source.files.path, repo_id, source.files.metadata)
+        known = f"{origin.license}: it applies to DEST too (from {', '.join(map(str, origin.stated_in))})"
         unknown = "none found in SOURCE; find out what its authors allow before you share DEST"
-        print(f"License {f'{known}: it applies to DEST too' if known else unknown}")
+        print(f"License {known if origin.license else unknown}")
     return 0 if all(verdict.passed for verdict in verdicts) else 1
 
 

@@ -49,7 +49,7 @@ class OpenCheckpoint:
 
 def open_checkpoint(
     path: str | Path,
-    layout_name: str,
+    layout_name: str | None = None,
     *,
     rename: dict[str, str] | None = None,
     ignore: tuple[str, ...] = (),
@@ -60,8 +60,9 @@ def open_checkpoint(
     """Opens the folder or file `path`, whose layout is `layout_name`, and checks all names and shapes.
 
     Args:
+        layout_name: By default the layout that config.json or a GGUF file states.
         rename: Parts of the layout's names -> what this checkpoint has instead.
-        ignore: Regular expressions for tensors, or fields of config.json (Motif and Llama-like models), to leave out.
+        ignore: Regular expressions for tensors, or fields of config.json (Motif, Llama-family models), to leave out.
         state_key: The key of the weights in a torch file that holds more.
         flash_semantics: Confirms that the authors' flash modules trained a checkpoint with grouped queries.
         given: rope_theta, rms_norm_eps and max_position_embeddings, for the authors' layouts.
@@ -72,11 +73,13 @@ def open_checkpoint(
         ModuleNotFoundError: A GGUF file needs the package gguf.
     """
     files = _gguf_file(Path(path)) if Path(path).suffix == ".gguf" else CheckpointFiles(path, state_key)
-    files.meta = {name: x for name, x in files.meta.items() if not _matches(ignore, name)}
-    layout = LAYOUTS[layout_name]
+    layout = find_layout(layout_name, files.folder / "config.json")
+    # A buffer of old checkpoints, which config.json determines: transformers passes over it, too
+    ignored = (*ignore, r".*\.rotary_emb\.inv_freq") if layout.has_config else ignore
+    files.meta = {name: x for name, x in files.meta.items() if not _matches(ignored, name)}
     layout = replace(layout, renamed=(*layout.renamed, *(rename or {}).items())).matching(files.meta)
     try:
-        config = layout.read_config(files.meta, _read_stated(layout, files.folder / "config.json", ignore), **given)
+        config = layout.read_config(files.meta, read_stated(layout, files.folder / "config.json", ignore), **given)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     opened = OpenCheckpoint(files, layout, config)
@@ -102,7 +105,23 @@ def _matches(patterns: tuple[str, ...], name: str) -> bool:
     return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
-def _read_stated(layout: Layout, file: Path, ignore: tuple[str, ...]) -> dict[str, Any]:
+def find_layout(name: str | None, config: Path) -> Layout:
+    """The layout `name`, by default the one that this config.json states."""
+    if name is None:
+        stated = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+        says = _says(stated).lower()
+        name = next((x.name for x in LAYOUTS.values() if x.model_type.lower() == says), None)
+    if name is None:
+        what = f"states {_says(stated)}" if config.is_file() else "does not exist"
+        raise ValueError(f"{config} {what}. Name the layout with --from: {', '.join(LAYOUTS)}.")
+    return LAYOUTS[name]
+
+
+def _says(stated: dict[str, Any]) -> str:
+    return str(stated.get("layout", stated.get("model_type")))
+
+
+def read_stated(layout: Layout, file: Path, ignore: tuple[str, ...]) -> dict[str, Any]:
     """The content of config.json: of this layout, with all that it requires and nothing that we cannot represent."""
     if not file.is_file():
         if layout.has_config:
@@ -110,7 +129,7 @@ def _read_stated(layout: Layout, file: Path, ignore: tuple[str, ...]) -> dict[st
         return {}
     stated = json.loads(file.read_text(encoding="utf-8"))
     # DiffLlama's names and shapes are those of V1 without head norms
-    says = str(stated.get("layout", stated.get("model_type")))
+    says = _says(stated)
     others = {other.model_type.lower() for other in LAYOUTS.values()}
     if says.lower() != layout.model_type.lower() and (layout.has_config or says.lower() in others):
         raise ValueError(f"config.json states {says}, but {layout.name} was requested. Name it with --from or --to.")

@@ -23,6 +23,8 @@ class CheckpointFiles:
     `meta` maps every name to an empty tensor of its shape and type on the meta device.
     """
 
+    tokenizer_doubt: str | None = None  # why the tokenizer beside the weights may be wrong
+
     def __init__(self, path: str | Path, state_key: str | None = None) -> None:
         self.path = Path(path)
         self.folder = self.path if self.path.is_dir() else self.path.parent
@@ -63,14 +65,20 @@ def _find_files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise FileNotFoundError(f"{path} does not exist; pass the folder or the file of a checkpoint.")
-    if (path / "model.safetensors.index.json").is_file() and (path / "model.safetensors").is_file():
-        return [path / "model.safetensors"]  # as transformers does: an index may be left from an earlier save
-    for index in (*sorted(path.glob("*.safetensors.index.json")), *sorted(path.glob("*.bin.index.json"))):
+    # First what transformers reads, in its order: an index may be left from an earlier save, and "consolidated*" holds
+    # the weights of Mistral's repositories a second time
+    if (path / "model.safetensors").is_file():
+        return [path / "model.safetensors"]
+    indices = [path / "model.safetensors.index.json", *sorted(path.glob("*.safetensors.index.json"))]
+    for index in filter(Path.is_file, (*indices, *sorted(path.glob("*.bin.index.json")))):
         try:
-            names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-            files = sorted({path / name for name in names})
+            named = sorted({*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+            files = [path / name for name in named]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{index} is not an index of weight files ({error!r}). Download it again.") from error
+        # Not where links lead: those of a download lead into the cache
+        if outside := [name for name in named if Path(name).is_absolute() or ".." in Path(name).parts]:
+            raise ValueError(f"{index} names files outside its folder: {', '.join(outside)}. Correct or remove it.")
         if missing := [file.name for file in files if not file.is_file()]:
             raise FileNotFoundError(f"{index} names files that do not exist: {', '.join(missing)}. Download the rest.")
         return files

@@ -28,6 +28,22 @@ logger = logging.get_logger(__name__)
 FOLDED = 0.1  # tolerance of the logits, relative to the largest: a head norm folded into o_proj is rounded in 16 bits
 
 
+def check_arguments(destination: str | Path, overwrite: bool, tokenizer: str | None) -> None:
+    """Raises FileExistsError for a place that exists, unless it may be overwritten and is empty or a checkpoint, and
+    ValueError for an unknown tokenizer."""
+    if tokenizer not in (None, "cl100k", "yoco") and not Path(tokenizer).is_dir():
+        raise ValueError(f"--tokenizer is {tokenizer!r}; it must be cl100k, yoco or an existing folder.")
+    place = Path(destination)
+    if not place.exists():
+        return
+    if not overwrite:
+        raise FileExistsError(f"{destination} exists. Choose another place, or allow it with --overwrite.")
+    if not (place / "config.json").is_file() and not (place.is_dir() and not any(place.iterdir())):
+        raise FileExistsError(
+            f"{destination} has no config.json: --overwrite replaces only checkpoints. Choose another place."
+        )
+
+
 class VerificationError(ValueError):
     """The converted checkpoint computes different logits than its source."""
 
@@ -39,7 +55,7 @@ def convert(
     *,
     dtype: torch.dtype | None = None,
     tokenizer: str | None = None,
-    max_shard_size: int | str = "200MB",
+    max_shard_size: int | str = "5GB",
     verify: bool = True,
     overwrite: bool = False,
     noise_std: float = 0.0,
@@ -54,9 +70,10 @@ def convert(
         dtype: Type of the matrices and norms, by default that of the source. V1's lambda vectors keep theirs.
         tokenizer: `cl100k`, `yoco` or a folder; by default that of the source, if there is one.
         max_shard_size: The largest size of a weight file; memory does not depend on it.
-        verify: Compare the logits before the folder takes its place, or replaces another (`overwrite`).
+        verify: Compare the logits before the folder takes its place.
+        overwrite: Replace the folder `destination` if it is a checkpoint.
         noise_std: Standard deviation of normal noise in the second query head of each pair, relative to that of the
-            weights of its q_proj (from Llama and its like). The logits then differ, by what is returned.
+            weights of its q_proj (for Llama-family models). The logits then differ, by what is returned.
         seed: The seed of the noise.
         repo_id: The id of `source` on the Hub, if it was downloaded; for README.md.
 
@@ -64,6 +81,8 @@ def convert(
     """
     theirs, layout = source.layout, LAYOUTS[to or source.layout.ours]
     config, files = source.config, source.files
+    if theirs.name == layout.name:
+        raise ValueError(f"SOURCE and DEST have the same layout, {layout.name}. Name another with --from or --to.")
     if theirs.ours != layout.ours or (theirs.name == theirs.ours) == (layout.name == layout.ours):
         raise ValueError(
             f"{theirs.name} converts to and from {theirs.ours}, and {layout.name} to and from {layout.ours}. Exactly "
@@ -72,12 +91,13 @@ def convert(
     if noise_std < 0:
         raise ValueError(f"noise_std={noise_std} was given; it must be positive, or 0 for no noise.")
     if noise_std and not theirs.single_queries:
-        raise ValueError(f"noise_std={noise_std} is for Llama and its like alone, not for {theirs.name}. Omit it.")
+        raise ValueError(f"noise_std={noise_std} is for Llama-family models alone, not for {theirs.name}. Omit it.")
     layout.check_represents(config)
     path, place = files.path.resolve(), Path(destination).resolve()
     if place == path or place in path.parents:
         what = "is the source itself" if place == path else "holds the source"
         raise ValueError(f"{destination} {what}. Choose another destination.")
+    check_arguments(destination, overwrite, tokenizer)
     layout.check_weights(source.read, config)
     main_dtype = dtype or files.meta[theirs.their_name(in_layer(0, Q_PROJ))].dtype
     is_import = layout.name == layout.ours
@@ -92,9 +112,10 @@ def convert(
         noisy = partial(_with_noise, step.make, config.head_dim, noise_std, seed * config.num_hidden_layers + i)
         plan[step.target] = replace(step, make=noisy)
     saved_tokenizer = _tokenizer(tokenizer, source)
-    # A configuration may state several ends of a text, of which a tokenizer knows one
-    keeps_ids = theirs.has_config and tokenizer is None
-    ids_of = config if keeps_ids else saved_tokenizer or config
+    # A configuration may state several ends of a text, of which a tokenizer knows one, and tokenizer.json alone none
+    states_ids = tokenizer is not None or (files.folder / "tokenizer_config.json").is_file()
+    keeps_ids = tokenizer is None and (theirs.has_config or not states_ids)
+    ids_of = config if keeps_ids else saved_tokenizer
     config = type(config).from_dict(config.to_dict() | {name: getattr(ids_of, name) for name in SPECIAL_IDS})
 
     def blocks(target: str) -> Iterator[torch.Tensor]:
@@ -109,11 +130,10 @@ def convert(
         write_shards(folder, meta, blocks, max_shard_size)
         if saved_tokenizer is not None:
             saved_tokenizer.save_pretrained(folder)
-        if is_import:
-            how = f"diff-transformer convert --from {theirs.name}"
-            how += f" --dtype {str(dtype).removeprefix('torch.')}" if dtype else ""
-            how += f" --noise-std {noise_std} --seed {seed}" if noise_std else ""
-            Origin.of(files.path, repo_id, files.metadata).write(folder, how, theirs.citation(config))
+        how = f"diff-transformer convert {f'--from {theirs.name}' if is_import else f'--to {layout.name}'}"
+        how += f" --dtype {str(dtype).removeprefix('torch.')}" if dtype else ""
+        how += f" --noise-std {noise_std} --seed {seed}" if noise_std else ""
+        Origin.of(files.path, repo_id, files.metadata).write(folder, how, theirs.citation(config))
         if keeps_ids and (files.folder / "generation_config.json").is_file():
             shutil.copy(files.folder / "generation_config.json", folder)
         if verify:
@@ -128,8 +148,11 @@ def convert(
 
 
 def _tokenizer(name: str | None, source: OpenCheckpoint) -> PreTrainedTokenizerBase | None:
-    if name is None and not (source.files.folder / "tokenizer_config.json").is_file():
+    files = ("tokenizer.json", "tokenizer_config.json")
+    if name is None and not any((source.files.folder / file).is_file() for file in files):
         return None
+    if name is None and source.files.tokenizer_doubt:
+        logger.warning(source.files.tokenizer_doubt)
     folder = Path(name or source.files.folder)
     tokenizer: PreTrainedTokenizerBase
     if name in ("cl100k", "yoco"):

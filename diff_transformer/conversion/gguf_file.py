@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""A GGUF file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) of Llama or its like as a checkpoint."""
+"""A GGUF file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) of a Llama-family model as a checkpoint."""
 
 import shutil
 import tempfile
@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from gguf import MODEL_ARCH_NAMES, GGUFReader, dequantize, get_tensor_name_map
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -79,7 +80,15 @@ class GgufFile(CheckpointFiles):
             if name not in READ and not (name in WIDTHS and value == head_dim):
                 setattr(config, f"{prefix}{name}", value)
         if "tokenizer.ggml.tokens" in reader.fields:
-            AutoTokenizer.from_pretrained(**where).save_pretrained(self.folder)
+            tokenizer = AutoTokenizer.from_pretrained(**where)
+            tokenizer.save_pretrained(self.folder)
+            pre = reader.fields["tokenizer.ggml.pre"].contents() if "tokenizer.ggml.pre" in reader.fields else None
+            split = tokenizer.backend_tokenizer.pre_tokenizer
+            if pre != "gpt-2" and isinstance(split, ByteLevel) and split.use_regex:  # the pattern of GPT-2
+                self.tokenizer_doubt = (
+                    f"{path} states tokenizer.ggml.pre={pre!r}, which transformers does not know: its tokenizer "
+                    "splits as that of GPT-2. Give the model's own with --tokenizer."
+                )
         config.save_pretrained(self.folder)
 
     def read(self, name: str, rows: slice = slice(None)) -> torch.Tensor:

@@ -23,23 +23,23 @@ NOT_DOWNLOADED = ("*/*", "consolidated*")
 LICENSE_METADATA = ("license", "license_name", "license_link", "language")
 
 
-def local_path(source: str, revision: str | None = None) -> tuple[Path, str | None]:
-    """The path of `source`, and its id if it is a repository of the Hub, which is then downloaded into the cache.
+def local_path(source: str, revision: str | None = None, weights: bool = True) -> tuple[Path, str | None]:
+    """The path of `source`, and its id if it is a repository of the Hub, which is then downloaded into the cache,
+    with its `weights` or without.
 
     Raises ValueError for a repository that cannot be downloaded, and for the `revision` of a path.
     """
     repo_id = None if Path(source).exists() else hub_id(source)
     if repo_id is None:
         if revision is not None:
-            raise ValueError(f"A revision was given, but {source} is a path. Give the id of a repository on the Hub.")
+            raise ValueError(f"A revision was given, but {source} is a path. Give a Hub model ID.")
         return Path(source), None
+    left_out = [*NOT_DOWNLOADED] if weights else [*NOT_DOWNLOADED, "*.safetensors"]
     try:
-        folder = snapshot_download(
-            repo_id, revision=revision, allow_patterns=[*DOWNLOADED], ignore_patterns=[*NOT_DOWNLOADED]
-        )
+        folder = snapshot_download(repo_id, revision=revision, allow_patterns=[*DOWNLOADED], ignore_patterns=left_out)
     except (HTTPError, OSError) as error:
         raise ValueError(f"{repo_id} is not a path, and cannot be downloaded: {error}") from error
-    if not any(Path(folder).glob("*.safetensors")):
+    if weights and not any(Path(folder).glob("*.safetensors")):
         raise ValueError(
             f"{repo_id} holds no safetensors. Give the folder of `hf download {repo_id}`, or a GGUF file in it."
         )
@@ -54,22 +54,28 @@ class Origin:
     revision: str | None  # the commit, if known
     metadata: dict[str, str | list[str]]  # the license and the language, as on its card
     terms: list[Path]  # the files of the license
+    stated_in: list[Path]  # what says which license it is, and `terms`
     file: str | None = None  # its name, if it is a single file
 
     @classmethod
     def of(cls, path: Path, repo_id: str | None, stated: dict[str, Any] | None = None) -> "Origin":
         """Of a folder or file. What the file itself has `stated` counts more than a card beside it."""
         folder = path if path.is_dir() else path.parent
-        card = folder / "README.md"
-        known = read_metadata(card.read_text(encoding="utf-8") if card.is_file() else None) | (stated or {})
-        base_model = repo_id or hub_id(known.get("base_model"))
+        card, stated = folder / "README.md", stated or {}
+        on_card = read_metadata(card.read_text(encoding="utf-8") if card.is_file() else None)
         terms = sorted({path for pattern in TERMS for path in folder.glob(pattern) if path.is_file()})
+        if path.is_file() and not on_card.keys() & {"license", "base_model"}:  # its neighbours are not of one model
+            on_card, terms = {}, []
+        known = on_card | stated
+        base_model = repo_id or hub_id(known.get("base_model"))
+        both = ((path, stated), (card, on_card))
+        stated_in = [file for file, says in both if any(name.startswith("license") for name in says)][:1] + terms
         metadata = {name: known[name] for name in LICENSE_METADATA if known.get(name)}
         link = metadata.get("license_link")
         if isinstance(link, str) and repo_id and "://" not in link and not (folder / link).is_file():
             metadata["license_link"] = f"https://huggingface.co/{repo_id}/blob/main/{link}"
         revision = folder.name if repo_id and re.fullmatch("[0-9a-f]{40}", folder.name) else None
-        return cls(base_model, revision, metadata, terms, path.name if path.is_file() else None)
+        return cls(base_model, revision, metadata, terms, stated_in, path.name if path.is_file() else None)
 
     @property
     def license(self) -> str | None:

@@ -1,9 +1,10 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Do two checkpoints compute the same logits? Both are run layer by layer, each with the semantics of its format.
 
-Our formats run with this package's models, DiffLlama, Llama and its like with transformers' models, and the authors'
-formats and Motif's with their equations written out: no weight map is involved. One matrix is in memory at a time.
-Everything is computed in float32; Llama and its like must agree with V2 bit by bit, in bfloat16 too.
+Our formats run with this package's models, DiffLlama and Llama-family models with those of transformers, and the
+authors' formats and Motif's with their equations written out: no weight map is involved. One matrix is in memory at a
+time.
+Everything is computed in float32; Llama-family models must agree with V2 bit by bit, in bfloat16 too.
 """
 
 import copy
@@ -202,8 +203,8 @@ def _text_ids() -> list[int]:
 def compare(first: OpenCheckpoint, second: OpenCheckpoint, tolerance: float | None = None) -> list[Verdict]:
     """Compares the logits on random ids and on the ids of a text.
 
-    tolerance: The largest difference allowed, relative to the largest logit; by default EQUAL between Llama's like and
-    V2, in float32 and bfloat16, with eager attention and sdpa, and ROUNDED elsewhere.
+    tolerance: The largest difference allowed, relative to the largest logit; by default EQUAL between Llama-family
+    models and V2, in float32 and bfloat16, with eager attention and sdpa, and ROUNDED elsewhere.
     """
     if tolerance is None:
         layouts = (first.layout, second.layout)

@@ -72,6 +72,7 @@ class AuthorsLayout(Layout):
             own = {"use_subln": self.their_name(f"{attention}subln.weight") in meta}
         else:
             width, own = q_rows // (2 * shape_of(f"{attention}lambda_proj.weight")[0]), {}
+        shape_of(f"{attention}o_proj.weight")  # others of its name are counted below
         o_proj = self.their_name("model.layers.{i}.self_attn.o_proj.weight").split("{i}")
         layers = r"(\d+)".join(map(re.escape, o_proj))
         return own | {

@@ -34,7 +34,8 @@ SAME = (
 NO_EFFECT = (
     *("model_type", "architectures", "auto_map", "_name_or_path", "transformers_version", "dtype", "torch_dtype"),
     *("id2label", "label2id", "problem_type", "is_llama_config", "transformers.js_config"),
-    *("_model_name_or_path", "unk_token_id"),
+    *("_model_name_or_path", "unk_token_id", "tokenizer_class", "return_dict", "max_sequence_length", "use_bfloat16"),
+    *("_attn_implementation_autoset", "_flash_attn_2_enabled", "unsloth_fixed", "unsloth_version"),
 )
 # Fields of ours that matter to training or generation alone
 _NOT_COMPARED = {
@@ -122,11 +123,12 @@ class Layout:
 
     def unrepresented(self, stated: dict[str, Any]) -> dict[str, Any]:
         """The fields of their config.json that do not come back from ours, those among them that their class lacks."""
-        again = _content(self.to_theirs(self.config_class(**self.to_ours(stated))))
+        # transformers takes a model without this field for a causal one; other missing fields are false
+        again = {"is_causal": True} | _content(self.to_theirs(self.config_class(**self.to_ours(stated))))
         return {
             name: value
             for name, value in self.complete(stated).items()
-            if name not in (*NO_EFFECT, *self.no_effect) and value not in (None, False) and value != again.get(name)
+            if name not in (*NO_EFFECT, *self.no_effect) and value not in (None, again.get(name) or False)
         }
 
     def check_represents(self, config: OurConfig) -> None:

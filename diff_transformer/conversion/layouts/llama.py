@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Llama and its like as a Differential Transformer V2 with each query head twice."""
+"""Llama-family models as a Differential Transformer V2 with each query head twice."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
