@@ -25,6 +25,7 @@ from .staging import Staged, read_json
 Sections = Sequence[Any]  # of evaluation.render, which needs matplotlib and is imported only to draw something
 
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
+TAGS = ("diff_transformer", "differential-attention", "arxiv:2410.05258")
 # In the cards of transformers' push_to_hub, of its Trainer, and of huggingface_hub's template (PEFT)
 GENERATED = "This model card has been (automatically generated|generated automatically)"
 # Arguments of a run about folders, logging and speed, which did not shape the model
@@ -41,8 +42,11 @@ def write_card(staged: Staged, options: argparse.Namespace, remote_card: str = "
     """
     local = staged.source / "README.md"
     local_card = local.read_text(encoding="utf-8") if local.exists() else ""
-    known = {**read_metadata(remote_card), **read_metadata(local_card)}  # FOLDER takes precedence
-    known["base_model"] = options.base_model or hub_id(known.get("base_model"))
+    theirs, ours = read_metadata(remote_card), read_metadata(local_card)
+    known = theirs | ours  # FOLDER takes precedence
+    tags = [str(tag) for metadata in (theirs, ours) for tag in _listed(metadata.get("tags"))]
+    bases = [*filter(hub_id, _listed(known.get("base_model")))]
+    known["base_model"] = options.base_model or (bases[0] if len(bases) == 1 else bases or None)
     if staged.adapter:
         known["base_model"] = staged.adapter["base_model_name_or_path"]
     given = {"license": options.license, "language": options.language, "datasets": options.dataset}
@@ -74,7 +78,8 @@ def write_card(staged: Staged, options: argparse.Namespace, remote_card: str = "
     known |= {  # all other metadata of a card is the user's and is kept
         "library_name": "peft" if staged.adapter else "transformers",
         "pipeline_tag": "text-generation",
-        "tags": ["diff_transformer", "differential-attention", "arxiv:2410.05258", *peft_type],
+        # PEFT's tag base_model:adapter:BASE names a local folder; the Hub makes its own from base_model
+        "tags": [*TAGS, *peft_type, *(tag for tag in tags if not tag.startswith("base_model:"))],
         "model_name": name if numbers else None,
         "eval_results": numbers or None,
     }
@@ -97,6 +102,11 @@ def write_card(staged: Staged, options: argparse.Namespace, remote_card: str = "
     )
     staged.write("README.md", f"{card}\n")
     return problems
+
+
+def _listed(value: Any) -> list[Any]:
+    """Metadata that may be one value or a list of them."""
+    return value if isinstance(value, list) else [value] if value else []
 
 
 def _has_chat_template(folder: Path) -> bool:

@@ -130,14 +130,19 @@ def test_card_keeps_the_metadata_that_the_user_gave_and_needs_license_and_langua
     errors = written(folder, license=None, language=None)[2]
     assert [x[:33] for x in errors] == ["the license is unknown. Pass it: ", "the language is unknown. Pass it:"]
     given = "license: other\nlicense_name: ours\nextra_gated_prompt: Ask us.\nbase_model: owner/base\n"
-    remote = f"---\n{given}tags: [theirs]\nmodel-index: []\n---\n{card.BEGIN}\n{card.END}\n"
+    remote = f"---\n{given}tags: legal\nmodel-index: []\n---\n{card.BEGIN}\n{card.END}\n"
     data = written(folder, remote=remote, license=None)[1]
     assert {name: data[name] for name in yaml.safe_load(given)} == yaml.safe_load(given)
-    assert "theirs" not in data["tags"] and "model-index" not in data
-    listed = remote.replace("base_model: owner/base", "base_model:\n- owner/base")
-    assert written(folder, remote=listed, license=None)[1]["base_model"] == "owner/base"
-    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
-    assert written(folder, remote=remote, license=None)[1]["license"] == "apache-2.0", "FOLDER takes precedence"
+    assert data["tags"] == [*card.TAGS, "legal"] and "model-index" not in data
+    for listed, kept in (("[a/b]", "a/b"), ("[a/b, c/d, /e/f]", ["a/b", "c/d"])):
+        text, data, _ = written(folder, remote=remote.replace("owner/base", listed), license=None)
+        assert data["base_model"] == kept and "made from [a/b](https://huggingface.co/a/b)" in text
+    assert "b), [c/d](https://huggingface.co/c/d).\n" in text
+    tags = f"tags: [mine, {card.TAGS[0]}, 'base_model:adapter:/my/base']"  # the last one is PEFT's
+    (folder / "README.md").write_text(f"---\nlicense: apache-2.0\n{tags}\n---\n")
+    data = written(folder, remote=remote, license=None, base_model="owner/new")[1]
+    assert (data["license"], data["base_model"]) == ("apache-2.0", "owner/new"), "FOLDER and options take precedence"
+    assert data["tags"] == [*card.TAGS, "legal", "mine"]
 
 
 def test_card_keeps_the_manual_section(folder):
