@@ -18,7 +18,7 @@ from transformers import AutoConfig, TrainerState
 
 from ..evaluation.models import fingerprint
 from ..evaluation.results import Cell, Results, load_results
-from ..model_cards import BEGIN, END, hub_id, manual_section, read_metadata
+from ..model_cards import BEGIN, END, METADATA, hub_id, manual_section, read_metadata
 from .checks import Problem, read_weights, without_folders
 from .staging import Staged, read_json
 
@@ -140,7 +140,7 @@ def _check_manual_section(repo_id: str, local: str, remote: str) -> Iterator[Pro
     if ours and theirs and ours != theirs:
         differ = "the manual sections of FOLDER/README.md and of the card on the Hub differ"
         yield Problem("card", f"{differ}. Make them equal, or take FOLDER's with --force.")
-    elif remote.strip() and theirs is None and not re.search(GENERATED, remote):
+    elif METADATA.sub("", remote).strip() and theirs is None and not re.search(GENERATED, remote):
         remedy = f"Put the text to keep into FOLDER/README.md, between the lines\n{BEGIN}\n{END}\nand replace the card"
         yield Problem("card", f"the card of {repo_id} was written by someone else. {remedy} with --force.")
     elif local and ours is None:

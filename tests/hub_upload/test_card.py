@@ -160,11 +160,12 @@ def test_card_keeps_the_manual_section(folder):
 
 
 def test_card_of_somebody_else_is_replaced_only_with_force(folder, tmp_path):
-    (error,) = written(folder, remote="# By hand\n")[2]
+    (error,) = written(folder, remote="---\nlicense: mit\n---\n# By hand\n")[2]
     assert "written by someone else" in error and "--force" in error
     args = TrainingArguments(output_dir=str(tmp_path / "trainer"), report_to="none", use_cpu=True)
     Trainer(model=DiffTransformerForCausalLM.from_pretrained(folder), args=args).create_model_card(model_name="x")
     trainers = (tmp_path / "trainer" / "README.md").read_text()
-    for generated in ("This model card has been automatically generated.", trainers):
+    made_on_the_website = "---\nlicense: mit\n---\n"
+    for generated in ("This model card has been automatically generated.", trainers, made_on_the_website):
         assert not written(folder, remote=generated)[2]
     assert not written(folder, remote="# By hand\n", force=True)[2]
