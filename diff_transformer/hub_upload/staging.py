@@ -86,6 +86,12 @@ def stage(source: str | Path, exclude: Sequence[str] = (), base_model: str | Non
                 f"{source} has the model type {config.get('model_type')!r}; this command uploads {', '.join(MODELS)} "
                 "and adapters on them. Use `diff-transformer convert` first, or `hf upload` for other models."
             )
+        classes = config.get("architectures") or []
+        if classes and not any(name.endswith("ForCausalLM") for name in classes):
+            raise ValueError(
+                f"{source} has the architecture {', '.join(classes)}; this command uploads causal language models. "
+                "Use model.push_to_hub(REPO_ID)."
+            )
     files = [path.relative_to(source).as_posix() for path in sorted(source.rglob("*")) if path.is_file()]
     kept = list(filter_repo_objects(files, ignore_patterns=[*LEFT_OUT, *exclude]))
     with tempfile.TemporaryDirectory(prefix="diff_transformer_upload.") as folder:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
-from diff_transformer import DiffTransformerForCausalLM, cl100k_tokenizer
+from diff_transformer import DiffTransformerForCausalLM, DiffTransformerV2ForSequenceClassification, cl100k_tokenizer
 from diff_transformer.hub_upload import checks, clean_load
 from diff_transformer.hub_upload.checks import check_files, check_model, check_texts, without_folders
 from diff_transformer.hub_upload.staging import stage
@@ -181,11 +182,12 @@ def test_staging_leaves_the_folder_alone_and_copies_no_weights(folder):
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
-def test_staging_rejects_what_it_cannot_upload(folder, tmp_path):
+def test_staging_rejects_what_it_cannot_upload(folder, pristine_v2, tmp_path):
     (tmp_path / "own.txt").write_text("private")
     (folder / "notes.txt").symlink_to("../own.txt")
     (tmp_path / "llama").mkdir()
     (tmp_path / "llama" / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    DiffTransformerV2ForSequenceClassification(AutoConfig.from_pretrained(pristine_v2)).save_pretrained(tmp_path / "c")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{")
     (tmp_path / "adapter").mkdir()
@@ -193,6 +195,7 @@ def test_staging_rejects_what_it_cannot_upload(folder, tmp_path):
     for source, message in (
         (folder, "notes.txt is a link out of the folder"),
         (tmp_path / "llama", "'llama'.*hf upload"),
+        (tmp_path / "c", "V2ForSequenceClassification;.*push_to_hub"),
         (tmp_path / "broken", "not a valid JSON file"),
         (tmp_path / "adapter", "adapter_config.json is not a JSON object"),
         (Path("owner/absent"), "is not a folder"),
