@@ -143,18 +143,20 @@ def test_upload_of_an_adapter_names_its_base_on_the_hub(hub, pristine_v2, tmp_pa
         assert code == 1 and "--base-model ID" in printed
         hub.upload_well(folder, "tester/lora", "--base-model", "tester/base")
         run_chat_snippet(hub, "tester/lora")
+        own = json.loads((folder / "adapter_config.json").read_text())
+        assert own["base_model_name_or_path"] == str(pristine_v2), "FOLDER was changed"
         checks.AutoTokenizer.from_pretrained(pristine_v2).save_pretrained(folder)
-        hub.upload_well(folder, "tester/own-tokenizer", "--base-model", "tester/base")
+        (folder / "adapter_config.json").write_text(json.dumps(own | {"base_model_name_or_path": "tester/base"}))
+        hub.upload_well(folder, "tester/own-tokenizer")
         run_chat_snippet(hub, "tester/own-tokenizer")
-        assert b'AutoTokenizer.from_pretrained("tester/own-tokenizer"' in hub.read("tester/own-tokenizer", "README.md")
+        text = hub.read("tester/own-tokenizer", "README.md").decode()
+        assert 'AutoTokenizer.from_pretrained("tester/own-tokenizer"' in text and "V2]" in text
     assert verified == {"tester/base": True}
     assert json.loads(hub.read("tester/lora", "adapter_config.json"))["base_model_name_or_path"] == "tester/base"
     text = hub.read("tester/lora", "README.md").decode()
     for words in ("base_model: tester/base", "library_name: peft", "- lora\n", "A LORA adapter", "V2]", "| r | 2 |"):
         assert words in text
     assert not [name for name in hub.head("tester/lora").files if name.endswith(".py")]
-    own = json.loads((folder / "adapter_config.json").read_text())
-    assert own["base_model_name_or_path"] == str(pristine_v2), "FOLDER was changed"
 
 
 def test_base_of_an_adapter_is_an_absolute_folder_or_the_given_id(tmp_path, monkeypatch):
