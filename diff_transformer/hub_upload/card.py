@@ -16,6 +16,7 @@ from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardDat
 from huggingface_hub.utils import yaml_dump
 from transformers import AutoConfig, TrainerState
 
+from .. import __version__
 from ..evaluation.models import fingerprint
 from ..evaluation.results import Cell, Results, load_results
 from ..model_cards import BEGIN, END, METADATA, hub_id, manual_section, read_metadata
@@ -88,6 +89,7 @@ def write_card(staged: Staged, options: argparse.Namespace, remote_card: str = "
         template_path=str(TEMPLATE),
         name=name,
         repo_id=options.repo_id,
+        version=__version__,
         model_type=staged.model_type,
         config=None if staged.adapter else AutoConfig.from_pretrained(staged.folder),
         adapter=staged.adapter,
