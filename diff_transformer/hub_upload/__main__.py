@@ -118,7 +118,7 @@ def _run(staged: Staged, options: argparse.Namespace) -> None:
 
 
 def _broken(problems: list[Problem]) -> bool:
-    """Is there no model that can be run and described?"""
+    """Whether a problem keeps the model from being run and described."""
     return any(problem.check in ("weights", "code", "adapter", "model") for problem in problems if problem.fatal)
 
 
