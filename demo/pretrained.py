@@ -25,7 +25,7 @@ import transformers  # noqa: E402
 from datasets import Dataset  # noqa: E402
 from peft import LoraConfig, get_peft_model  # noqa: E402
 from pictures import draw_maps, separated  # noqa: E402
-from timed import Bar, Clock, claim, replace  # noqa: E402
+from timed import Bar, Clock, claim  # noqa: E402
 from transformers import (  # noqa: E402
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -38,6 +38,7 @@ from trl import SFTConfig, SFTTrainer  # noqa: E402
 
 import diff_transformer  # noqa: E402, F401  (registers the model with the Auto classes)
 from diff_transformer.extras import skip_unused_deepspeed  # noqa: E402
+from diff_transformer.folders import whole_file, whole_folder  # noqa: E402
 from diff_transformer.text_data import standard_library_sources  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
@@ -208,7 +209,9 @@ def main() -> None:
     # 5. One model without PEFT, loaded by a new process that does not know this package
     model = model.merge_and_unload().eval()
     model.config.use_cache = True  # the trainer turned it off
-    replace(out / "model", lambda folder: (tokenizer.save_pretrained(folder), model.save_pretrained(folder)))
+    with whole_folder(out / "model", 0, overwrite=True) as folder:
+        tokenizer.save_pretrained(folder)
+        model.save_pretrained(folder)
     command = [sys.executable, str(HERE / "chat.py"), str(out / "model"), question(CODE)[0]["content"]]
     utf8 = {**os.environ, "PYTHONUTF8": "1"}
     after = subprocess.run(command, check=True, env=utf8, stdout=subprocess.PIPE, encoding="utf-8").stdout.strip()
@@ -216,8 +219,8 @@ def main() -> None:
 
     # 6. Results
     model.set_attn_implementation("eager")
-    heads = []
-    replace(out / "maps.png", lambda path: heads.append(draw_maps(model, tokenizer, SENTENCE, separated, path)))
+    with whole_file(out / "maps.png") as path:
+        head = draw_maps(model, tokenizer, SENTENCE, separated, path)
     result = {
         "loss": dict(zip(("before", "after"), losses, strict=True)),
         "steps": trainer.state.global_step,
@@ -227,13 +230,14 @@ def main() -> None:
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "history": trainer.state.log_history,
     }
-    replace(out / "log.json", lambda path: path.write_text(json.dumps(result, indent=1)))
+    with whole_file(out / "log.json") as path:
+        path.write_text(json.dumps(result, indent=1))
     print(
         f"Held out    {losses[0]:.2f} nats per token of the docstrings before, {losses[1]:.2f} after\n"
         f"Training    {trainer.state.global_step} steps, {minutes:.1f} minutes; {(time.monotonic() - begin) / 60:.1f} "
         f"minutes in total\n"
         f"Model       {out / 'model'}\n"
-        f"Picture     {out / 'maps.png'}: {heads[0]}\n"
+        f"Picture     {out / 'maps.png'}: {head}\n"
         f"Log         {out / 'log.json'}"
     )
 

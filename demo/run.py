@@ -24,7 +24,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from muon import MuonAdamW  # noqa: E402
 from pictures import cancelled, draw_loss, draw_maps  # noqa: E402
-from timed import Bar, Clock, claim, replace  # noqa: E402
+from timed import Bar, Clock, claim  # noqa: E402
 from transformers import (  # noqa: E402
     AutoModelForCausalLM,
     ProgressCallback,
@@ -34,6 +34,7 @@ from transformers import (  # noqa: E402
 )
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, cl100k_tokenizer  # noqa: E402
+from diff_transformer.folders import whole_file, whole_folder  # noqa: E402
 from diff_transformer.text_data import STDLIB, standard_library_sources  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
@@ -196,7 +197,9 @@ def main() -> None:
     model.config.use_cache = True  # the trainer turned it off
     # Once fine-tuned on the chat template, answers end with the second
     model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids([tokenizer.eos_token, "<|im_end|>"])
-    replace(out / "model", lambda folder: (tokenizer.save_pretrained(folder), model.save_pretrained(folder)))
+    with whole_folder(out / "model", 0, overwrite=True) as folder:
+        tokenizer.save_pretrained(folder)
+        model.save_pretrained(folder)
     command = [sys.executable, str(HERE / "complete.py"), str(out / "model"), args.prompt]
     utf8 = {**os.environ, "PYTHONUTF8": "1"}
     completion = subprocess.run(command, check=True, env=utf8, stdout=subprocess.PIPE, encoding="utf-8").stdout
@@ -204,9 +207,10 @@ def main() -> None:
 
     transformers.utils.logging.disable_progress_bar()  # for loading the weights
     reloaded = AutoModelForCausalLM.from_pretrained(out / "model", attn_implementation="eager")
-    heads = []
-    replace(out / "loss.png", lambda path: draw_loss(trainer.state.log_history, unigram_entropy, path))
-    replace(out / "maps.png", lambda path: heads.append(draw_maps(reloaded, tokenizer, args.prompt, cancelled, path)))
+    with whole_file(out / "loss.png") as path:
+        draw_loss(trainer.state.log_history, unigram_entropy, path)
+    with whole_file(out / "maps.png") as path:
+        head = draw_maps(reloaded, tokenizer, args.prompt, cancelled, path)
     result = {
         "validation_loss": loss,
         "unigram_entropy": unigram_entropy,
@@ -217,14 +221,15 @@ def main() -> None:
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "history": trainer.state.log_history,
     }
-    replace(out / "log.json", lambda path: path.write_text(json.dumps(result, indent=1)))
+    with whole_file(out / "log.json") as path:
+        path.write_text(json.dumps(result, indent=1))
     print(
         f"Validation  {loss:.2f} nats per token, {unigram_entropy - loss:.2f} below the unigram entropy of the same "
         f"tokens, {unigram_entropy:.2f}\n"
         f"Training    {trainer.state.global_step:,} steps, {trainer.state.global_step * batch_tokens:,} tokens, "
         f"{minutes:.1f} minutes; {(time.monotonic() - begin) / 60:.1f} minutes in total\n"
         f"Model       {out / 'model'}\n"
-        f"Pictures    {out / 'loss.png'}\n            {out / 'maps.png'}: {heads[0]}\n"
+        f"Pictures    {out / 'loss.png'}\n            {out / 'maps.png'}: {head}\n"
         f"Log         {out / 'log.json'}"
     )
 

@@ -1,8 +1,6 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """What both demos share: a training that ends in time, its progress bar, and a folder of results."""
 
-import os
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -54,13 +52,3 @@ def claim(out: Path) -> None:
         sys.exit(f"{out} exists and was not made by a demo, so it is not overwritten. Pass another folder as --out.")
     out.mkdir(parents=True, exist_ok=True)
     (out / MARK).touch()
-
-
-def replace(path: Path, write) -> None:
-    """Lets `write` create a file or folder under a temporary name and renames it, so `path` is never half-written."""
-    temporary = path.with_name(f"new_{path.name}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    write(temporary)
-    if path.is_dir():
-        shutil.rmtree(path)
-    os.replace(temporary, path)

@@ -9,6 +9,7 @@ import yaml
 
 BEGIN = "<!-- Manual section: the text from here to the end mark is kept when the card is regenerated. -->"
 END = "<!-- End of the manual section. -->"
+METADATA = re.compile(r"\A\s*---\r?\n(.*?)\r?\n---", re.DOTALL)
 
 
 def manual_section(card: str | None) -> str | None:
@@ -20,7 +21,7 @@ def manual_section(card: str | None) -> str | None:
 def read_metadata(card: str | None) -> dict[str, Any]:
     """The metadata of an existing card; empty if there is none, or none that can be read. A list of one base model
     is that model."""
-    match = re.match(r"\s*---\r?\n(.*?)\r?\n---", card or "", re.DOTALL)
+    match = METADATA.match(card or "")
     try:
         data = yaml.safe_load(match[1]) if match else None
     except yaml.YAMLError:

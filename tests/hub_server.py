@@ -42,6 +42,7 @@ ROUTES = [
     ("POST", rf"/api/models/{REPO}/commit/{REVISION}", "commit"),
     ("POST", rf"/api/models/{REPO}/branch/{REVISION}", "create_branch"),
     ("POST", rf"/api/models/{REPO}/tag/{REVISION}", "create_tag"),
+    ("GET", rf"/api/models/{REPO}/refs", "list_refs"),
     ("GET HEAD", rf"/{REPO}/resolve/{REVISION}/(?P<path>.+)", "resolve"),
 ]
 
@@ -64,6 +65,7 @@ class Commit:
 class Repo:
     private: bool
     refs: dict[str, Commit] = field(default_factory=dict)  # branches, tags and pull requests
+    tags: set[str] = field(default_factory=set)  # their names among the refs
     commits: list[Commit] = field(default_factory=list)
 
     def at(self, revision: str) -> Commit:
@@ -172,7 +174,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def model_info(self, repo: Repo, revision: str = "main") -> Any:
         commit, name = repo.at(revision), self.url.removeprefix(f"{self.origin}/")
-        siblings = [{"rfilename": path} for path in commit.files]
+        siblings = [{"rfilename": path, "blobId": oid(data)} for path, data in commit.files.items()]
+        for file in siblings:
+            if file["rfilename"].endswith(".safetensors"):  # as on the Hub, which stores these with LFS
+                data = commit.files[file["rfilename"]]
+                file["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}
         return {"id": name, "sha": commit.sha, "private": repo.private, "tags": [], "siblings": siblings}
 
     def tree(self, repo: Repo, revision: str, path: str = "") -> Any:
@@ -192,7 +198,14 @@ class Handler(BaseHTTPRequestHandler):
         return self.create_ref(repo, revision, "main")
 
     def create_tag(self, repo: Repo, revision: str) -> Any:
-        return self.create_ref(repo, json.loads(self.body)["tag"], revision)
+        tag = json.loads(self.body)["tag"]
+        answer = self.create_ref(repo, tag, revision)
+        repo.tags.add(tag)
+        return answer
+
+    def list_refs(self, repo: Repo) -> Any:
+        tags = [{"name": x, "ref": f"refs/tags/{x}", "targetCommit": repo.at(x).sha} for x in repo.tags]
+        return {"branches": [], "converts": [], "tags": tags}
 
     def create_ref(self, repo: Repo, ref: str, revision: str) -> Any:
         if ref in repo.refs:

@@ -13,7 +13,9 @@ from typing import Any
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelInfo
 from huggingface_hub.errors import HTTPError, RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
+from huggingface_hub.utils.sha import git_hash
 
+from ..folders import sha256
 from .card import write_card
 from .checks import Problem, check_files, check_model, check_texts
 from .clean_load import compare_in_clean_process
@@ -98,7 +100,9 @@ def _run(staged: Staged, options: argparse.Namespace) -> None:
     if options.dry_run:
         print("The preflight found no errors. Nothing was uploaded.")
         return
-    if stale := stale_files(repo, card, set(files)):
+    stale = stale_files(repo, card, set(files))
+    has_tag = repo is not None and options.tag is not None and is_tagged(repo, files, stale, options.tag)
+    if stale:
         print(f"Deleted on the Hub, left by an earlier upload: {', '.join(stale)}", flush=True)
     done = push(files, repo, stale, options)
     is_new = repo is None or done.oid != repo.sha
@@ -108,13 +112,13 @@ def _run(staged: Staged, options: argparse.Namespace) -> None:
         if error := compare_in_clean_process(options.repo_id, expected, revision=revision, base=base):
             raise ValueError(error)
         print("Verified  loaded from the Hub with transformers alone: the same logits, bit for bit", flush=True)
-    if options.tag:
+    if options.tag and not has_tag:
         HfApi().create_tag(options.repo_id, tag=options.tag, revision=done.oid)
         print(f"Tagged    {options.tag}")
 
 
 def _broken(problems: list[Problem]) -> bool:
-    """Is there no model that can be run and described?"""
+    """Whether a problem keeps the model from being run and described."""
     return any(problem.check in ("weights", "code", "adapter", "model") for problem in problems if problem.fatal)
 
 
@@ -127,9 +131,9 @@ def inspect_repo(staged: Staged, options: argparse.Namespace) -> tuple[ModelInfo
     api, repo_id = HfApi(), options.repo_id
     api.whoami()
     try:
-        repo = api.model_info(repo_id, revision=options.revision)
+        repo = api.model_info(repo_id, revision=options.revision, files_metadata=True)
     except RevisionNotFoundError:
-        repo = api.model_info(repo_id)  # a new branch starts with the content of main
+        repo = api.model_info(repo_id, files_metadata=True)  # a new branch starts with the content of main
     except RepositoryNotFoundError:
         return None, ""
     if options.private and not repo.private:
@@ -152,6 +156,27 @@ def stale_files(repo: ModelInfo | None, card: str, files: set[str]) -> list[str]
     entries = [f".eval_results/{name.split('/')[1]}.yaml" for name in linked]
     loaded = filter_repo_objects([name for name in remote if "/" not in name], allow_patterns=LOADED)
     return sorted({*loaded, *(remote & {*linked, *entries})})
+
+
+def is_tagged(repo: ModelInfo, files: dict[str, Path], stale: list[str], tag: str) -> bool:
+    """Whether the tag exists, at a commit that a push would not change. Raises ValueError if it is at another."""
+    commit = next((x.target_commit for x in HfApi().list_repo_refs(repo.id).tags if x.name == tag), None)
+    if commit is None:
+        return False
+    remote = {x.rfilename: x for x in repo.siblings or ()}
+
+    def is_there(name: str) -> bool:
+        if (file := remote.get(name)) is None:
+            return False
+        path = files[name]
+        return file.lfs.sha256 == sha256(path) if file.lfs else file.blob_id == git_hash(path.read_bytes())
+
+    if commit != repo.sha or stale or not all(map(is_there, files)):
+        raise ValueError(
+            f"The tag {tag} of {repo.id} is at {commit}, and this upload would be another commit. "
+            f"Nothing was uploaded. Choose another --tag, or delete that one: hf repos tag delete {repo.id} {tag}"
+        )
+    return True
 
 
 def push(files: dict[str, Path], repo: ModelInfo | None, stale: list[str], options: argparse.Namespace) -> CommitInfo:

@@ -16,15 +16,17 @@ from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardDat
 from huggingface_hub.utils import yaml_dump
 from transformers import AutoConfig, TrainerState
 
+from .. import __version__
 from ..evaluation.models import fingerprint
 from ..evaluation.results import Cell, Results, load_results
-from ..model_cards import BEGIN, END, hub_id, manual_section, read_metadata
+from ..model_cards import BEGIN, END, METADATA, hub_id, manual_section, read_metadata
 from .checks import Problem, read_weights, without_folders
 from .staging import Staged, read_json
 
 Sections = Sequence[Any]  # of evaluation.render, which needs matplotlib and is imported only to draw something
 
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
+TAGS = ("diff_transformer", "differential-attention", "arxiv:2410.05258")
 # In the cards of transformers' push_to_hub, of its Trainer, and of huggingface_hub's template (PEFT)
 GENERATED = "This model card has been (automatically generated|generated automatically)"
 # Arguments of a run about folders, logging and speed, which did not shape the model
@@ -41,8 +43,11 @@ def write_card(staged: Staged, options: argparse.Namespace, remote_card: str = "
     """
     local = staged.source / "README.md"
     local_card = local.read_text(encoding="utf-8") if local.exists() else ""
-    known = {**read_metadata(remote_card), **read_metadata(local_card)}  # FOLDER takes precedence
-    known["base_model"] = options.base_model or hub_id(known.get("base_model"))
+    theirs, ours = read_metadata(remote_card), read_metadata(local_card)
+    known = theirs | ours  # FOLDER takes precedence
+    tags = [str(tag) for metadata in (theirs, ours) for tag in _listed(metadata.get("tags"))]
+    bases = [*filter(hub_id, _listed(known.get("base_model")))]
+    known["base_model"] = options.base_model or (bases[0] if len(bases) == 1 else bases or None)
     if staged.adapter:
         known["base_model"] = staged.adapter["base_model_name_or_path"]
     given = {"license": options.license, "language": options.language, "datasets": options.dataset}
@@ -74,7 +79,8 @@ def write_card(staged: Staged, options: argparse.Namespace, remote_card: str = "
     known |= {  # all other metadata of a card is the user's and is kept
         "library_name": "peft" if staged.adapter else "transformers",
         "pipeline_tag": "text-generation",
-        "tags": ["diff_transformer", "differential-attention", "arxiv:2410.05258", *peft_type],
+        # PEFT's tag base_model:adapter:BASE names a local folder; the Hub makes its own from base_model
+        "tags": [*TAGS, *peft_type, *(tag for tag in tags if not tag.startswith("base_model:"))],
         "model_name": name if numbers else None,
         "eval_results": numbers or None,
     }
@@ -83,6 +89,7 @@ def write_card(staged: Staged, options: argparse.Namespace, remote_card: str = "
         template_path=str(TEMPLATE),
         name=name,
         repo_id=options.repo_id,
+        version=__version__,
         model_type=staged.model_type,
         config=None if staged.adapter else AutoConfig.from_pretrained(staged.folder),
         adapter=staged.adapter,
@@ -97,6 +104,11 @@ def write_card(staged: Staged, options: argparse.Namespace, remote_card: str = "
     )
     staged.write("README.md", f"{card}\n")
     return problems
+
+
+def _listed(value: Any) -> list[Any]:
+    """Metadata that may be one value or a list of them."""
+    return value if isinstance(value, list) else [value] if value else []
 
 
 def _has_chat_template(folder: Path) -> bool:
@@ -130,7 +142,7 @@ def _check_manual_section(repo_id: str, local: str, remote: str) -> Iterator[Pro
     if ours and theirs and ours != theirs:
         differ = "the manual sections of FOLDER/README.md and of the card on the Hub differ"
         yield Problem("card", f"{differ}. Make them equal, or take FOLDER's with --force.")
-    elif remote.strip() and theirs is None and not re.search(GENERATED, remote):
+    elif METADATA.sub("", remote).strip() and theirs is None and not re.search(GENERATED, remote):
         remedy = f"Put the text to keep into FOLDER/README.md, between the lines\n{BEGIN}\n{END}\nand replace the card"
         yield Problem("card", f"the card of {repo_id} was written by someone else. {remedy} with --force.")
     elif local and ours is None:

@@ -101,6 +101,7 @@ def check_model(staged: Staged, offline: bool) -> tuple[torch.Tensor | None, lis
         model = load(str(staged.folder), base=base)
         if model.config.model_type not in MODELS:
             raise ValueError(f"The model type is {model.config.model_type!r}, not one of {', '.join(MODELS)}.")
+        staged.model_type = model.config.model_type
         expected = logits(model)
         if not expected.isfinite().all():
             raise ValueError("The logits are not finite. Was the training stable?")

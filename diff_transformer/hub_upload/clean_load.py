@@ -53,14 +53,15 @@ def compare_in_clean_process(
 ) -> str | None:
     """Loads a folder or a repository in a clean process and returns the error: its logits must equal `expected`.
 
-    request: `revision` and `base`, as for `load`. The process has its own cache for code and, online, for files, so
-    that only the tested files are loaded.
+    request: `revision` and `base`, as for `load`. The process has its own cache for code and, for a revision on the
+    Hub, for files, so that only the tested files are loaded.
     """
     with tempfile.TemporaryDirectory(prefix="diff_transformer_upload.") as work:
         output = Path(work, "logits.safetensors")
         request |= {"source": str(source), "output": str(output), "threads": torch.get_num_threads()}
         environment = {**os.environ, "HF_MODULES_CACHE": f"{work}/modules"}
-        environment |= {"HF_HUB_OFFLINE": "1"} if offline else {"HF_HUB_CACHE": f"{work}/hub"}
+        environment |= {"HF_HUB_OFFLINE": "1"} if offline else {}
+        environment |= {"HF_HUB_CACHE": f"{work}/hub"} if "revision" in request else {}
         # The text, not the path: a script's own folder, and with it this package's modules, would be on sys.path
         command = [sys.executable, "-c", Path(__file__).read_text(encoding="utf-8"), json.dumps(request)]
         done = subprocess.run(command, env=environment, cwd=work, capture_output=True, text=True, input="")

@@ -32,18 +32,15 @@ LEFT_OUT = (".*", "*/.*", "__pycache__/*", "training_args.bin", "trainer_state.j
 @dataclass
 class Staged:
     """`folder` mirrors the repository; `source` is the user's FOLDER. `adapter` is its adapter_config.json, if any,
-    and `base` that with which it is loaded: an absolute folder or an id on the Hub."""
+    and `base` that with which it is loaded: an absolute folder or an id on the Hub. `model_type` is that of the model
+    or of the base; V1 until `check_model` has loaded a base that is on the Hub."""
 
     source: Path
     folder: Path
     left_out: list[str]
     adapter: dict[str, Any]
     base: str | None
-
-    @property
-    def model_type(self) -> str:
-        """That of the model, or of an adapter's base; V1 if the base is not in a folder of this machine."""
-        return read_json(Path(self.base or self.folder, "config.json")).get("model_type", "diff_transformer")
+    model_type: str
 
     def files(self) -> dict[str, Path]:
         """Path in the repository -> the file that is uploaded there."""
@@ -86,6 +83,12 @@ def stage(source: str | Path, exclude: Sequence[str] = (), base_model: str | Non
                 f"{source} has the model type {config.get('model_type')!r}; this command uploads {', '.join(MODELS)} "
                 "and adapters on them. Use `diff-transformer convert` first, or `hf upload` for other models."
             )
+        classes = config.get("architectures") or []
+        if classes and not any(name.endswith("ForCausalLM") for name in classes):
+            raise ValueError(
+                f"{source} has the architecture {', '.join(classes)}; this command uploads causal language models. "
+                "Use model.push_to_hub(REPO_ID)."
+            )
     files = [path.relative_to(source).as_posix() for path in sorted(source.rglob("*")) if path.is_file()]
     kept = list(filter_repo_objects(files, ignore_patterns=[*LEFT_OUT, *exclude]))
     with tempfile.TemporaryDirectory(prefix="diff_transformer_upload.") as folder:
@@ -93,7 +96,8 @@ def stage(source: str | Path, exclude: Sequence[str] = (), base_model: str | Non
         base = adapter.get("base_model_name_or_path")
         # A process in another folder loads it, too
         base = str(Path(base).resolve()) if base and Path(base).is_dir() else base_model or base
-        staged = Staged(source, Path(folder), left_out, adapter, base)
+        model_type = read_json(Path(base or source, "config.json")).get("model_type", "diff_transformer")
+        staged = Staged(source, Path(folder), left_out, adapter, base, model_type)
         for name in kept:
             path = (source / name).resolve()
             if not path.is_relative_to(source.resolve()):

@@ -41,6 +41,7 @@ def test_card_states_the_facts_of_the_configuration(pristine):
         "| stored as | F32 |",
     ):
         assert row in text
+    assert " with 0.1 million parameters." in text
     assert not errors and not {"datasets", "base_model", "model-index", "model_name"} & set(data)
     assert (data["license"], data["language"], data["library_name"]) == ("mit", ["en", "code"], "transformers")
     assert data["pipeline_tag"] == "text-generation" and "arxiv:2410.05258" in data["tags"]
@@ -65,11 +66,13 @@ def test_card_states_the_facts_of_v2(pristine_v2, tmp_path):
     config = json.loads((pristine_v2 / "config.json").read_text())
     more = {"num_noise_heads": 2, "sliding_window": 32, "use_qk_norm": True}
     (tmp_path / "config.json").write_text(json.dumps(config | more))
-    for path in pristine_v2.glob("*.safetensors*"):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    tensors = {"x": {"dtype": "F32", "shape": [12_704, 10**6], "data_offsets": [0, 12_704 * 4 * 10**6]}}
+    header = json.dumps(tensors).encode()  # a card needs no more of the weights
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     text, _, _ = written(tmp_path)
     for row in ("differential heads | 6", "noise heads | 2", "window | 32", "normalisation | yes"):
         assert f"{row} |" in text
+    assert "with 12.7 billion parameters." in text
 
 
 def test_card_has_the_citation_of_the_project(pristine):
@@ -130,14 +133,19 @@ def test_card_keeps_the_metadata_that_the_user_gave_and_needs_license_and_langua
     errors = written(folder, license=None, language=None)[2]
     assert [x[:33] for x in errors] == ["the license is unknown. Pass it: ", "the language is unknown. Pass it:"]
     given = "license: other\nlicense_name: ours\nextra_gated_prompt: Ask us.\nbase_model: owner/base\n"
-    remote = f"---\n{given}tags: [theirs]\nmodel-index: []\n---\n{card.BEGIN}\n{card.END}\n"
+    remote = f"---\n{given}tags: legal\nmodel-index: []\n---\n{card.BEGIN}\n{card.END}\n"
     data = written(folder, remote=remote, license=None)[1]
     assert {name: data[name] for name in yaml.safe_load(given)} == yaml.safe_load(given)
-    assert "theirs" not in data["tags"] and "model-index" not in data
-    listed = remote.replace("base_model: owner/base", "base_model:\n- owner/base")
-    assert written(folder, remote=listed, license=None)[1]["base_model"] == "owner/base"
-    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
-    assert written(folder, remote=remote, license=None)[1]["license"] == "apache-2.0", "FOLDER takes precedence"
+    assert data["tags"] == [*card.TAGS, "legal"] and "model-index" not in data
+    for listed, kept in (("[a/b]", "a/b"), ("[a/b, c/d, /e/f]", ["a/b", "c/d"])):
+        text, data, _ = written(folder, remote=remote.replace("owner/base", listed), license=None)
+        assert data["base_model"] == kept and "made from [a/b](https://huggingface.co/a/b)" in text
+    assert "b), [c/d](https://huggingface.co/c/d).\n" in text
+    tags = f"tags: [mine, {card.TAGS[0]}, 'base_model:adapter:/my/base']"  # the last one is PEFT's
+    (folder / "README.md").write_text(f"---\nlicense: apache-2.0\n{tags}\n---\n")
+    data = written(folder, remote=remote, license=None, base_model="owner/new")[1]
+    assert (data["license"], data["base_model"]) == ("apache-2.0", "owner/new"), "FOLDER and options take precedence"
+    assert data["tags"] == [*card.TAGS, "legal", "mine"]
 
 
 def test_card_keeps_the_manual_section(folder):
@@ -155,11 +163,12 @@ def test_card_keeps_the_manual_section(folder):
 
 
 def test_card_of_somebody_else_is_replaced_only_with_force(folder, tmp_path):
-    (error,) = written(folder, remote="# By hand\n")[2]
+    (error,) = written(folder, remote="---\nlicense: mit\n---\n# By hand\n")[2]
     assert "written by someone else" in error and "--force" in error
     args = TrainingArguments(output_dir=str(tmp_path / "trainer"), report_to="none", use_cpu=True)
     Trainer(model=DiffTransformerForCausalLM.from_pretrained(folder), args=args).create_model_card(model_name="x")
     trainers = (tmp_path / "trainer" / "README.md").read_text()
-    for generated in ("This model card has been automatically generated.", trainers):
+    made_on_the_website = "---\nlicense: mit\n---\n"
+    for generated in ("This model card has been automatically generated.", trainers, made_on_the_website):
         assert not written(folder, remote=generated)[2]
     assert not written(folder, remote="# By hand\n", force=True)[2]

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
-from diff_transformer import DiffTransformerForCausalLM, cl100k_tokenizer
+from diff_transformer import DiffTransformerForCausalLM, DiffTransformerV2ForSequenceClassification, cl100k_tokenizer
 from diff_transformer.hub_upload import checks, clean_load
 from diff_transformer.hub_upload.checks import check_files, check_model, check_texts, without_folders
 from diff_transformer.hub_upload.staging import stage
@@ -159,11 +160,18 @@ def test_clean_load_imports_every_class_of_auto_map_and_says_why_it_fails(folder
     edit_json(folder / "config.json", auto_map=auto_map | {"AutoModelForMaskedLM": "modeling_diff.Missing"})
     with pytest.raises(AttributeError, match="Missing"):
         clean_load.run(str(folder), str(output), torch.get_num_threads())
-    failed = subprocess.CompletedProcess([], 1, stderr="AttributeError: no Missing")
-    monkeypatch.setattr(clean_load.subprocess, "run", lambda *args, **options: failed)
-    assert "alone cannot load x:\nAttributeError: no Missing" in clean_load.compare_in_clean_process(
-        "x", torch.ones(1)
-    )
+    monkeypatch.setenv("HF_HUB_CACHE", "shared")
+    caches = []
+
+    def fail(*args, env, **options):
+        caches.append(env["HF_HUB_CACHE"])
+        return subprocess.CompletedProcess([], 1, stderr="AttributeError: no Missing")
+
+    monkeypatch.setattr(clean_load.subprocess, "run", fail)
+    for request in ({"base": "owner/base"}, {"base": "owner/base", "revision": "1"}):
+        error = clean_load.compare_in_clean_process("x", torch.ones(1), **request)
+        assert "alone cannot load x:\nAttributeError: no Missing" in error
+    assert caches[0] == "shared" != caches[1], "the base of an adapter was downloaded twice before the upload"
 
 
 def test_staging_leaves_the_folder_alone_and_copies_no_weights(folder):
@@ -181,11 +189,12 @@ def test_staging_leaves_the_folder_alone_and_copies_no_weights(folder):
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
-def test_staging_rejects_what_it_cannot_upload(folder, tmp_path):
+def test_staging_rejects_what_it_cannot_upload(folder, pristine_v2, tmp_path):
     (tmp_path / "own.txt").write_text("private")
     (folder / "notes.txt").symlink_to("../own.txt")
     (tmp_path / "llama").mkdir()
     (tmp_path / "llama" / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    DiffTransformerV2ForSequenceClassification(AutoConfig.from_pretrained(pristine_v2)).save_pretrained(tmp_path / "c")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{")
     (tmp_path / "adapter").mkdir()
@@ -193,6 +202,7 @@ def test_staging_rejects_what_it_cannot_upload(folder, tmp_path):
     for source, message in (
         (folder, "notes.txt is a link out of the folder"),
         (tmp_path / "llama", "'llama'.*hf upload"),
+        (tmp_path / "c", "V2ForSequenceClassification;.*push_to_hub"),
         (tmp_path / "broken", "not a valid JSON file"),
         (tmp_path / "adapter", "adapter_config.json is not a JSON object"),
         (Path("owner/absent"), "is not a folder"),

@@ -92,16 +92,14 @@ def run_chat_snippet(hub: Hub, repo: str) -> None:
 
 
 @pytest.mark.process
-def test_upload_is_verified_in_a_clean_process_and_tagged(hub, pristine):
+def test_upload_is_verified_in_a_clean_process(hub, pristine):
     hub.patch.setattr(cli, "check_model", checks.check_model)
     hub.patch.setattr(checks, "compare_in_clean_process", lambda *args, **options: None)
     hub.patch.setattr(cli, "compare_in_clean_process", clean_load.compare_in_clean_process)
-    out = hub.upload_well(pristine, "tester/small", "--tag", "v1", "--exclude", "chat_template.jinja")
+    out = hub.upload_well(pristine, "tester/small", "--exclude", "chat_template.jinja")
     head = hub.head("tester/small")
     assert f"/tester/small/commit/{head.sha}" in out and "Verified  loaded from the Hub" in out
-    assert "Tagged    v1" in out and hub.head("tester/small", "v1").sha == head.sha
     assert {"README.md", "modeling_diff.py", "config.json", "tokenizer.json"} <= set(head.files)
-    assert hub.commits("tester/small") == 2, "the initial one, and one for the upload"
     assert run_snippet(hub, "tester/small")[0].startswith("The answer is")
 
 
@@ -143,18 +141,20 @@ def test_upload_of_an_adapter_names_its_base_on_the_hub(hub, pristine_v2, tmp_pa
         assert code == 1 and "--base-model ID" in printed
         hub.upload_well(folder, "tester/lora", "--base-model", "tester/base")
         run_chat_snippet(hub, "tester/lora")
+        own = json.loads((folder / "adapter_config.json").read_text())
+        assert own["base_model_name_or_path"] == str(pristine_v2), "FOLDER was changed"
         checks.AutoTokenizer.from_pretrained(pristine_v2).save_pretrained(folder)
-        hub.upload_well(folder, "tester/own-tokenizer", "--base-model", "tester/base")
+        (folder / "adapter_config.json").write_text(json.dumps(own | {"base_model_name_or_path": "tester/base"}))
+        hub.upload_well(folder, "tester/own-tokenizer")
         run_chat_snippet(hub, "tester/own-tokenizer")
-        assert b'AutoTokenizer.from_pretrained("tester/own-tokenizer"' in hub.read("tester/own-tokenizer", "README.md")
+        text = hub.read("tester/own-tokenizer", "README.md").decode()
+        assert 'AutoTokenizer.from_pretrained("tester/own-tokenizer"' in text and "V2]" in text
     assert verified == {"tester/base": True}
     assert json.loads(hub.read("tester/lora", "adapter_config.json"))["base_model_name_or_path"] == "tester/base"
     text = hub.read("tester/lora", "README.md").decode()
     for words in ("base_model: tester/base", "library_name: peft", "- lora\n", "A LORA adapter", "V2]", "| r | 2 |"):
         assert words in text
     assert not [name for name in hub.head("tester/lora").files if name.endswith(".py")]
-    own = json.loads((folder / "adapter_config.json").read_text())
-    assert own["base_model_name_or_path"] == str(pristine_v2), "FOLDER was changed"
 
 
 def test_base_of_an_adapter_is_an_absolute_folder_or_the_given_id(tmp_path, monkeypatch):
@@ -286,13 +286,16 @@ def test_upload_deletes_what_an_earlier_one_left_and_nothing_else(hub, folder):
 
 def test_upload_to_a_branch_as_a_pull_request_and_with_a_tag(hub, folder):
     repo = "tester/refs"
-    hub.upload_well(folder, repo, "--tag", "v1", "--private")
+    assert "Tagged    v1" in hub.upload_well(folder, repo, "--tag", "v1", "--private")
     first = hub.head(repo)
+    assert "Tagged" not in hub.upload_well(folder, repo, "--tag", "v1"), "it is already"
     change(folder)
+    assert "Choose another --tag" in hub.upload(folder, repo, "--tag", "v1")[1] and hub.commits(repo) == 2
     hub.upload_well(folder, repo, "--revision", "trial")
     assert "discussions/1" in hub.upload_well(folder, repo, "--create-pr")
     hub.upload_well(folder, repo, "--revision", "trial", "--tag", "v2")
-    assert hub.upload(folder, repo, "--tag", "v1", "--revision", "trial")[0] == 1, "the tag exists"
+    code, printed = hub.upload(folder, repo, "--tag", "v1", "--revision", "trial")
+    assert code == 1 and f"tag v1 of {repo} is at {first.sha}, and" in printed and "Unch" not in printed
     assert hub.head(repo) == first == hub.head(repo, "v1"), "main must not change"
     assert hub.repo(repo).private
     assert hub.head(repo, "trial").files == hub.head(repo, "refs/pr/1").files != first.files
