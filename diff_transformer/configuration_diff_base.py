@@ -80,7 +80,7 @@ class DiffTransformerBaseConfig(PreTrainedConfig):
             raise ValueError(
                 f"The checkpoint has model_type={found!r}, but {cls.__name__} needs {cls.model_type!r}. Load it with "
                 "an Auto class. A Llama, Qwen2, Qwen3 or Mistral becomes a Differential Transformer V2 with the same "
-                "logits by `diff-transformer convert SOURCE DEST --from llama --to diff_v2`."
+                "logits by `diff-transformer convert SOURCE DEST`."
             )
         return super().from_dict(config_dict, **kwargs)
 

@@ -368,5 +368,5 @@ def test_convert_with_another_tokenizer_states_its_ids_and_warns_of_its_size(tmp
 
 def test_our_classes_do_not_load_a_llama_with_random_weights(llama):
     for auto_class in (DiffTransformerV2ForCausalLM, DiffTransformerForCausalLM, DiffTransformerV2Config):
-        with pytest.raises(ValueError, match="'llama', but .* needs 'diff_.*--from llama --to diff_v2`"):
+        with pytest.raises(ValueError, match="'llama', but .* needs 'diff_.*convert SOURCE DEST`"):
             auto_class.from_pretrained(llama)
