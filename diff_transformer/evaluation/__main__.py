@@ -10,6 +10,7 @@ import torch
 from transformers import HfArgumentParser, set_seed
 
 from ..arguments import option
+from ..model_cards import check_path_or_id
 from ..text_data import located
 from . import protocols
 from .models import load_model, split_spec
@@ -73,6 +74,8 @@ def run(protocol: str, models: list[str], settings, options: Options) -> None:
     labels = [split_spec(spec)[0] for spec in models]
     if len(set(labels)) < len(labels):
         raise ValueError(f"Two models have the same label: {', '.join(labels)}. Label them: --model LABEL=PATH.")
+    for spec in models:  # a typing error in the last shows before the first is evaluated
+        check_path_or_id("model", split_spec(spec)[1])
     how = (options.dtype, options.device, options.attn_implementation, options.revision, options.trust_remote_code)
     if isinstance(kept.get("dataset"), str):
         kept["dataset"] = located(kept["dataset"])
