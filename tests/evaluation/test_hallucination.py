@@ -278,12 +278,14 @@ def test_run_rejects_bad_input(twin_folders, data, tmp_path, capsys, monkeypatch
     cases = {
         ("--datasets", f"xsum={tmp_path / 'rows.jsonl'}"): "summary is needed",
         ("--datasets", f"xsum={tmp_path / 'empty.jsonl'}"): "Found 0 rows of xsum with a document and a reference",
+        ("--datasets", f"hotpotqa={data / 'hotpotqa.jsonl'}", f"xsum={tmp_path / 'nowhere.jsonl'}"): "cannot be opened",
         ("--datasets", f"qasper={data / 'hotpotqa.jsonl'}", "--max_length", "300"): "Choose a larger --max_length",
         ("--max_length", "4096"): "2,048",
         ("--judge_base_url", "http://user:hunter2@host", "--judge_model", "m"): "without a user",
         (*("--judge_base_url", "http://host/v1", "--judge_model", "m"), "--judge_key_variable", "KEY"): "ASCII",
     }
     monkeypatch.setenv("KEY", "sk-\nhunter2")
+    monkeypatch.setattr(hallucination, "iterate_texts", lambda *args, **kwargs: pytest.fail("the model ran"))
     for more, message in cases.items():
         assert evaluate(twin_folders, data, tmp_path / "out", None, *more, labels=["DIFF"]) == 1
         error = capsys.readouterr().err

@@ -118,7 +118,7 @@ def text(tmp_path_factory):
 
 
 def likelihoods(lm, data_dir):
-    samples = harness.evaluate_task(lm, "hellaswag", data_dir=data_dir)
+    samples = harness.evaluate_task(lm, harness.load_task("hellaswag", 0, data_dir))
     return [value for sample in samples for value, _ in sample["filtered_resps"]]
 
 

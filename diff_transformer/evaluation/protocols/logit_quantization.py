@@ -24,7 +24,7 @@ from ..probe import attention_probe
 from ..render import Figure, Section, draw_models
 from ..results import Measure, Results, ResultSet
 from ..text import DocumentArguments, load_documents, token_rows
-from .harness import accuracies, evaluate_task
+from .harness import accuracies, evaluate_task, load_task
 
 ORDER = 8
 NO_SETTINGS = ("task", "bits", "granularity")  # points of the grid, to which a later run may add
@@ -115,6 +115,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         check_length(loaded.model, arguments.length, "A document")
         documents = options.limited(arguments.documents)
         rows = token_rows(load_documents(arguments), loaded.tokenizer, arguments.length, documents, arguments.join)
+    tasks = {x: load_task(x, 0, arguments.data_dir) for x in {str(key["task"]) for key in todo} - {"nll"}}
 
     lm = unpadded_lm(loaded, options.batch_size)
     for key in tqdm(todo, desc=f"{loaded.label}: bits", unit="cell"):
@@ -123,7 +124,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
                 losses = (token_nll(loaded.model, torch.tensor([row]), len(row)) for row in rows)
                 measures = {"nll": Measure.of(loss.mean() for loss in losses)}
             else:
-                samples = evaluate_task(lm, "hellaswag", 0, arguments.data_dir, options.limit, options.seed)
+                samples = evaluate_task(lm, tasks["hellaswag"], 0, options.limit, options.seed)
                 measures = accuracies(samples)
         results.add(key, measures)
 

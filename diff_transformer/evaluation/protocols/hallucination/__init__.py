@@ -82,10 +82,11 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     outputs = results.journal("outputs")
     written = {}
     model = {name: loaded.identity[name] for name in ("revision", "dtype", "attn_implementation")}
-    for key in results.todo([{"dataset": name} for name in sources]):
-        name = str(key["dataset"])
+    todo = [str(key["dataset"]) for key in results.todo([{"dataset": name} for name in sources])]
+    rest = (samples, options.seed, arguments.max_length)
+    samples_of = {name: draw(loaded, name, load_rows(TASKS[name], sources[name]), *rest) for name in todo}
+    for name, drawn in samples_of.items():
         task = TASKS[name]
-        drawn = draw(loaded, name, load_rows(task, sources[name]), samples, options.seed, arguments.max_length)
         how = (model, task.max_new_tokens, task.stop, "skip_breaks")
         ids = [f"{sample.id}/{_digest(*how, sample.prompt)}" for sample in drawn]
         missing = [i for i, id in enumerate(ids) if id not in outputs]
