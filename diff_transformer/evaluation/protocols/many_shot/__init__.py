@@ -76,6 +76,10 @@ class Arguments:
     normalize: bool = field(default=False, init=False)
     chunk_size: int = field(default=1024, init=False)
 
+    def __post_init__(self):
+        if self.order_seeds is not None and self.order_seeds < 0:
+            raise ValueError(f"Got --order_seeds {self.order_seeds}; it must be 0 or more.")
+
 
 def number_of_orders(arguments: Arguments, dataset: str, order: str) -> int:
     """As asked for, as in the paper, or 10 where it has none."""

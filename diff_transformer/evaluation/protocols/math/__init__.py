@@ -67,6 +67,10 @@ class Arguments:
     chat: bool = option(True, "Use the tokenizer's chat template, if it has one.")
     continuous_batching: bool = option(False, "Replace a finished solution in the batch by the next one.")
 
+    def __post_init__(self):
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise ValueError(f"Got --max_new_tokens {self.max_new_tokens}; it must be 1 or more.")
+
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
     keys = [{"benchmark": name} for name in dict.fromkeys(arguments.benchmarks)]
