@@ -5,6 +5,7 @@ import argparse
 import gc
 import sys
 from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any
 
 import torch
 from transformers import HfArgumentParser, set_seed
@@ -69,20 +70,16 @@ def run(protocol: str, models: list[str], settings, options: Options) -> None:
     """Runs a protocol on models, one after another."""
     check_counts(settings)
     module = protocols.load(protocol)
-    ignored = getattr(module, "NO_SETTINGS", ())
-    kept = {name: value for name, value in asdict(settings).items() if name not in ignored}
     labels = [split_spec(spec)[0] for spec in models]
     if len(set(labels)) < len(labels):
         raise ValueError(f"Two models have the same label: {', '.join(labels)}. Label them: --model LABEL=PATH.")
     for spec in models:  # a typing error in the last shows before the first is evaluated
         check_path_or_id("model", split_spec(spec)[1])
     how = (options.dtype, options.device, options.attn_implementation, options.revision, options.trust_remote_code)
-    if isinstance(kept.get("dataset"), str):
-        kept["dataset"] = located(kept["dataset"])
-    recorded, out, seed = {**kept, "limit": options.limit}, options.out, options.seed
+    kept, out, seed = {**recorded(module, settings), "limit": options.limit}, options.out, options.seed
     for spec in models:
         loaded = load_model(spec, *how)
-        results = Results.open(out, protocol, loaded.identity, recorded, seed, loaded.model.device, options.overwrite)
+        results = Results.open(out, protocol, loaded.identity, kept, seed, loaded.model.device, options.overwrite)
         set_seed(seed)
         with torch.inference_mode():
             module.run(loaded, settings, options, results)
@@ -90,6 +87,18 @@ def run(protocol: str, models: list[str], settings, options: Options) -> None:
         gc.collect()
         torch.cuda.empty_cache()
         print(f"{loaded.label}: {len(results.cells)} cells in {results.path}")
+
+
+def recorded(module, settings) -> dict[str, Any]:
+    """The settings on which the numbers depend. Local paths are absolute: from another folder they name other data."""
+    ignored = getattr(module, "NO_SETTINGS", ())
+    kept = {name: value for name, value in asdict(settings).items() if name not in ignored}
+    for name in {"dataset", "train_dataset", "data_dir"} & set(kept):
+        if isinstance(kept[name], str):
+            kept[name] = located(kept[name])
+        elif kept[name]:  # NAME=PATH
+            kept[name] = [f"{x}={located(path)}" for x, _, path in (entry.partition("=") for entry in kept[name])]
+    return kept
 
 
 def check_counts(settings) -> None:

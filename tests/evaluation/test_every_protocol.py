@@ -10,7 +10,7 @@ from judge_server import TRUE, judge_server
 from rows import write_jsonl, write_rows
 
 from diff_transformer.evaluation import protocols
-from diff_transformer.evaluation.__main__ import main
+from diff_transformer.evaluation.__main__ import main, recorded
 from diff_transformer.evaluation.results import Results, load_results
 
 TEXT = ["--text_column", "body", "--dataset"]
@@ -115,6 +115,25 @@ def test_run_rejects(diff, run, tmp_path, monkeypatch, protocol, changes, messag
 def test_evaluate_rejects_counts_below_one_before_it_loads_a_model(capsys, protocol, options):
     assert main(["evaluate", protocol, "--model", "nowhere", *options.split()]) == 1
     assert capsys.readouterr().err == f"error: Got {options}; it must be 1 or more.\n"
+
+
+@pytest.mark.parametrize(
+    ("protocol", "name", "value", "kept"),
+    [
+        ("nll_by_position", "dataset", "./d", "{}/d"),
+        ("nll_by_position", "dataset", "owner/d", "owner/d"),
+        ("harness", "data_dir", "d/../d", "{}/d"),
+        ("fine_grained_loss", "train_dataset", "d", "{}/d"),
+        ("math", "data_dir", "d", "{}/d"),
+        ("math", "dataset", ["gsm8k=d", "math=owner/d"], ["gsm8k={}/d", "math=owner/d"]),
+    ],
+)
+def test_local_paths_are_recorded_as_absolute(tmp_path, monkeypatch, protocol, name, value, kept):
+    (tmp_path / "d").mkdir()
+    monkeypatch.chdir(tmp_path)
+    module = protocols.load(protocol)
+    found = recorded(module, module.Arguments(**{name: value}))[name]
+    assert str(found) == str(kept).replace("{}", str(tmp_path))
 
 
 @pytest.mark.slow
