@@ -153,6 +153,16 @@ class Results:
             logger.warning(f"{self.path}: {len(different) - len(missing)} of {len(different)} cells exist already.")
         return missing
 
+    def check_sources(self, sources: Mapping[str, str]) -> None:
+        """Raises ValueError if a cell's dataset now has another source than when it was measured."""
+        for cell in self.cells:
+            dataset, source = cell.key["dataset"], cell.data["source"]
+            if sources.get(dataset, source) != source:
+                raise ValueError(
+                    f"{self.path} has cells of {dataset} from {source}, not from {sources[dataset]}. Choose another "
+                    "--out, or replace the results with --overwrite."
+                )
+
     def add(self, key: Key, measures: Mapping[str, Measure], data: Mapping[str, Any] | None = None) -> None:
         """Adds a cell and writes the file atomically."""
         self.cells.append(Cell(_plain(key), dict(measures), _plain(data or {})))
@@ -277,7 +287,9 @@ class ResultSet:
     def measure(self, label: str, metric: str, **key: Any) -> Measure | None:
         """The mean over the cells that match; None without any. Its error is the standard error over the seeds, or
         that of the samples if there is one seed, or the seeds agree, as where nothing is random."""
-        by_seed = [[cell.measures[metric] for cell in r.select(**key) if metric in cell.measures] for r in self.of(label)]
+        by_seed = [
+            [cell.measures[metric] for cell in r.select(**key) if metric in cell.measures] for r in self.of(label)
+        ]
         found = [average(measures) for measures in by_seed if measures]
         if len({measure.value for measure in found}) > 1:
             return Measure.of(measure.value for measure in found)

@@ -118,6 +118,14 @@ def test_evaluate_rejects_counts_below_one_before_it_loads_a_model(capsys, proto
 
 
 @pytest.mark.parametrize(
+    "protocol, name", [("needle", "depths"), ("many_shot", "datasets"), ("hallucination", "datasets")]
+)
+def test_points_of_a_grid_are_no_settings(protocol, name):
+    module = protocols.load(protocol)
+    assert name not in recorded(module, module.Arguments()), "no point may be added later"
+
+
+@pytest.mark.parametrize(
     ("protocol", "name", "value", "kept"),
     [
         ("nll_by_position", "dataset", "./d", "{}/d"),

@@ -227,6 +227,9 @@ def test_run_gives_the_model_one_start_token(colors, tmp_path):
     permuted = [tokenizer.decode(prompt[1:]).split("\n==\n") for prompt in prompts[1:]]
     assert len(set(map(tuple, permuted))) == 4 and len(set(map(tuple, map(sorted, permuted)))) == 1
     assert len(permuted[0]) == 1 + results.cells[-1].data["demonstrations"]
+    seen = len(model.seen)
+    run_with(LoadedModel("x", model, tokenizer, {}), tmp_path, [str(colors)], order_seeds=2)
+    assert len(model.seen) == seen, "a finished run reads a prompt again"
 
 
 def run_with(loaded, folder, data, **changes):
@@ -246,6 +249,10 @@ def test_run_rejects(loaded, colors, tmp_path):
     for message, changes in cases.items():
         with pytest.raises(ValueError, match=message):
             run_with(loaded, tmp_path, **{"data": [str(colors)], **changes})
+    other = Results.open(tmp_path, "many_shot", {"label": "x"}, {}, 0)
+    other.add({"dataset": "colors"}, {}, {"source": "elsewhere"})
+    with pytest.raises(ValueError, match="has cells of colors from elsewhere, not from /"):
+        run_with(loaded, tmp_path, [str(colors)])
 
 
 def test_run_rejects_a_first_prompt_that_exceeds_the_positions(colors, tmp_path):

@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 
 from ....arguments import option
 from ....extras import require
+from ....text_data import located
 from ...comparison import UNSTATED, Comparison, Row
 from ...generate import iterate_texts
 from ...models import LoadedModel
@@ -27,8 +28,8 @@ from .judge import PROMPT, Judge
 from .samples import TASKS, draw, load_rows
 
 ORDER = 6
-# No existing cell depends on how the judge is reached
-NO_SETTINGS = ("judge_base_url", "judge_key_variable", "judge_concurrency")
+# Points of the grid, to which a later run may add; and how the judge is reached
+NO_SETTINGS = ("datasets", "judge_base_url", "judge_key_variable", "judge_concurrency")
 
 # Table 4 (page 8): Transformer, DIFF
 PAPER = {
@@ -79,7 +80,9 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         require("openai")  # which is used after the generation
         api_key = os.environ.get(arguments.judge_key_variable, "").strip() or None
         judge = Judge(arguments.judge_base_url, arguments.judge_model or "", api_key, arguments.judge_max_tokens)
-    sources = {name: source for name, _, source in (entry.partition("=") for entry in arguments.datasets)}
+    given = [entry.partition("=") for entry in arguments.datasets]
+    sources = {name: located(source) or TASKS[name].source for name, _, source in given}
+    results.check_sources(sources)
     samples = options.limited(arguments.samples)
     outputs = results.journal("outputs")
     written = {}
@@ -110,7 +113,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         if parsed:
             measures["accuracy"] = Measure.of(parsed)
         data = {
-            "samples": len(pairs),
+            "source": sources[name],
             "unparsed": len(pairs) - len(parsed),
             "empty": len(pairs) - len(asked),
             "cut": sum(sample.cut for sample, _ in pairs),
@@ -166,9 +169,11 @@ def section(results: ResultSet) -> Section:
 
 
 def _row(name: str, paper: tuple[float, float], results: ResultSet) -> Row:
-    source = dict(entry.partition("=")[::2] for entry in results.settings["datasets"])[name]
-    differs = [f"rows from {source}"] if source else []
+    cells = [cell for cell in results.cells if cell.matches(dataset=name)]
+    differs = [
+        f"rows from {source}" for source in sorted({cell.data["source"] for cell in cells} - {TASKS[name].source})
+    ]
     for count, what in COUNTS.items():
-        if most := max(cell.data[count] for cell in results.cells if cell.matches(dataset=name)):
+        if most := max(cell.data[count] for cell in cells):
             differs.append(f"{most} {what}")
     return Row([TASKS[name].title], "accuracy", {"dataset": name}, paper, differs)

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from ....arguments import option
+from ....text_data import located
 from ...comparison import UNSTATED, Comparison, Row
 from ...generate import prefill
 from ...models import LoadedModel, check_length
@@ -28,6 +29,7 @@ from .labels import choose_labels
 from .prompts import ORDERS, SOURCES, Example, Prompts, find_source, load_task
 
 ORDER = 5
+NO_SETTINGS = ("datasets",)  # points of the grid, to which a later run may add
 
 Stop = tuple[int, Key]  # a number of demonstrations, and the cell that is measured after them
 
@@ -96,6 +98,8 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     tasks = {task.name: task for task in (load_task(*find_source(spec)) for spec in arguments.datasets)}
     if len(tasks) < len(arguments.datasets):
         raise ValueError(f"Two of {', '.join(arguments.datasets)} have the same name. Rename one: NAME=PATH.")
+    sources = {name: located(task.source.dataset) for name, task in tasks.items()}
+    results.check_sources(sources)
     plans = []  # all of them are made before the model runs, so that errors in a dataset show early
     for name, task in tasks.items():
         prompts = Prompts(task, loaded.tokenizer, queries, options.seed)
@@ -118,7 +122,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
             chosen = choose_labels(loaded.model, cache, prompts.queries, prompts.label_ids, options.batch_size)
             correct = Measure.of(a == b for a, b in zip(chosen, prompts.answers, strict=True))
             sizes = {"demonstrations": shown, "tokens": cache.get_seq_length(), "classes": len(prompts.label_ids)}
-            results.add(key, {"accuracy": correct}, {**sizes, "source": prompts.task.source.dataset})
+            results.add(key, {"accuracy": correct}, {**sizes, "source": sources[prompts.task.name]})
 
 
 def _contexts(
