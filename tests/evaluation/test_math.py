@@ -42,7 +42,7 @@ def answering(monkeypatch):
     """A function that replaces the model by one that answers the i-th prompt with `solution(i)`."""
 
     def answer(solution):
-        def iterate_texts(model, tokenizer, prompts, max_new_tokens, batch_size, stop_strings):
+        def iterate_texts(model, tokenizer, prompts, max_new_tokens, batches, stop_strings):
             iterate_texts.stop_strings = stop_strings
             yield from reversed([(i, solution(i)) for i in range(len(prompts))])
 

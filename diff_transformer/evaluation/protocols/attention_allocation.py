@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from ...arguments import option
 from ..comparison import UNSTATED, Comparison, Row
-from ..generate import BATCH_TOKENS, CHUNK, in_batches, prefill
+from ..generate import CHUNK, Batches, prefill
 from ..models import LoadedModel, check_length
 from ..probe import attention_probe
 from ..render import Section
@@ -108,7 +108,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     todo = results.todo([{"depth": depth} for depth in arguments.depths])
     if not todo:
         return
-    samples = options.limited(arguments.samples)
+    samples, batches = options.limited(arguments.samples), Batches(options.batch_size)
     new_prompt = prompt_maker(arguments, loaded.tokenizer)
 
     def shares(prompts: Sequence[NeedlePrompt]) -> list[torch.Tensor]:
@@ -122,8 +122,8 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         depth = int(key["depth"])
         rngs = [random.Random(f"{options.seed}|{depth}|{i}") for i in range(samples)]
         prompts = [new_prompt(arguments.length, arguments.needles, queried=1, depth=depth, rng=rng) for rng in rngs]
-        batches = in_batches(shares, prompts, options.batch_size, start=max(1, BATCH_TOKENS // arguments.length))
-        signed, absolute = torch.stack([rows for _, rows in batches], dim=-1)  # (len(SPANS), samples)
+        scored = batches.map(shares, prompts, arguments.length)
+        signed, absolute = torch.stack([rows for _, rows in scored], dim=-1)  # (len(SPANS), samples)
         found = dict(zip(SPANS, signed, strict=True))
         found["noise"] = found["before"] + found["after"]
         found["absolute_noise"] = absolute[SPANS.index("before")] + absolute[SPANS.index("after")]

@@ -148,7 +148,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     if min(arguments.shots) < 0:
         raise ValueError(f"Got --shots {min(arguments.shots)}; it must be 0 or more.")
     keys: list[Any] = [{"task": task, "shots": shots} for shots in arguments.shots for task in arguments.tasks]
-    todo = results.todo(keys)
+    todo: list[Any] = results.todo(keys)
     tasks = [load_task(key["task"], key["shots"], arguments.data_dir) for key in todo]  # what is missing shows early
     lm = HFLM(
         pretrained=loaded.model,

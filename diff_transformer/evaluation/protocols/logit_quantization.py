@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from ...arguments import option
 from ..comparison import PAPER_DIFF, PAPER_TRANSFORMER, UNSTATED, Comparison, Row
-from ..generate import in_batches, token_nll
+from ..generate import Batches, token_nll
 from ..models import LoadedModel, check_length
 from ..probe import attention_probe
 from ..render import Figure, Section, draw_models
@@ -96,10 +96,12 @@ def unpadded_lm(loaded: LoadedModel, batch_size: int | None = None) -> Any:
                 return score([requests[i] for i in batch], disable_tqdm=True, override_bs=len(batch))
 
             longest_first = sorted(range(len(requests)), key=length, reverse=True)
-            for _, group in tqdm(groupby(longest_first, length), desc="Log-likelihoods", unit="length", leave=False):
-                answers |= in_batches(score_batch, list(group), batch_size, start=8)
+            groups = tqdm(groupby(longest_first, length), desc="Log-likelihoods", unit="length", leave=False)
+            for tokens, group in groups:
+                answers |= batches.map(score_batch, list(group), tokens, most=8)
             return [answers[i] for i in range(len(requests))]
 
+    batches = Batches(batch_size)
     model = {"pretrained": loaded.model, "tokenizer": loaded.tokenizer, "backend": "causal"}
     return UnpaddedLM(**model, batch_size="auto", softmax_dtype="float32")
 

@@ -20,7 +20,7 @@ from ....arguments import option
 from ....extras import require
 from ....text_data import located
 from ...comparison import UNSTATED, Comparison, Row
-from ...generate import iterate_texts
+from ...generate import Batches, iterate_texts
 from ...models import LoadedModel
 from ...render import Section
 from ...results import Journal, Measure, Results, ResultSet
@@ -88,7 +88,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     written = {}
     model = {name: loaded.identity[name] for name in ("revision", "dtype", "attn_implementation")}
     todo = [str(key["dataset"]) for key in results.todo([{"dataset": name} for name in sources])]
-    rest = (samples, options.seed, arguments.max_length)
+    batches, rest = Batches(options.batch_size), (samples, options.seed, arguments.max_length)
     samples_of = {name: draw(loaded, name, load_rows(TASKS[name], sources[name]), *rest) for name in todo}
     for name, drawn in samples_of.items():
         task = TASKS[name]
@@ -96,7 +96,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         ids = [f"{sample.id}/{_digest(*how, sample.prompt)}" for sample in drawn]
         missing = [i for i, id in enumerate(ids) if id not in outputs]
         inputs = (loaded.model, loaded.tokenizer, [drawn[i].prompt for i in missing], task.max_new_tokens)
-        texts = iterate_texts(*inputs, options.batch_size, [task.stop], skip_breaks=True)
+        texts = iterate_texts(*inputs, batches, [task.stop], skip_breaks=True)
         for i, generated in tqdm(texts, f"{loaded.label}: {name}, writing", len(missing), unit="output"):
             outputs.add(ids[missing[i]], **generated._asdict())
         written[name] = [(sample, outputs.records[id]) for sample, id in zip(drawn, ids, strict=True)]

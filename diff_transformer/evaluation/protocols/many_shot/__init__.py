@@ -21,7 +21,7 @@ from transformers.cache_utils import Cache
 from ....arguments import option
 from ....text_data import located
 from ...comparison import UNSTATED, Comparison, Row
-from ...generate import prefill
+from ...generate import Batches, prefill
 from ...models import LoadedModel, check_length
 from ...render import Figure, Section, draw_models
 from ...results import Cell, Key, Measure, Results, ResultSet, mean
@@ -115,11 +115,12 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
                 key: Key = {"dataset": name, "length": longest, "order": order, "order_seed": seed}
                 sequences.append((permuted, [(shown, key)]))
         plans.append((prompts, sequences))
+    batches = Batches(options.batch_size)
     for prompts, sequences in plans:
         todo = results.todo([key for _, stops in sequences for _, key in stops])
         contexts = chain.from_iterable(_contexts(loaded.model, prompts, *sequence, todo) for sequence in sequences)
         for key, shown, cache in tqdm(contexts, f"{loaded.label}: {prompts.task.name}", len(todo), unit="prompt"):
-            chosen = choose_labels(loaded.model, cache, prompts.queries, prompts.label_ids, options.batch_size)
+            chosen = choose_labels(loaded.model, cache, prompts.queries, prompts.label_ids, batches)
             correct = Measure.of(a == b for a, b in zip(chosen, prompts.answers, strict=True))
             sizes = {"demonstrations": shown, "tokens": cache.get_seq_length(), "classes": len(prompts.label_ids)}
             results.add(key, {"accuracy": correct}, {**sizes, "source": sources[prompts.task.name]})

@@ -16,7 +16,7 @@ from ....arguments import option
 from ....extras import require
 from ....text_data import located
 from ...comparison import UNSTATED, Comparison, Row, percent
-from ...generate import iterate_continuously, iterate_texts
+from ...generate import Batches, iterate_continuously, iterate_texts
 from ...models import LoadedModel, check_length
 from ...render import Figure, Section, Table, color
 from ...results import Cell, Journal, Measure, Results, ResultSet, average
@@ -95,15 +95,16 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     what = f"The longest prompt, {longest:,} tokens, with a solution (--max_new_tokens {max_new_tokens:,})"
     check_length(loaded.model, longest + max_new_tokens, what)
     results.begin()
+    batches = Batches(options.batch_size)
     for name in todo:
         journal = results.journal(name)
         missing = [i for i in range(len(rows[name])) if str(i) not in journal]
         prompts = [rows[name][i] for i in missing]
-        inputs = (loaded.model, loaded.tokenizer, prompts, max_new_tokens, options.batch_size)
+        inputs = (loaded.model, loaded.tokenizer, prompts, max_new_tokens)
         if arguments.continuous_batching:
-            solutions = iterate_continuously(*inputs)
+            solutions = iterate_continuously(*inputs, options.batch_size)
         else:
-            solutions = iterate_texts(*inputs, () if chat else STOP_STRINGS)
+            solutions = iterate_texts(*inputs, batches, () if chat else STOP_STRINGS)
         title, total = f"{loaded.label}: {BENCHMARKS[name].title}", len(rows[name])
         for i, solution in tqdm(solutions, title, total, initial=total - len(missing), unit="problem"):
             journal.add(str(missing[i]), **solution._asdict())

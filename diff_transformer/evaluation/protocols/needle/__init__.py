@@ -16,12 +16,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 from tqdm.auto import tqdm
 
 from ....arguments import option
 from ...comparison import PAPER_DIFF, PAPER_TRANSFORMER, UNSTATED, Comparison, Row
-from ...generate import iterate_texts
+from ...generate import Batches, iterate_texts
 from ...models import LoadedModel, check_length
 from ...render import Section, Table
 from ...results import Key, Measure, Results, ResultSet, mean
@@ -104,7 +105,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
 
     for key in todo:
         make_prompt(key, 0)  # raises before the model runs if the needles do not fit
-    sizes = {"batch_size": options.batch_size, "chunk_size": arguments.chunk_size}
+    sizes: Any = {"batches": Batches(options.batch_size), "chunk_size": arguments.chunk_size}
     for key in tqdm(todo, desc=loaded.label, unit="cell"):
         prompts = [make_prompt(key, i) for i in range(samples)]
         rows, scores, answers = [prompt.input_ids for prompt in prompts], [], []
