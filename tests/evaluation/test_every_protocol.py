@@ -133,15 +133,21 @@ def test_points_of_a_grid_are_no_settings(protocol, name):
         ("harness", "data_dir", "d/../d", "{}/d"),
         ("fine_grained_loss", "train_dataset", "d", "{}/d"),
         ("math", "data_dir", "d", "{}/d"),
-        ("math", "dataset", ["gsm8k=d", "math=owner/d"], ["gsm8k={}/d", "math=owner/d"]),
+        ("math", "dataset", ["mawps=d", "math=owner/d"], ["mawps={}/d", "math=owner/d"]),
     ],
 )
 def test_local_paths_are_recorded_as_absolute(tmp_path, monkeypatch, protocol, name, value, kept):
     (tmp_path / "d").mkdir()
     monkeypatch.chdir(tmp_path)
     module = protocols.load(protocol)
-    found = recorded(module, module.Arguments(**{name: value}))[name]
+    benchmarks = {"benchmarks": ["mawps", "math"]} if (protocol, name) == ("math", "dataset") else {}
+    found = recorded(module, module.Arguments(**{name: value}, **benchmarks))[name]
     assert str(found) == str(kept).replace("{}", str(tmp_path))
+
+
+def test_evaluate_math_names_the_folder_that_it_needs_before_it_loads_a_model(capsys):
+    assert main(["evaluate", "math", "--model", "nowhere"]) == 1
+    assert "is known for mawps, carp_en, tabmwp" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -16,8 +16,8 @@ from diff_transformer.evaluation.generate import Generated
 from diff_transformer.evaluation.models import LoadedModel
 from diff_transformer.evaluation.protocols import needle
 from diff_transformer.evaluation.protocols.needle import Arguments, accuracy, assigned_numbers, parse_pair, section
-from diff_transformer.evaluation.protocols.needle.haystack import BOOKS
 from diff_transformer.evaluation.results import Measure, Results, ResultSet
+from diff_transformer.evaluation.text import BOOKS
 
 TOKENIZER = cl100k_tokenizer(vocab_size=300)
 TEXT = str(Path(needle.__file__))  # any text

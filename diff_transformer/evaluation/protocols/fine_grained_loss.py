@@ -53,8 +53,8 @@ class Arguments(DocumentArguments):
         "The training data of the models, or a sample of it, in which n-grams are counted; takes the same "
         "values as --dataset. Without it every repeated n-gram is a hit.",
     )
-    train_dataset_config: str | None = option(None, "Its configuration.")
-    train_dataset_split: str = option("train", "Its split.")
+    train_dataset_config: str | None = option(None, "Configuration of `--train_dataset`, if it has several.")
+    train_dataset_split: str = option("train", "Split of `--train_dataset`.")
     train_text_column: str = option("text", "Its column that holds the text.")
     threshold: int = option(
         1250, "N-grams that occur more often in the training data are no hits; lower it for a sample."

@@ -15,14 +15,14 @@ from ..generate import CHUNK, token_nll
 from ..models import LoadedModel, check_length
 from ..render import Figure, Section, draw_models
 from ..results import Cell, Measure, Results, ResultSet
-from ..text import DocumentArguments, load_documents, token_rows
+from ..text import BookArguments, load_documents, token_rows
 
 ORDER = 2
 PAPER_SETTINGS = {"samples": UNSTATED, "dataset": UNSTATED}
 
 
 @dataclass
-class Arguments(DocumentArguments):
+class Arguments(BookArguments):
     length: int = option(65536, "Tokens per document; shorter documents are left out.")
     documents: int = option(50, "Number of documents.")
     points: int = option(64, "Number of positions at which the curve is recorded.")

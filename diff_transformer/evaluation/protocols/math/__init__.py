@@ -59,7 +59,9 @@ _SHARES = {"cut_off": "cut off at the limit", "timed_out": "not graded in time",
 class Arguments:
     benchmarks: list[str] = option(list(BENCHMARKS), "Benchmarks.", list(BENCHMARKS))
     data_dir: str | None = option(
-        None, "A folder with BENCHMARK/test.jsonl or BENCHMARK.jsonl, as Qwen2.5-Math has; by default the Hub."
+        None,
+        "A folder with BENCHMARK/test.jsonl or BENCHMARK.jsonl, as Qwen2.5-Math has. Needed for "
+        f"{', '.join(name for name in BENCHMARKS if BENCHMARKS[name].dataset is None)}, which the Hub does not have.",
     )
     dataset: list[str] = option([], "BENCHMARK=PATH or BENCHMARK=HUB_ID, datasets of single benchmarks.")
     prompt: str = option("boxed", "cot for Figure 9, boxed for Figure 10.", list(PROMPTS))
@@ -70,6 +72,8 @@ class Arguments:
     def __post_init__(self):
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise ValueError(f"Got --max_new_tokens {self.max_new_tokens}; it must be 1 or more.")
+        if self.data_dir is None:
+            find_datasets(self.benchmarks, None, self.dataset)  # raises before a model is loaded
 
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
