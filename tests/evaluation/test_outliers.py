@@ -162,7 +162,8 @@ def test_run_resumes(loaded, run, tmp_path, monkeypatch):
     results = run(outliers, loaded, arguments)
     whole, results.cells = results.cells, []
     assert [cell.key["activation"] for cell in whole] == list(ACTIVATIONS)
-    assert whole[0].data["tokens"] == 128, "100 tokens are four rows of 32"
+    assert whole[0].data["tokens"] == 100, "four rows of 32 differ from 100 tokens"
+    assert run(outliers, loaded, arguments, "limited", limit=2).cells[0].data["tokens"] == 64
     results.path.unlink()
     results.save()
     journal = results.journal("rows").path

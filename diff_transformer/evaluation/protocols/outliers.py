@@ -147,7 +147,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
             journal.add(str(i), **measure_row(loaded.model, torch.tensor([row]), arguments.chunk_size))
     for key in todo:
         measures, top = summary([journal.records[str(i)][str(key["activation"])] for i in range(len(rows))])
-        tokens = len(rows) * arguments.length
+        tokens = min(arguments.tokens, len(rows) * arguments.length)  # rounded up to whole rows is no difference
         results.add(key, measures, {"top": top, "median_relative_error": MEDIAN_ERROR, "tokens": tokens})
 
 
