@@ -139,9 +139,13 @@ def arguments(**changes):
 
 
 @pytest.mark.slow
-def test_run_and_report(diff, run, data_dir, text):
+def test_run_and_report(diff, run, data_dir, text, monkeypatch):
+    evaluated = []
+    monkeypatch.setattr(
+        logit_quantization, "evaluate_task", lambda *args: evaluated.append(args) or harness.evaluate_task(*args)
+    )
     results = run(logit_quantization, diff, arguments(data_dir=data_dir, dataset=text))
-    assert len(results.cells) == 8
+    assert len(results.cells) == 8 and len(evaluated) == 3, "16 bits are measured again for the other granularity"
     nll = {bits: results.select(task="nll", bits=bits, granularity="tensor")[0] for bits in (16, 4)}
     assert nll[16].measures["nll"].n == 4 and nll[16]["nll"] != nll[4]["nll"]
     rows = torch.tensor(token_rows(load_documents(DocumentArguments(text)), diff.tokenizer, 40, 4, join=True))

@@ -121,6 +121,9 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
 
     lm = unpadded_lm(loaded, options.batch_size)
     for key in tqdm(todo, desc=f"{loaded.label}: bits", unit="cell"):
+        if key["bits"] == UNQUANTIZED and (same := results.select(task=key["task"], bits=UNQUANTIZED)):
+            results.add(key, same[0].measures)  # granularity does not matter without quantization
+            continue
         with quantized(loaded.model, int(key["bits"]), str(key["granularity"])):
             if key["task"] == "nll":
                 losses = (token_nll(loaded.model, torch.tensor([row]), len(row)) for row in rows)
