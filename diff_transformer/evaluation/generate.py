@@ -48,7 +48,7 @@ def chunks(
     """
     no_cache = ValueError(
         f"{type(model).__name__} does not fill a key-value cache, so it cannot be evaluated in chunks. The protocols "
-        "harness, hallucination and math need none."
+        "harness, hallucination, math and throughput need none."
     )
     if getattr(model, "_is_stateful", False):
         raise no_cache

@@ -9,7 +9,7 @@ from diff_transformer.evaluation.results import Cell, Measure, Results, ResultSe
 SETTINGS = {"dataset": "stdlib", "limit": None, "chat": False, "joined": True}
 
 
-def results_of(label, kind, values, settings=SETTINGS, parameters=3_000_000_000):
+def results_of(label, kind, values, settings=SETTINGS, parameters=3_480_000_000):
     """values: accuracy by depth, each over 9 samples."""
     model = {"label": label, "model_type": kind, "parameters": parameters}
     results = Results(f"{label}.json", "x", model, settings, 0)

@@ -60,7 +60,8 @@ def test_step_trains_and_leaves_no_gradients(loaded):
 
 def test_size_of_has_the_names_of_table_7():
     assert {size for size, *_ in TABLE_7} == {size_of(3_477_000_000), size_of(13_100_000_000)} == {"3B", "13B"}
-    assert size_of(830_000_000) == "830M"
+    assert size_of(3_790_000_000) == "3B", "the paper's with untied embeddings"
+    assert size_of(830_000_000) == "830M" and size_of(2_794_482_176) == "2,800M"
 
 
 def test_report_beside_the_paper(tmp_path):

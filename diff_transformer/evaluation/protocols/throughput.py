@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ...arguments import option
-from ..comparison import UNSTATED, Comparison, Row
+from ..comparison import PAPER_3B, UNSTATED, Comparison, Row
 from ..models import LoadedModel, check_length
 from ..render import Section
 from ..results import Measure, Results, ResultSet, hardware
@@ -39,7 +39,7 @@ TABLE_7 = {
     ("13B", 2048, BACKWARD): (998, 942),
     ("13B", 2048, FORWARD): (14346, 13653),
 }
-_SIZES = {"3B": (2.5e9, 4e9), "13B": (12e9, 15e9)}  # the paper's models, by their parameters
+_SIZES = {"3B": PAPER_3B, "13B": (12e9, 15e9)}  # the paper's models, by their parameters
 PAPER_SETTINGS = {"hardware": "NVIDIA H100 80GB HBM3", "gradient_checkpointing": None, "batch": UNSTATED}
 
 
