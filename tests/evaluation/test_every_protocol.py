@@ -101,7 +101,7 @@ def test_run_rejects(diff, run, tmp_path, monkeypatch, protocol, changes, messag
     ("protocol", "options"),
     [
         ("nll_by_position", "--length 0"),
-        ("nll_by_position", "--points -3"),
+        ("nll_by_position", "--documents -3"),
         ("needle", "--lengths 0"),
         ("needle", "--samples 0"),
         ("hallucination", "--samples 0"),
@@ -109,7 +109,7 @@ def test_run_rejects(diff, run, tmp_path, monkeypatch, protocol, changes, messag
         ("math", "--max_new_tokens 0"),
         ("many_shot", "--queries 0"),
         ("throughput", "--rounds 0"),
-        ("outliers", "--chunk_size 0"),
+        ("outliers", "--tokens 0"),
     ],
 )
 def test_evaluate_rejects_counts_below_one_before_it_loads_a_model(capsys, protocol, options):

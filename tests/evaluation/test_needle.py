@@ -76,7 +76,7 @@ def read_with(monkeypatch):
     """Runs a model that reads needles and question from its tokens and gives `answer(cities, numbers)`."""
 
     def read_with(answer, folder, **changes):
-        def iterate_texts(model, tokenizer, rows, max_new_tokens, **_):
+        def iterate_texts(model, tokenizer, rows, max_new_tokens, *_, chunk_size):
             for i, text in enumerate(tokenizer.batch_decode(rows)):
                 read_with.lengths.append(len(rows[i]) + max_new_tokens)
                 asked = re.search(r"\? The special magic (.+) numbers? (is|are) $", text)[1].split(" and ")

@@ -158,7 +158,7 @@ def test_measure_row_takes_another_architecture():
 
 
 def test_run_resumes(loaded, run, tmp_path, monkeypatch):
-    arguments = Arguments(dataset=corpus(tmp_path / "texts"), tokens=100, length=32, chunk_size=20)
+    arguments = Arguments(dataset=corpus(tmp_path / "texts"), tokens=100, length=32)
     results = run(outliers, loaded, arguments)
     whole, results.cells = results.cells, []
     assert [cell.key["activation"] for cell in whole] == list(ACTIVATIONS)

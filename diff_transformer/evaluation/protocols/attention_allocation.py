@@ -115,7 +115,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         """(2, len(SPANS)) of each prompt."""
         input_ids = torch.tensor([prompt.input_ids for prompt in prompts])
         spans = torch.tensor([token_spans(prompt) for prompt in prompts])
-        found = attention_shares(loaded.model, input_ids, spans, arguments.normalization, arguments.chunk_size)
+        found = attention_shares(loaded.model, input_ids, spans, arguments.normalization)
         return list(found.double().cpu().unbind(1))
 
     for key in tqdm(todo, desc=f"{loaded.label}: depths", unit="depth"):

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from ...arguments import option
 from ...text_data import load_texts
 from ..comparison import PAPER_1_4B, UNSTATED, Comparison, Row
-from ..generate import CHUNK, token_nll
+from ..generate import token_nll
 from ..models import LoadedModel, check_length
 from ..render import Section, Table
 from ..results import Cell, Measure, Results, ResultSet
@@ -59,7 +59,6 @@ class Arguments(DocumentArguments):
     threshold: int = option(
         1250, "N-grams that occur more often in the training data are no hits; lower it for a sample."
     )
-    chunk_size: int = option(CHUNK, "Tokens per forward pass.")
 
     def __post_init__(self):
         if not 2 <= self.order <= self.length:
@@ -121,7 +120,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         frequent = known[np.array(journal.records["counts"]["counts"]) > arguments.threshold]
     for key in tqdm(todo, desc=f"{loaded.label}: rows", unit="row"):
         i = int(key["document"])
-        losses = token_nll(loaded.model, torch.tensor([rows[i]]), arguments.chunk_size).numpy()
+        losses = token_nll(loaded.model, torch.tensor([rows[i]])).numpy()
         hits = ar_hits(numbers[i], frequent, arguments.order)
         slices = zip(SLICES, (losses, losses[hits], losses[~hits]), strict=True)
         results.add(key, {name: Measure(float(x.mean()), len(x)) for name, x in slices if len(x)})

@@ -56,7 +56,6 @@ class Arguments(DocumentArguments):
     tokens: int = option(400_000, "Minimum number of tokens in all rows together.")
     length: int = option(4096, "Tokens per row.")
     join: bool = option(True, "Concatenate short documents to reach the length.")
-    chunk_size: int = option(CHUNK, "Tokens per forward pass.")
 
 
 class Magnitudes:
@@ -144,7 +143,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     journal = results.journal("rows")
     for i, row in enumerate(tqdm(rows, desc=f"{loaded.label}: rows", unit="row")):
         if str(i) not in journal:
-            journal.add(str(i), **measure_row(loaded.model, torch.tensor([row]), arguments.chunk_size))
+            journal.add(str(i), **measure_row(loaded.model, torch.tensor([row])))
     for key in todo:
         measures, top = summary([journal.records[str(i)][str(key["activation"])] for i in range(len(rows))])
         tokens = min(arguments.tokens, len(rows) * arguments.length)  # rounded up to whole rows is no difference

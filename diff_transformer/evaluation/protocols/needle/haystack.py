@@ -12,7 +12,6 @@ from functools import partial
 from transformers import PreTrainedTokenizerBase
 
 from ....arguments import option
-from ...generate import CHUNK
 from ...text import BookArguments, load_documents, prompt_ids, text_ids
 
 HAYSTACK_TOKENS = 2**20  # maximum tokens of the documents from which a prompt's haystack is cut
@@ -92,7 +91,6 @@ class NeedleArguments(BookArguments):
     wording: str = option(
         "yoco", "yoco: for base models. lwm: for chat models, needles at ends of sentences.", choices=WORDINGS
     )
-    chunk_size: int = option(CHUNK, "Tokens per forward pass.")
 
     def __post_init__(self):
         outside = [depth for depth in self.depths if not 0 <= depth <= 100]
