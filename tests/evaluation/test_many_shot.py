@@ -280,7 +280,7 @@ def cell(accuracy, shown, **key):
 
 
 def results_of(label, model_type, accuracies, by_seed, **settings):
-    model, settings = {"label": label, "model_type": model_type}, {"scoring": "trie", "queries": 100, **settings}
+    model, settings = {"label": label, "model_type": model_type}, {"queries": 100, **settings}
     results = Results(None, "many_shot", model, settings, 0)
     results.cells = [cell(a, n, length=10 * n) for n, a in accuracies.items()]
     for order, values in by_seed.items():
@@ -330,10 +330,6 @@ def test_section():
     assert alternating[:4] == ["TREC", "alternately by class", 56.7, 13.4]
     assert [x and round(x.value, 6) for x in (*at_random[4:6], *alternating[4:6])] == [10.0, 40.0, 20.0, None]
     assert at_random[-1].endswith("length 99; 10 orders")
-
-    likelihood = section(ResultSet([results_of("A", "x", {1: 0.5}, {}, scoring="likelihood", normalize=True)]))
-    (averages,) = likelihood.comparisons
-    assert "scoring likelihood (paper: trie); normalize on;" in averages.table().rows[0][-1]
 
 
 def test_section_shows_the_mean_and_the_band_of_seeds():

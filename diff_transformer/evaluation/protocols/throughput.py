@@ -40,7 +40,7 @@ TABLE_7 = {
     ("13B", 2048, FORWARD): (14346, 13653),
 }
 _SIZES = {"3B": PAPER_3B, "13B": (12e9, 15e9)}  # the paper's models, by their parameters
-PAPER_SETTINGS = {"hardware": "NVIDIA H100 80GB HBM3", "gradient_checkpointing": None, "batch": UNSTATED}
+PAPER_SETTINGS = {"hardware": "NVIDIA H100 80GB HBM3", "batch": UNSTATED}
 
 
 @dataclass
@@ -49,9 +49,6 @@ class Arguments:
     tasks: list[str] = option(list(TASKS), "What is timed.", choices=TASKS)
     tokens: int = option(4096, "Tokens per batch; a batch has at least one sequence.")
     rounds: int = option(10, "Timed rounds, after two that warm up.")
-    gradient_checkpointing: bool = option(
-        False, "Keep no activations within a layer; the backward computes them again."
-    )
 
     def __post_init__(self):
         if min(self.lengths) < 2:
@@ -92,9 +89,6 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     grid = product(arguments.lengths, arguments.tasks)
     todo = results.todo([{"size": size, "length": length, "task": task} for length, task in grid])
     rounds = options.limited(arguments.rounds)
-    if arguments.gradient_checkpointing:
-        loaded.model.gradient_checkpointing_enable({"use_reentrant": False})
-        loaded.model.train()  # which checkpointing needs
     for key in tqdm(todo, desc=loaded.label, unit="cell"):
         length, task = int(key["length"]), str(key["task"])
         batch = max(1, arguments.tokens // length)

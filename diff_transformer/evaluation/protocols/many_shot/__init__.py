@@ -8,7 +8,7 @@ For robustness the same demonstrations are shown in other orders: at random, or 
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import itemgetter
 from typing import Any
@@ -51,10 +51,7 @@ MARGINS = {
     ("trec", "alternating"): (56.7, 13.4, 30),
 }
 
-PAPER_SETTINGS = {
-    **{"scoring": "trie", "normalize": None, "prompt": None, "limit": None},
-    **{"source": UNSTATED, "queries": UNSTATED},
-}
+PAPER_SETTINGS = {"limit": None, "source": UNSTATED, "queries": UNSTATED}
 
 
 @dataclass
@@ -64,19 +61,14 @@ class Arguments:
         f"From {', '.join(SOURCES)}; NAME=PATH for a copy; or a Hub id or folder with train and test, text and label.",
     )
     lengths: list[int] = option(
-        [4096 * i for i in range(1, 17)], "Tokens of the prompts of the curve; its first one has a text of each class."
+        [4096 * i for i in range(1, 17)],
+        "Prompt lengths, in tokens. A first prompt with one text of each class is always added.",
     )
     queries: int = option(100, "Texts from the test split, the same for every prompt.")
     orders: list[str] = option(list(ORDERS), "How the demonstrations are permuted.", ORDERS)
     order_seeds: int | None = option(
         None, "Permutations per order, by default as many as in the paper, or 10 where it has none. 0 measures none."
     )
-    # Settings that are no options any more: every file of results has them
-    scoring: str = field(default="trie", init=False)
-    shots: list[int] = field(default_factory=lambda: [1], init=False)
-    separator: str = field(default=r"\n==\n", init=False)
-    normalize: bool = field(default=False, init=False)
-    chunk_size: int = field(default=1024, init=False)
 
     def __post_init__(self):
         if self.order_seeds is not None and self.order_seeds < 0:
