@@ -77,8 +77,8 @@ class Arguments:
 
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
-    keys = [{"benchmark": name} for name in dict.fromkeys(arguments.benchmarks)]
-    if all(key in results for key in keys):
+    todo = [str(key["benchmark"]) for key in results.todo([{"benchmark": name} for name in arguments.benchmarks])]
+    if not todo:
         return
     require("math_verify")  # which grades what is generated first
     chat = arguments.chat and loaded.tokenizer.chat_template is not None
@@ -88,8 +88,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
             "Use a tokenizer with a chat template, or leave it out."
         )
     max_new_tokens = arguments.max_new_tokens or MAX_NEW_TOKENS[arguments.prompt]
-    datasets = find_datasets(arguments.benchmarks, arguments.data_dir, arguments.dataset)
-    todo = [str(key["benchmark"]) for key in results.todo(keys)]
+    datasets = find_datasets(todo, arguments.data_dir, arguments.dataset)
     problems = {name: load_problems(name, datasets[name], options.limit, options.seed) for name in todo}
     rows = {
         name: [encode_prompt(loaded.tokenizer, problem.question, arguments.prompt, chat) for problem in found]
