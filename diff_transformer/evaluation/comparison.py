@@ -79,7 +79,7 @@ class Comparison:
             values = {label: measure.value for label, measure in zip(labels, ours, strict=True) if measure}
             rows.append([*row.name, *paper, *self._contrast(paper), *ours])
             rows[-1] += self._contrast([values.get(label) for label in twins]) if twins else []
-            rows[-1].append("; ".join(self.differences(row)) or "training, if anything")
+            rows[-1].append("; ".join(self.differences(row)) or "only the training of the models")
         return Table(self.caption, columns, rows, self.digits)
 
     def markdown(self) -> str:

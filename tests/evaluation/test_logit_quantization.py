@@ -168,6 +168,6 @@ def test_run_and_report(diff, run, data_dir, text, monkeypatch):
     section.figures[0].draw(canvas)
     (axes,) = canvas.axes
     lines = {line.get_label(): line for line in axes.get_lines()}
-    of_heads = lines["DIFF, range of a head"]
+    of_heads = lines["DIFF, one range per head"]
     assert axes.xaxis_inverted() and len(lines) == 2
     assert list(of_heads.get_xdata()) == [4, 16] and of_heads.get_ydata()[0] == found["acc_norm"]

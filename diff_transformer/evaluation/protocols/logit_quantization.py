@@ -158,14 +158,14 @@ def _comparison(results: ResultSet, task: str) -> Comparison:
             key = {"task": task, "granularity": granularity, "bits": bits}
             rows.append(Row([bits, granularity], _METRICS[task], key, paper))
     digits = 1 if is_share else 3
-    return Comparison(_NAMES[task], results, ["bits", "range of a"], rows, settings, percent=is_share, digits=digits)
+    return Comparison(_NAMES[task], results, ["bits", "granularity"], rows, settings, percent=is_share, digits=digits)
 
 
 def _figure(results: ResultSet, task: str) -> Figure:
     def draw(canvas):
         axes = canvas.subplots()
         for granularity, line in _LINES.items():
-            key, name = {"task": task, "granularity": granularity}, f"range of a {granularity}"
+            key, name = {"task": task, "granularity": granularity}, f"one range per {granularity}"
             draw_models(axes, results, _METRICS[task], "bits", key, name=name, linestyle=line, marker="o")
         axes.set(xlabel="bits per attention logit", ylabel=_METRICS[task])
         axes.invert_xaxis()
