@@ -91,8 +91,8 @@ def run(protocol: str, models: list[str], settings, options: Options) -> None:
 
 def recorded(module, settings) -> dict[str, Any]:
     """The settings on which the numbers depend. Local paths are absolute: from another folder they name other data."""
-    ignored = getattr(module, "NO_SETTINGS", ())
-    kept = {name: value for name, value in asdict(settings).items() if name not in ignored}
+    left_out = getattr(module, "UNRECORDED", ())
+    kept = {name: value for name, value in asdict(settings).items() if name not in left_out}
     for name in {"dataset", "train_dataset", "data_dir"} & set(kept):
         if isinstance(kept[name], str):
             kept[name] = located(kept[name])

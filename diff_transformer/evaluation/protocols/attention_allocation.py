@@ -33,7 +33,7 @@ from ..results import Measure, Results, ResultSet
 from .needle.haystack import NeedleArguments, NeedlePrompt, prompt_maker
 
 ORDER = 4
-NO_SETTINGS = ("depths",)  # points of the grid, to which a later run may add
+UNRECORDED = ("depths",)  # points of the grid, to which a later run may add
 SPANS = ("first", "before", "answer", "after", "query")
 NORMALIZATIONS = ("total", "row", "absolute")
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lm_eval.models.huggingface import HFLM
 
 ORDER = 1
-NO_SETTINGS = ("tasks", "shots")  # points of the grid, to which a later run may add
+UNRECORDED = ("tasks", "shots")  # points of the grid, to which a later run may add
 
 
 # For each task its file below lm_eval/tasks, its split, and the accuracy that is shown. The paper does not say which

@@ -27,7 +27,7 @@ from ..text import DocumentArguments, load_documents, token_rows
 from .harness import accuracies, evaluate_task, load_task
 
 ORDER = 8
-NO_SETTINGS = ("task", "bits", "granularity")  # points of the grid, to which a later run may add
+UNRECORDED = ("task", "bits", "granularity")  # points of the grid, to which a later run may add
 UNQUANTIZED = 16
 
 # bits -> HellaSwag in percent; the values of 16 bits are printed (Table 8), all others are read off the figure

@@ -25,7 +25,7 @@ from ..render import Section
 from ..results import Measure, Results, ResultSet, hardware
 
 ORDER = 11
-NO_SETTINGS = ("lengths", "tasks")  # points of the grid, to which a later run may add
+UNRECORDED = ("lengths", "tasks")  # points of the grid, to which a later run may add
 FORWARD, BACKWARD = TASKS = ("forward", "forward+backward")
 KEY = ("size", "length", "task")
 WARM_UP = 2  # rounds: compilation, autotuning, allocation

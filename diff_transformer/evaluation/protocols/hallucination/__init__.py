@@ -29,7 +29,7 @@ from .samples import TASKS, draw, load_rows
 
 ORDER = 6
 # Points of the grid, to which a later run may add; and how the judge is reached
-NO_SETTINGS = ("datasets", "judge_base_url", "judge_key_variable", "judge_concurrency")
+UNRECORDED = ("datasets", "judge_base_url", "judge_key_variable", "judge_concurrency")
 
 # Table 4 (page 8): Transformer, DIFF
 PAPER = {

@@ -29,7 +29,7 @@ from .labels import choose_labels
 from .prompts import ORDERS, SOURCES, Example, Prompts, find_source, load_task
 
 ORDER = 5
-NO_SETTINGS = ("datasets",)  # points of the grid, to which a later run may add
+UNRECORDED = ("datasets",)  # points of the grid, to which a later run may add
 
 Stop = tuple[int, Key]  # a number of demonstrations, and the cell that is measured after them
 

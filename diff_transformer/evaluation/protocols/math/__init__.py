@@ -24,7 +24,7 @@ from .benchmarks import BENCHMARKS, PROMPTS, STOP_STRINGS, MathProblem, encode_p
 from .grading import CRASHED, RIGHT, TIMED_OUT, final_answer, grade
 
 ORDER = 10
-NO_SETTINGS = ("benchmarks",)  # points of the grid, to which a later run may add
+UNRECORDED = ("benchmarks",)  # points of the grid, to which a later run may add
 
 MAX_NEW_TOKENS = {"cot": 1024, "boxed": 16384}  # the paper's limits of the output
 

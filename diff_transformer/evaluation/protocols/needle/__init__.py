@@ -28,7 +28,7 @@ from ...results import Key, Measure, Results, ResultSet, mean
 from .haystack import NeedleArguments, NeedlePrompt, prompt_maker
 
 ORDER = 3
-NO_SETTINGS = ("lengths", "pairs", "depths")  # points of the grid, to which a later run may add
+UNRECORDED = ("lengths", "pairs", "depths")  # points of the grid, to which a later run may add
 KEY = ("length", "needles", "queried")
 _NUMBER = r"\d+(?:[.,]\d+)*"  # 1,234 is one number
 
