@@ -28,7 +28,7 @@ class Options:
     out: str = option("results", "Folder for the results, in which a run that was stopped resumes.")
     limit: int | None = option(None, "Maximum number of samples per cell, for a quick check.")
     seed: int = option(0, "Seed for all random choices of the protocol.")
-    batch_size: int | None = option(None, "Sequences per batch; by default as many as fit into memory.")
+    batch_size: int | None = option(None, "Sequences per batch. By default up to 64, halved when memory runs out.")
     dtype: str = option("auto", "Type of the weights; by default as saved.", choices=DTYPES)
     device: str | None = option(None, "By default cuda if there is a GPU, else cpu.")
     attn_implementation: str | None = option(None, "Attention implementation; by default the model's own.")
@@ -86,7 +86,8 @@ def run(protocol: str, models: list[str], settings, options: Options) -> None:
         del loaded.model  # before the next one is loaded
         gc.collect()
         torch.cuda.empty_cache()
-        print(f"{loaded.label}: {len(results.cells)} cells in {results.path}")
+        if results.cells:
+            print(f"{loaded.label}: {len(results.cells)} cells in {results.path}")
 
 
 def recorded(module, settings) -> dict[str, Any]:
@@ -111,7 +112,8 @@ def check_counts(settings) -> None:
 
 
 def report(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="diff-transformer report", description=write_report.__doc__)
+    about = "Writes report.html, report.md and figures/ into a folder of results."
+    parser = argparse.ArgumentParser(prog="diff-transformer report", description=about)
     parser.add_argument("folder", metavar="DIR", help="the --out of the evaluations, also with subfolders seed*")
     parser.add_argument("--title", default="Differential Transformer: results", help="title of the pages")
     options = parser.parse_args(arguments)

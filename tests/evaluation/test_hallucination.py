@@ -171,6 +171,9 @@ def test_run_resumes_and_asks_nothing_twice(finished, twin_folders, data, tmp_pa
 def test_run_adds_datasets_and_rejects_another_source(finished, twin_folders, data, tmp_path, capsys, monkeypatch):
     shorten_outputs(monkeypatch)
     xsum = data / "xsum.jsonl"
+    assert evaluate(twin_folders, data, tmp_path, None, "--datasets", f"xsum={xsum}", labels=["DIFF"]) == 0
+    said = f"DIFF: 6 outputs are in {tmp_path}/hallucination/DIFF.outputs.jsonl. To have them judged, run again with"
+    assert capsys.readouterr().out == f"{said} --judge_base_url and --judge_model.\n", "there are no cells yet"
     with judge_server(verdict) as server:
         for more in (["--datasets", f"xsum={xsum}"], []):
             assert evaluate(twin_folders, data, tmp_path, server, *more, labels=["DIFF"]) == 0

@@ -101,7 +101,8 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
             outputs.add(ids[missing[i]], **generated._asdict())
         written[name] = [(sample, outputs.records[id]) for sample, id in zip(drawn, ids, strict=True)]
     if judge is None:
-        print(f"{loaded.label}: {len(outputs.records)} outputs in {outputs.path}; --judge_base_url has them judged.")
+        told = f"{loaded.label}: {len(outputs.records)} outputs are in {outputs.path}."
+        print(f"{told} To have them judged, run again with --judge_base_url and --judge_model.")
         return
     verdicts = results.journal("verdicts")
     for name, pairs in written.items():
