@@ -46,7 +46,7 @@ PAPER_SETTINGS = dict.fromkeys(("dataset", "rows", "length", "order"), UNSTATED)
 class Arguments(DocumentArguments):
     length: int = option(2048, "Tokens per row, which is the context that is searched.")
     documents: int = option(500, "Number of rows.")
-    join: bool = option(True, "Concatenate short documents to reach the length.")
+    join: bool = option(True, "Whether to concatenate short documents to reach the length.")
     order: int = option(2, "n of the n-grams; Zoology uses 2.")
     train_dataset: str | None = option(
         None,

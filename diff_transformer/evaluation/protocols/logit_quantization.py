@@ -52,7 +52,7 @@ class Arguments(DocumentArguments):
     data_dir: str | None = option(None, "hellaswag: a folder with hellaswag.jsonl, used instead of the Hub.")
     length: int = option(1024, "nll: tokens per row.")
     documents: int = option(50, "nll: number of rows.")
-    join: bool = option(True, "nll: concatenate short documents to reach the length.")
+    join: bool = option(True, "nll: whether to concatenate short documents to reach the length.")
 
 
 def quantize(logits: torch.Tensor, counted: torch.Tensor, bits: int, granularity: str = "tensor") -> torch.Tensor:

@@ -26,7 +26,7 @@ PAPER_SETTINGS = {"samples": UNSTATED, "dataset": UNSTATED}
 class Arguments(BookArguments):
     length: int = option(65536, "Tokens per document; shorter documents are left out.")
     documents: int = option(50, "Number of documents.")
-    join: bool = option(False, "Concatenate short documents to reach the length.")
+    join: bool = option(False, "Whether to concatenate short documents to reach the length.")
 
 
 def cumulative_mean(losses: torch.Tensor) -> torch.Tensor:

@@ -55,7 +55,7 @@ MEDIAN_ERROR = 2.0 ** -(BITS + 1) + 2.0**-23  # a bound on the relative error of
 class Arguments(DocumentArguments):
     tokens: int = option(400_000, "Minimum number of tokens in all rows together.")
     length: int = option(4096, "Tokens per row.")
-    join: bool = option(True, "Concatenate short documents to reach the length.")
+    join: bool = option(True, "Whether to concatenate short documents to reach the length.")
 
 
 class Magnitudes:

@@ -66,7 +66,7 @@ class Arguments:
     dataset: list[str] = option([], "BENCHMARK=PATH or BENCHMARK=HUB_ID, datasets of single benchmarks.")
     prompt: str = option("boxed", "cot for Figure 9, boxed for Figure 10.", list(PROMPTS))
     max_new_tokens: int | None = option(None, "Maximum tokens of a solution; by default 1024 (cot) or 16384 (boxed).")
-    chat: bool = option(True, "Use the tokenizer's chat template, if it has one.")
+    chat: bool = option(True, "Whether to use the tokenizer's chat template, if it has one.")
     continuous_batching: bool = option(False, "Replace a finished solution in the batch by the next one.")
 
     def __post_init__(self):
