@@ -101,7 +101,7 @@ def _open_dataset(
     from datasets import DatasetDict, load_dataset, load_from_disk
 
     if not dataset:
-        raise ValueError("Got no dataset; name one on the Hub, or a file or folder: --dataset PATH.")
+        raise ValueError("Got no dataset. Name a path or a dataset of the Hub.")
     path = Path(dataset).expanduser()
     if _is_saved(path):
         rows = load_from_disk(str(path))
@@ -114,8 +114,8 @@ def _open_dataset(
     try:
         return load_dataset(name, config, split=split, streaming=streaming, num_proc=processes)
     except (ValueError, FileNotFoundError, ConnectionError) as error:  # datasets names what there is
-        what = f"{dataset!r}, configuration {config!r}, split {split!r} cannot be opened"
-        raise ValueError(f"{what}, as a path or from the Hub ({error}). Name another: --dataset PATH.") from error
+        what = f"{dataset!r}, configuration {config!r}, split {split!r} cannot be opened, as a path or from the Hub"
+        raise ValueError(f"{what} ({error}). Name another path or dataset of the Hub.") from error
 
 
 def load_documents(

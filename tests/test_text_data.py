@@ -61,7 +61,7 @@ def test_load_texts_and_load_table_errors_name_what_there_is(folder):
         str(folder / "rows.jsonl"): "has the columns story; text is needed",
         "": "Got no dataset",
         str(folder / "missing.txt"): r"missing\.txt', configuration",
-        "missing": "'missing', configuration None, split 'train' cannot be opened",
+        "missing": "'missing', configuration None, split 'train' cannot be opened.* Name another path or dataset",
     }.items():
         with pytest.raises(ValueError, match=message):
             list(load_texts(dataset))

@@ -5,11 +5,13 @@ import argparse
 import gc
 import sys
 from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any
 
 import torch
 from transformers import HfArgumentParser, set_seed
 
 from ..arguments import option
+from ..model_cards import check_path_or_id
 from ..text_data import located
 from . import protocols
 from .models import load_model, split_spec
@@ -26,7 +28,7 @@ class Options:
     out: str = option("results", "Folder for the results, in which a run that was stopped resumes.")
     limit: int | None = option(None, "Maximum number of samples per cell, for a quick check.")
     seed: int = option(0, "Seed for all random choices of the protocol.")
-    batch_size: int | None = option(None, "Sequences per batch; by default as many as fit into memory.")
+    batch_size: int | None = option(None, "Sequences per batch. By default up to 64, halved when memory runs out.")
     dtype: str = option("auto", "Type of the weights; by default as saved.", choices=DTYPES)
     device: str | None = option(None, "By default cuda if there is a GPU, else cpu.")
     attn_implementation: str | None = option(None, "Attention implementation; by default the model's own.")
@@ -68,25 +70,36 @@ def run(protocol: str, models: list[str], settings, options: Options) -> None:
     """Runs a protocol on models, one after another."""
     check_counts(settings)
     module = protocols.load(protocol)
-    ignored = getattr(module, "NO_SETTINGS", ())
-    kept = {name: value for name, value in asdict(settings).items() if name not in ignored}
     labels = [split_spec(spec)[0] for spec in models]
     if len(set(labels)) < len(labels):
         raise ValueError(f"Two models have the same label: {', '.join(labels)}. Label them: --model LABEL=PATH.")
+    for spec in models:  # a typing error in the last shows before the first is evaluated
+        check_path_or_id("model", split_spec(spec)[1])
     how = (options.dtype, options.device, options.attn_implementation, options.revision, options.trust_remote_code)
-    if isinstance(kept.get("dataset"), str):
-        kept["dataset"] = located(kept["dataset"])
-    recorded, out, seed = {**kept, "limit": options.limit}, options.out, options.seed
+    kept, out, seed = {**recorded(module, settings), "limit": options.limit}, options.out, options.seed
     for spec in models:
         loaded = load_model(spec, *how)
-        results = Results.open(out, protocol, loaded.identity, recorded, seed, loaded.model.device, options.overwrite)
+        results = Results.open(out, protocol, loaded.identity, kept, seed, loaded.model.device, options.overwrite)
         set_seed(seed)
         with torch.inference_mode():
             module.run(loaded, settings, options, results)
         del loaded.model  # before the next one is loaded
         gc.collect()
         torch.cuda.empty_cache()
-        print(f"{loaded.label}: {len(results.cells)} cells in {results.path}")
+        if results.cells:
+            print(f"{loaded.label}: {len(results.cells)} cells in {results.path}")
+
+
+def recorded(module, settings) -> dict[str, Any]:
+    """The settings on which the numbers depend. Local paths are absolute: from another folder they name other data."""
+    left_out = getattr(module, "UNRECORDED", ())
+    kept = {name: value for name, value in asdict(settings).items() if name not in left_out}
+    for name in {"dataset", "train_dataset", "data_dir"} & set(kept):
+        if isinstance(kept[name], str):
+            kept[name] = located(kept[name])
+        elif kept[name]:  # NAME=PATH
+            kept[name] = [f"{x}={located(path)}" for x, _, path in (entry.partition("=") for entry in kept[name])]
+    return kept
 
 
 def check_counts(settings) -> None:
@@ -99,7 +112,8 @@ def check_counts(settings) -> None:
 
 
 def report(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="diff-transformer report", description=write_report.__doc__)
+    about = "Writes report.html, report.md and figures/ into a folder of results."
+    parser = argparse.ArgumentParser(prog="diff-transformer report", description=about)
     parser.add_argument("folder", metavar="DIR", help="the --out of the evaluations, also with subfolders seed*")
     parser.add_argument("--title", default="Differential Transformer: results", help="title of the pages")
     options = parser.parse_args(arguments)

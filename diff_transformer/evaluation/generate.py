@@ -24,7 +24,7 @@ from .models import check_length
 
 logger = logging.get_logger(__name__)
 
-BATCH_TOKENS = 2**17  # tokens in the first batch, cache included; fewer when memory runs out
+BATCH_TOKENS = 2**17  # tokens in a batch, cache included; fewer when memory runs out
 CHUNK = 1024  # tokens: 400 MB of float32 logits for a vocabulary of 100K
 
 Item = TypeVar("Item")
@@ -48,7 +48,7 @@ def chunks(
     """
     no_cache = ValueError(
         f"{type(model).__name__} does not fill a key-value cache, so it cannot be evaluated in chunks. The protocols "
-        "harness, hallucination and math need none."
+        "harness, hallucination, math and throughput need none."
     )
     if getattr(model, "_is_stateful", False):
         raise no_cache
@@ -87,30 +87,38 @@ def token_nll(model: PreTrainedModel, input_ids: torch.Tensor, chunk_size: int =
     return torch.cat(losses)
 
 
-def in_batches(
-    function: Callable[[Sequence[Item]], Sequence[Outcome]],
-    items: Sequence[Item],
-    batch_size: int | None = None,
-    start: int = 64,
-) -> Iterator[tuple[Item, Outcome]]:
-    """Yields each item with its outcome. Without `batch_size` the first batch has `start` items, and the size is
-    halved permanently whenever memory runs out."""
-    from accelerate.utils.memory import should_reduce_batch_size
+class Batches:
+    """Batches of `size` sequences or, without a size, of as many as have `BATCH_TOKENS` tokens, at most 64. Whenever
+    memory runs out, the tokens are halved, for all later batches of this object."""
 
-    size, done = batch_size or start, 0
-    while done < len(items):
-        batch = items[done : done + size]
-        try:
-            outcomes = function(batch)
-        except RuntimeError as error:
-            if batch_size is not None or len(batch) == 1 or not should_reduce_batch_size(error):
-                raise
-            size = len(batch) // 2
-            logger.warning(f"Out of memory: the batch size is {size} from here on.")
-            torch.cuda.empty_cache()
-            continue
-        yield from zip(batch, outcomes, strict=True)
-        done += len(batch)
+    def __init__(self, size: int | None = None):
+        self.size, self.tokens = size, BATCH_TOKENS
+
+    def map(
+        self,
+        function: Callable[[Sequence[Item]], Sequence[Outcome]],
+        items: Sequence[Item],
+        length: int = 1,
+        most: int = 64,
+    ) -> Iterator[tuple[Item, Outcome]]:
+        """Yields each item, a sequence of up to `length` tokens, with its outcome."""
+        from accelerate.utils.memory import should_reduce_batch_size
+
+        done = 0
+        while done < len(items):
+            size = self.size or max(1, min(most, self.tokens // length))
+            batch = items[done : done + size]
+            try:
+                outcomes = function(batch)
+            except RuntimeError as error:
+                if self.size is not None or len(batch) == 1 or not should_reduce_batch_size(error):
+                    raise
+                self.tokens = len(batch) // 2 * length
+                logger.warning(f"Out of memory: a batch has at most {self.tokens:,} tokens from here on.")
+                torch.cuda.empty_cache()
+                continue
+            yield from zip(batch, outcomes, strict=True)
+            done += len(batch)
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -128,7 +136,7 @@ def iterate_texts(
     tokenizer: PreTrainedTokenizerBase,
     rows: Sequence[Sequence[int]],
     max_new_tokens: int,
-    batch_size: int | None = None,
+    batches: Batches | None = None,
     stop_strings: Sequence[str] = (),
     chunk_size: int | None = None,
     skip_breaks: bool = False,
@@ -175,7 +183,7 @@ def iterate_texts(
 
     longest_first = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     # The cache grows during generation: a batch that is too large fails only after many steps
-    yield from in_batches(generate, longest_first, batch_size, min(max(1, BATCH_TOKENS // max(1, longest)), 64))
+    yield from (batches or Batches()).map(generate, longest_first, longest)
 
 
 @torch.inference_mode(False)  # the manager's thread writes to tensors made here, which inference tensors do not allow

@@ -2,7 +2,7 @@
 """Reports: sections of tables and figures, as Markdown and as one self-contained page of HTML."""
 
 import base64
-import shutil
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -153,8 +153,10 @@ def write_report(folder: str | Path, title: str = "Differential Transformer: res
 
 def write_pages(folder: Path, title: str, found: Sequence[Section], opening: Opening) -> list[Path]:
     """As `write_report`, for these sections; `opening` precedes them."""
-    shutil.rmtree(folder / "figures", ignore_errors=True)
-    (folder / "figures").mkdir(parents=True)
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    before = folder / "report.md"
+    for name in re.findall(r"\]\(figures/(\w+\.png)\)", before.read_text("utf-8")) if before.exists() else ():
+        (folder / "figures" / name).unlink(missing_ok=True)  # other files in the folder are not ours
     for figure in (figure for section in found for figure in section.figures):
         (folder / "figures" / f"{figure.name}.png").write_bytes(figure.png())
     html, markdown = html_page(title, found, opening, folder), markdown_page(title, found, opening)

@@ -153,6 +153,16 @@ class Results:
             logger.warning(f"{self.path}: {len(different) - len(missing)} of {len(different)} cells exist already.")
         return missing
 
+    def check_sources(self, sources: Mapping[str, str]) -> None:
+        """Raises ValueError if a cell's dataset now has another source than when it was measured."""
+        for cell in self.cells:
+            dataset, source = cell.key["dataset"], cell.data["source"]
+            if sources.get(dataset, source) != source:
+                raise ValueError(
+                    f"{self.path} has cells of {dataset} from {source}, not from {sources[dataset]}. Choose another "
+                    "--out, or replace the results with --overwrite."
+                )
+
     def add(self, key: Key, measures: Mapping[str, Measure], data: Mapping[str, Any] | None = None) -> None:
         """Adds a cell and writes the file atomically."""
         self.cells.append(Cell(_plain(key), dict(measures), _plain(data or {})))
@@ -275,13 +285,15 @@ class ResultSet:
         return [mean(values) for values in by_seed if values]
 
     def measure(self, label: str, metric: str, **key: Any) -> Measure | None:
-        """The mean over the cells that match; None without any. With one seed its error is that of the samples, with
-        several it is the standard error over the seeds."""
-        if len(self.of(label)) > 1:
-            values = self.values(label, metric, **key)
-            return Measure.of(values) if values else None
-        measures = [cell.measures[metric] for cell in self.select(label, **key) if metric in cell.measures]
-        return average(measures) if measures else None
+        """The mean over the cells that match; None without any. Its error is the standard error over the seeds, or
+        that of the samples if there is one seed, or the seeds agree, as where nothing is random."""
+        by_seed = [
+            [cell.measures[metric] for cell in r.select(**key) if metric in cell.measures] for r in self.of(label)
+        ]
+        found = [average(measures) for measures in by_seed if measures]
+        if len({measure.value for measure in found}) > 1:
+            return Measure.of(measure.value for measure in found)
+        return found[0] if found else None
 
 
 def average(measures: Sequence[Measure]) -> Measure:

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from ..arguments import option
 from ..text_data import STDLIB, TEXT_SUFFIXES, load_texts
 
+BOOKS = "emozilla/pg19-test"  # PG-19's test set: books of Project Gutenberg (arXiv:1911.05507)
 DATASET_HELP = (
     f"A folder of {', '.join(TEXT_SUFFIXES)} files (each is a document), one such file, a dataset on the Hub or a "
     "local one (.jsonl, .json, .parquet, .csv, save_to_disk), or `stdlib`, the sources of Python's standard library "
@@ -20,9 +21,15 @@ DATASET_HELP = (
 @dataclass
 class DocumentArguments:
     dataset: str = option(STDLIB, DATASET_HELP)
-    dataset_config: str | None = option(None, "Its configuration, if it has several.")
-    dataset_split: str = option("train", "Its split.")
+    dataset_config: str | None = option(None, "Configuration of `--dataset`, if it has several.")
+    dataset_split: str = option("train", "Split of `--dataset`.")
     text_column: str = option("text", "The column that holds the text.")
+
+
+@dataclass
+class BookArguments(DocumentArguments):
+    dataset: str = option(BOOKS, f"By default books of PG-19. {DATASET_HELP}")
+    dataset_split: str = option("test", "Split of `--dataset`.")
 
 
 def load_documents(arguments: DocumentArguments) -> Iterable[str]:

@@ -20,10 +20,11 @@ from diff_transformer.evaluation.protocols.attention_allocation import (
     section,
     token_spans,
 )
-from diff_transformer.evaluation.protocols.needle.haystack import BOOKS, NeedlePrompt
+from diff_transformer.evaluation.protocols.needle.haystack import NeedlePrompt
 from diff_transformer.evaluation.results import Measure, Results, ResultSet
+from diff_transformer.evaluation.text import BOOKS
 
-SMALL = Arguments(dataset=attention_allocation.__file__, length=600, depths=[0, 50], samples=3, chunk_size=128)
+SMALL = Arguments(dataset=attention_allocation.__file__, length=600, depths=[0, 50], samples=3)
 SIZES = {
     "vocab_size": 50,
     "hidden_size": 32,

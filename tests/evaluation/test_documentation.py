@@ -17,7 +17,7 @@ from diff_transformer.evaluation import protocols
 from diff_transformer.evaluation.__main__ import Options
 from diff_transformer.evaluation.protocols.fine_grained_loss import PAPER
 from diff_transformer.evaluation.protocols.needle import PAPER_FIGURE_5, PAPER_TABLE_2, parse_pair
-from diff_transformer.evaluation.protocols.needle.haystack import BOOKS
+from diff_transformer.evaluation.text import BOOKS
 from diff_transformer.llama_head_norm import LlamaHeadNormConfig
 from diff_transformer.training import pretrain
 from diff_transformer.training.architectures import NewModelArguments, new_config
@@ -60,6 +60,12 @@ def pretraining_runs(heading: str) -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("protocol", protocols.names())
 def test_commands_parse(protocol):
     assert arguments_of(protocol)
+
+
+def test_figure_4_is_measured_on_books():
+    """Python's sources have one file of 64K tokens."""
+    (figure_4,) = arguments_of("nll_by_position")
+    assert (figure_4.dataset, figure_4.dataset_split, figure_4.length) == (BOOKS, "test", 65536)
 
 
 def test_table_2_and_figure_5_hide_needles_in_prose():

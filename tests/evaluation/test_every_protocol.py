@@ -10,7 +10,7 @@ from judge_server import TRUE, judge_server
 from rows import write_jsonl, write_rows
 
 from diff_transformer.evaluation import protocols
-from diff_transformer.evaluation.__main__ import main
+from diff_transformer.evaluation.__main__ import main, recorded
 from diff_transformer.evaluation.results import Results, load_results
 
 TEXT = ["--text_column", "body", "--dataset"]
@@ -81,6 +81,7 @@ ROWS = {"length": 48, "documents": 4}
         ("harness", {"shots": [0, -1]}, "--shots -1; it must be 0 or more"),
         ("hallucination", {"datasets": ["xsum", "nothing"]}, "Got --datasets xsum nothing; .*xsum, cnn_dailymail"),
         ("hallucination", {"datasets": ["xsum", "xsum=a.jsonl"]}, "can be named once"),
+        ("many_shot", {"order_seeds": -1}, "--order_seeds -1; it must be 0 or more"),
         ("hallucination", {"judge_model": "m"}, "needs both"),
         ("hallucination", {"judge_base_url": "http://localhost"}, "needs both"),
         ("throughput", {"lengths": [2, 1]}, "Got --lengths 1; each must be 2 or more"),
@@ -100,18 +101,53 @@ def test_run_rejects(diff, run, tmp_path, monkeypatch, protocol, changes, messag
     ("protocol", "options"),
     [
         ("nll_by_position", "--length 0"),
-        ("nll_by_position", "--points -3"),
+        ("nll_by_position", "--documents -3"),
         ("needle", "--lengths 0"),
         ("needle", "--samples 0"),
         ("hallucination", "--samples 0"),
+        ("hallucination", "--max_length 0"),
+        ("math", "--max_new_tokens 0"),
         ("many_shot", "--queries 0"),
         ("throughput", "--rounds 0"),
-        ("outliers", "--chunk_size 0"),
+        ("outliers", "--tokens 0"),
     ],
 )
 def test_evaluate_rejects_counts_below_one_before_it_loads_a_model(capsys, protocol, options):
     assert main(["evaluate", protocol, "--model", "nowhere", *options.split()]) == 1
     assert capsys.readouterr().err == f"error: Got {options}; it must be 1 or more.\n"
+
+
+@pytest.mark.parametrize(
+    "protocol, name", [("needle", "depths"), ("many_shot", "datasets"), ("hallucination", "datasets")]
+)
+def test_points_of_a_grid_are_no_settings(protocol, name):
+    module = protocols.load(protocol)
+    assert name not in recorded(module, module.Arguments()), "no point may be added later"
+
+
+@pytest.mark.parametrize(
+    ("protocol", "name", "value", "kept"),
+    [
+        ("nll_by_position", "dataset", "./d", "{}/d"),
+        ("nll_by_position", "dataset", "owner/d", "owner/d"),
+        ("harness", "data_dir", "d/../d", "{}/d"),
+        ("fine_grained_loss", "train_dataset", "d", "{}/d"),
+        ("math", "data_dir", "d", "{}/d"),
+        ("math", "dataset", ["mawps=d", "math=owner/d"], ["mawps={}/d", "math=owner/d"]),
+    ],
+)
+def test_local_paths_are_recorded_as_absolute(tmp_path, monkeypatch, protocol, name, value, kept):
+    (tmp_path / "d").mkdir()
+    monkeypatch.chdir(tmp_path)
+    module = protocols.load(protocol)
+    benchmarks = {"benchmarks": ["mawps", "math"]} if (protocol, name) == ("math", "dataset") else {}
+    found = recorded(module, module.Arguments(**{name: value}, **benchmarks))[name]
+    assert str(found) == str(kept).replace("{}", str(tmp_path))
+
+
+def test_evaluate_math_names_the_folder_that_it_needs_before_it_loads_a_model(capsys):
+    assert main(["evaluate", "math", "--model", "nowhere"]) == 1
+    assert "is known for mawps, carp_en, tabmwp" in capsys.readouterr().err
 
 
 @pytest.mark.slow

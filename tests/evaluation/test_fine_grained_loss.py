@@ -91,7 +91,7 @@ def corpus(folder):
 
 
 def arguments_for(folder, **changes):
-    return Arguments(**{"dataset": corpus(folder), "length": 48, "documents": 4, "chunk_size": 17, **changes})
+    return Arguments(**{"dataset": corpus(folder), "length": 48, "documents": 4, **changes})
 
 
 def test_run_measures_the_slices_and_resumes(loaded, run, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from diff_transformer import cl100k_tokenizer
-from diff_transformer.evaluation.generate import Generated, iterate_texts
+from diff_transformer.evaluation.generate import Batches, Generated, iterate_texts
 from diff_transformer.evaluation.text import prompt_ids
 
 pytestmark = pytest.mark.oldest
@@ -39,7 +39,7 @@ def clean(loaded):
 
 @pytest.mark.parametrize("batch_size, chunk_size", [(2, 7), (None, None), (None, 3)])
 def test_batched_is_what_each_row_gives_alone(loaded, batch_size, chunk_size):
-    found = generate_texts(loaded, ROWS, 12, batch_size, chunk_size=chunk_size)
+    found = generate_texts(loaded, ROWS, 12, Batches(batch_size), chunk_size=chunk_size)
     expected = [loaded.tokenizer.decode(alone(loaded, row, 12), skip_special_tokens=True) for row in ROWS]
     assert found == [Generated(text, 12, False) for text in expected]
 

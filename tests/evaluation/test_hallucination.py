@@ -16,7 +16,7 @@ from diff_transformer.evaluation.generate import Generated
 from diff_transformer.evaluation.protocols import hallucination
 from diff_transformer.evaluation.protocols.hallucination import Arguments, ask, section
 from diff_transformer.evaluation.protocols.hallucination.judge import Judge
-from diff_transformer.evaluation.protocols.hallucination.samples import TASKS, draw, load_rows
+from diff_transformer.evaluation.protocols.hallucination.samples import LONGBENCH, TASKS, draw, load_rows
 from diff_transformer.evaluation.results import Journal, Results, ResultSet
 from diff_transformer.evaluation.text import prompt_ids
 
@@ -97,7 +97,7 @@ def only_nothing(model, tokenizer, prompts, *rest, **options):
 
 
 @pytest.mark.parametrize("label", LABELS)
-def test_run_twins(finished, label):
+def test_run_twins(finished, data, label):
     results = load(finished, label)
     (xsum,), (hotpotqa,) = results.select(dataset="xsum"), results.select(dataset="hotpotqa")
     lines = (finished / "hallucination" / f"{label}.outputs.jsonl").read_text().splitlines()
@@ -115,7 +115,7 @@ def test_run_twins(finished, label):
         assert cell.measures["accuracy"].n == len(parsed)
         assert cell["length"] == pytest.approx(sum(o["tokens"] for o in own.values()) / len(own))
         assert cell.data == {
-            "samples": len(own),
+            "source": str(data / f"{name}.jsonl"),
             "unparsed": verdicts.count(None),
             "empty": len(empty),
             "cut": 1 if name == "hotpotqa" else 0,
@@ -168,13 +168,27 @@ def test_run_resumes_and_asks_nothing_twice(finished, twin_folders, data, tmp_pa
     assert load(tmp_path, "DIFF").cells == load(finished, "DIFF").cells, "the interrupted run differs"
 
 
+def test_run_adds_datasets_and_rejects_another_source(finished, twin_folders, data, tmp_path, capsys, monkeypatch):
+    shorten_outputs(monkeypatch)
+    xsum = data / "xsum.jsonl"
+    assert evaluate(twin_folders, data, tmp_path, None, "--datasets", f"xsum={xsum}", labels=["DIFF"]) == 0
+    said = f"DIFF: 6 outputs are in {tmp_path}/hallucination/DIFF.outputs.jsonl. To have them judged, run again with"
+    assert capsys.readouterr().out == f"{said} --judge_base_url and --judge_model.\n", "there are no cells yet"
+    with judge_server(verdict) as server:
+        for more in (["--datasets", f"xsum={xsum}"], []):
+            assert evaluate(twin_folders, data, tmp_path, server, *more, labels=["DIFF"]) == 0
+        assert load(tmp_path, "DIFF").cells == load(finished, "DIFF").cells
+        assert evaluate(twin_folders, data, tmp_path, server, "--datasets", "xsum", labels=["DIFF"]) == 1
+    assert f"has cells of xsum from {xsum}, not from EdinburghNLP/xsum. Choose" in capsys.readouterr().err
+
+
 @pytest.fixture
 def judged(loaded, data, tmp_path, monkeypatch):
     """A function that returns the results of these outputs, of which the judge gets one and gives this answer."""
 
     def run(outputs, answer):
         monkeypatch.setattr(hallucination, "iterate_texts", lambda *args, **kwargs: enumerate(outputs))
-        settings = {"datasets": ["xsum"], "judge_model": "m"}
+        settings = {"judge_model": "m"}
         results = Results.open(tmp_path, "hallucination", loaded.identity, settings, 0)
         with judge_server(answer) as server:
             arguments = Arguments([f"xsum={data / 'xsum.jsonl'}"], judge_base_url=server.url, judge_model="m")
@@ -259,7 +273,7 @@ def test_prompts_are_longbenchs(name):
 def test_load_rows_of_longbench(tmp_path, monkeypatch):
     """A file in the archive of a fixed revision; offline without it, the error names the remedy."""
     with pytest.raises(ValueError, match="a copy with context, answers, input: --datasets"):
-        load_rows(TASKS["2wikimqa"])
+        load_rows(TASKS["2wikimqa"], LONGBENCH)
     with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
         archive.writestr("data/2wikimqa.jsonl", '{"context": "c", "input": "q", "answers": ["a"]}\n')
 
@@ -268,7 +282,7 @@ def test_load_rows_of_longbench(tmp_path, monkeypatch):
         return str(tmp_path / filename)
 
     monkeypatch.setattr(hallucination.samples, "hf_hub_download", download)
-    assert list(load_rows(TASKS["2wikimqa"])) == [{"context": "c", "input": "q", "answers": ["a"]}]
+    assert list(load_rows(TASKS["2wikimqa"], LONGBENCH)) == [{"context": "c", "input": "q", "answers": ["a"]}]
 
 
 def test_run_rejects_bad_input(twin_folders, data, tmp_path, capsys, monkeypatch):
@@ -278,12 +292,18 @@ def test_run_rejects_bad_input(twin_folders, data, tmp_path, capsys, monkeypatch
     cases = {
         ("--datasets", f"xsum={tmp_path / 'rows.jsonl'}"): "summary is needed",
         ("--datasets", f"xsum={tmp_path / 'empty.jsonl'}"): "Found 0 rows of xsum with a document and a reference",
+        (
+            "--datasets",
+            f"hotpotqa={data / 'hotpotqa.jsonl'}",
+            f"xsum={tmp_path / 'nowhere.jsonl'}",
+        ): "cannot be opened",
         ("--datasets", f"qasper={data / 'hotpotqa.jsonl'}", "--max_length", "300"): "Choose a larger --max_length",
         ("--max_length", "4096"): "2,048",
         ("--judge_base_url", "http://user:hunter2@host", "--judge_model", "m"): "without a user",
         (*("--judge_base_url", "http://host/v1", "--judge_model", "m"), "--judge_key_variable", "KEY"): "ASCII",
     }
     monkeypatch.setenv("KEY", "sk-\nhunter2")
+    monkeypatch.setattr(hallucination, "iterate_texts", lambda *args, **kwargs: pytest.fail("the model ran"))
     for more, message in cases.items():
         assert evaluate(twin_folders, data, tmp_path / "out", None, *more, labels=["DIFF"]) == 1
         error = capsys.readouterr().err

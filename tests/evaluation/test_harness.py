@@ -1,6 +1,7 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """lm-eval's seven tasks on rows written here: scores by a plain forward, runs, and the report."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,10 @@ def language_model(loaded, batch_size=4):
     return HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=batch_size)
 
 
+def evaluate_task(loaded, task, data_dir, shots=0, **options):
+    return harness.evaluate_task(language_model(loaded), harness.load_task(task, shots, data_dir), shots, **options)
+
+
 def log_likelihood(loaded, context, continuation):
     """With the model alone, a sequence at a time."""
     tokens = loaded.tokenizer(context + continuation)["input_ids"]
@@ -95,7 +100,7 @@ def log_likelihood(loaded, context, continuation):
 
 @pytest.mark.parametrize("task", harness.TASKS)
 def test_evaluate_task_scores_as_by_hand(loaded, data_dir, task):
-    samples = harness.evaluate_task(language_model(loaded), task, data_dir=data_dir)
+    samples = evaluate_task(loaded, task, data_dir)
     assert len(samples) == len(CASES[task])
     for sample, (_, right) in zip(samples, CASES[task], strict=True):
         expected = [log_likelihood(loaded, *pair) for pair in sample["arguments"]]
@@ -120,7 +125,7 @@ def test_run_does_not_round_the_log_likelihoods_of_16_bits(twin_folders, data_di
 
 @pytest.mark.parametrize("task", harness.TASKS)
 def test_evaluate_task_puts_an_example_before_the_question(diff, data_dir, task):
-    zero, one = (harness.evaluate_task(language_model(diff), task, shots, data_dir) for shots in (0, 1))
+    zero, one = (evaluate_task(diff, task, data_dir, shots) for shots in (0, 1))
     examples = ["".join(x["arguments"][right]) + "\n\n" for x, (_, right) in zip(zero, CASES[task], strict=True)]
     for sample, without in zip(one, zero, strict=True):
         for (longer, same), (context, continuation) in zip(sample["arguments"], without["arguments"], strict=True):
@@ -133,7 +138,7 @@ def test_evaluate_task_draws_examples_by_the_seed_alone(diff, tmp_path):
     write_jsonl(tmp_path / "piqa" / "train.jsonl", [{**CASES["piqa"][0][0], "goal": f"Do {i}."} for i in range(9)])
 
     def prompts(seed, limit=None):
-        found = harness.evaluate_task(language_model(diff), "piqa", 1, str(tmp_path), limit, seed)
+        found = evaluate_task(diff, "piqa", str(tmp_path), 1, limit=limit, seed=seed)
         return [sample["arguments"] for sample in found]
 
     first = prompts(0)
@@ -143,7 +148,7 @@ def test_evaluate_task_draws_examples_by_the_seed_alone(diff, tmp_path):
 
 def test_accuracies_are_those_that_lm_eval_reports(diff, data_dir, monkeypatch):
     monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)  # it starts processes
-    samples = harness.evaluate_task(language_model(diff), "hellaswag", 1, data_dir, seed=3)
+    samples = evaluate_task(diff, "hellaswag", data_dir, 1, seed=3)
     options = {"num_fewshot": 1, "fewshot_random_seed": 3, "bootstrap_iters": 10}
     options["task_manager"] = TaskManager(include_defaults=False)
     task = harness.load_task("hellaswag", 1, data_dir)
@@ -180,7 +185,7 @@ def test_truncated_counts_the_prompts_that_are_cut(diff, tmp_path):
     rows = [{**CASES["boolq"][0][0], "passage": "word " * n} for n in (10, 1500)]
     write_jsonl(tmp_path / "boolq.jsonl", rows)
     lm = language_model(diff)
-    samples = harness.evaluate_task(lm, "boolq", data_dir=str(tmp_path))
+    samples = harness.evaluate_task(lm, harness.load_task("boolq", 0, str(tmp_path)))
     assert harness.truncated(lm, samples) == 1
     longest = max(len(diff.tokenizer(a + b)["input_ids"]) for a, b in samples[0]["arguments"])
     for lm._max_length, expected in ((longest - 1, 0), (longest - 2, 1)):  # the last token is only predicted
@@ -205,6 +210,13 @@ def run(loaded, out, *arguments):
     results = Results.open(out, "harness", {"label": "DIFF"}, {"limit": None, "data_dir": "rows"}, 0)
     harness.run(loaded, harness.Arguments(*arguments), Options(batch_size=2), results)
     return results
+
+
+def test_run_loads_all_tasks_before_the_model_runs(diff, data_dir, tmp_path):
+    Path(shutil.copytree(data_dir, tmp_path / "rows"), "piqa", "train.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"piqa with 1 examples needs .*train\.jsonl"):
+        run(diff, tmp_path, ["winogrande", "piqa"], [1], str(tmp_path / "rows"))
+    assert not list(tmp_path.rglob("DIFF.json"))
 
 
 def results_of(label, accuracies, cut=0, shots=0, **settings):

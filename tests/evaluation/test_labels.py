@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import DynamicCache, PreTrainedTokenizerFast
 
 from diff_transformer import cl100k_tokenizer
-from diff_transformer.evaluation.generate import prefill
+from diff_transformer.evaluation.generate import Batches, prefill
 from diff_transformer.evaluation.protocols.many_shot.labels import (
     choose_labels,
     continuation_ids,
@@ -23,7 +23,7 @@ PROMPTS = ["query: hello\nintent:", "query: where is my card?\nintent:", "query:
 def test_choose_labels_between_a_label_and_its_beginning(end, longer, expected):
     # 5 9 is "transfer", 5 6 9 is "transfer timing": without its end, the first would never be less likely
     model = Bigrams({0: {5: 1.0}, 5: {9: end, 6: longer}, 6: {9: 1.0}})
-    assert choose_labels(model, DynamicCache(), [[0]], [(5, 9), (5, 6, 9)]) == [expected]
+    assert choose_labels(model, DynamicCache(), [[0]], [(5, 9), (5, 6, 9)], Batches()) == [expected]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_greedy_labels_equal_constrained_generate(loaded, prepared):
     for seed in range(2):  # contexts after which the model chooses different labels
         context = torch.randint(0, 256, (1, 40), generator=torch.Generator().manual_seed(seed))
         cache, _ = prefill(loaded.model, context, size=7)
-        chosen = choose_labels(loaded.model, cache, prompts, labels)
+        chosen = choose_labels(loaded.model, cache, prompts, labels, Batches())
         for prompt, label in zip(prompts, chosen, strict=True):
             ids = torch.cat([context, torch.tensor([prompt])], dim=1)
             length = ids.shape[1]
@@ -69,8 +69,8 @@ def test_choose_labels_in_batches_changes_nothing(loaded, prepared, monkeypatch)
     prompts = [*prompts[:3], prompts[0][:-1] + [40], *prompts[:2]]
     cache, _ = prefill(loaded.model, context)
     before = [layer.keys.clone() for layer in cache.layers]
-    alone = choose_labels(loaded.model, cache, prompts, labels, batch_size=1)
-    assert choose_labels(loaded.model, cache, prompts, labels, batch_size=64) == alone
+    alone = choose_labels(loaded.model, cache, prompts, labels, Batches(1))
+    assert choose_labels(loaded.model, cache, prompts, labels, Batches(64)) == alone
     assert alone[-2:] == alone[:2], "the same prompt got another label"
 
     sizes, forward = [], loaded.model.forward
@@ -82,7 +82,9 @@ def test_choose_labels_in_batches_changes_nothing(loaded, prepared, monkeypatch)
         return forward(*args, **kwargs)
 
     monkeypatch.setattr(loaded.model, "forward", small)
-    assert choose_labels(loaded.model, cache, prompts, labels) == alone, "smaller batches choose other labels"
+    assert choose_labels(loaded.model, cache, prompts, labels, Batches()) == alone, (
+        "smaller batches choose other labels"
+    )
     assert max(sizes) > 1 and sizes[-1] == 1
     for layer, keys in zip(cache.layers, before, strict=True):
         assert torch.equal(layer.keys, keys), "the shared cache changed"

@@ -118,7 +118,7 @@ def text(tmp_path_factory):
 
 
 def likelihoods(lm, data_dir):
-    samples = harness.evaluate_task(lm, "hellaswag", data_dir=data_dir)
+    samples = harness.evaluate_task(lm, harness.load_task("hellaswag", 0, data_dir))
     return [value for sample in samples for value, _ in sample["filtered_resps"]]
 
 
@@ -139,9 +139,13 @@ def arguments(**changes):
 
 
 @pytest.mark.slow
-def test_run_and_report(diff, run, data_dir, text):
+def test_run_and_report(diff, run, data_dir, text, monkeypatch):
+    evaluated = []
+    monkeypatch.setattr(
+        logit_quantization, "evaluate_task", lambda *args: evaluated.append(args) or harness.evaluate_task(*args)
+    )
     results = run(logit_quantization, diff, arguments(data_dir=data_dir, dataset=text))
-    assert len(results.cells) == 8
+    assert len(results.cells) == 8 and len(evaluated) == 3, "16 bits are measured again for the other granularity"
     nll = {bits: results.select(task="nll", bits=bits, granularity="tensor")[0] for bits in (16, 4)}
     assert nll[16].measures["nll"].n == 4 and nll[16]["nll"] != nll[4]["nll"]
     rows = torch.tensor(token_rows(load_documents(DocumentArguments(text)), diff.tokenizer, 40, 4, join=True))
@@ -164,6 +168,6 @@ def test_run_and_report(diff, run, data_dir, text):
     section.figures[0].draw(canvas)
     (axes,) = canvas.axes
     lines = {line.get_label(): line for line in axes.get_lines()}
-    of_heads = lines["DIFF, range of a head"]
+    of_heads = lines["DIFF, one range per head"]
     assert axes.xaxis_inverted() and len(lines) == 2
     assert list(of_heads.get_xdata()) == [4, 16] and of_heads.get_ydata()[0] == found["acc_norm"]

@@ -227,6 +227,9 @@ def test_run_gives_the_model_one_start_token(colors, tmp_path):
     permuted = [tokenizer.decode(prompt[1:]).split("\n==\n") for prompt in prompts[1:]]
     assert len(set(map(tuple, permuted))) == 4 and len(set(map(tuple, map(sorted, permuted)))) == 1
     assert len(permuted[0]) == 1 + results.cells[-1].data["demonstrations"]
+    seen = len(model.seen)
+    run_with(LoadedModel("x", model, tokenizer, {}), tmp_path, [str(colors)], order_seeds=2)
+    assert len(model.seen) == seen, "a finished run reads a prompt again"
 
 
 def run_with(loaded, folder, data, **changes):
@@ -246,6 +249,10 @@ def test_run_rejects(loaded, colors, tmp_path):
     for message, changes in cases.items():
         with pytest.raises(ValueError, match=message):
             run_with(loaded, tmp_path, **{"data": [str(colors)], **changes})
+    other = Results.open(tmp_path, "many_shot", {"label": "x"}, {}, 0)
+    other.add({"dataset": "colors"}, {}, {"source": "elsewhere"})
+    with pytest.raises(ValueError, match="has cells of colors from elsewhere, not from /"):
+        run_with(loaded, tmp_path, [str(colors)])
 
 
 def test_run_rejects_a_first_prompt_that_exceeds_the_positions(colors, tmp_path):
@@ -273,7 +280,7 @@ def cell(accuracy, shown, **key):
 
 
 def results_of(label, model_type, accuracies, by_seed, **settings):
-    model, settings = {"label": label, "model_type": model_type}, {"scoring": "trie", "queries": 100, **settings}
+    model, settings = {"label": label, "model_type": model_type}, {"queries": 100, **settings}
     results = Results(None, "many_shot", model, settings, 0)
     results.cells = [cell(a, n, length=10 * n) for n, a in accuracies.items()]
     for order, values in by_seed.items():
@@ -323,10 +330,6 @@ def test_section():
     assert alternating[:4] == ["TREC", "alternately by class", 56.7, 13.4]
     assert [x and round(x.value, 6) for x in (*at_random[4:6], *alternating[4:6])] == [10.0, 40.0, 20.0, None]
     assert at_random[-1].endswith("length 99; 10 orders")
-
-    likelihood = section(ResultSet([results_of("A", "x", {1: 0.5}, {}, scoring="likelihood", normalize=True)]))
-    (averages,) = likelihood.comparisons
-    assert "scoring likelihood (paper: trie); normalize on;" in averages.table().rows[0][-1]
 
 
 def test_section_shows_the_mean_and_the_band_of_seeds():

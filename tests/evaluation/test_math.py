@@ -42,7 +42,7 @@ def answering(monkeypatch):
     """A function that replaces the model by one that answers the i-th prompt with `solution(i)`."""
 
     def answer(solution):
-        def iterate_texts(model, tokenizer, prompts, max_new_tokens, batch_size, stop_strings):
+        def iterate_texts(model, tokenizer, prompts, max_new_tokens, batches, stop_strings):
             iterate_texts.stop_strings = stop_strings
             yield from reversed([(i, solution(i)) for i in range(len(prompts))])
 
@@ -127,8 +127,8 @@ def test_run_without_a_chat_template(diff, tmp_path, answering, monkeypatch):
     for chat, stop_strings in ((True, ()), (False, ("\nQuestion:",))):
         if not chat:
             monkeypatch.setattr(diff.tokenizer, "chat_template", None)
-        results = open_results(tmp_path / str(chat), protocol.Arguments(["mawps"]))
-        cells = run(diff, protocol.Arguments(["mawps"], settings.data_dir, prompt="cot"), results)
+        plain = protocol.Arguments(["mawps"], settings.data_dir, prompt="cot")
+        cells = run(diff, plain, open_results(tmp_path / str(chat), plain))
         assert (cells["mawps"].data["chat"], model.stop_strings) == (chat, stop_strings)
     settings = protocol.Arguments(["mawps"], settings.data_dir, continuous_batching=True)
     with pytest.raises(ValueError, match="does not support the stop strings"):

@@ -67,7 +67,7 @@ def test_load_problems_draws_a_limit_by_the_seed(write):
     assert load_problems("mawps", path, limit=100) == everything
 
 
-def test_find_datasets(tmp_path):
+def test_find_datasets(tmp_path, monkeypatch):
     folder = write_rows(tmp_path / "data")
     (tmp_path / "data" / "mawps" / "test.jsonl").rename(tmp_path / "data" / "mawps.jsonl")
     assert find_datasets(["gsm8k", "mawps", "svamp"], folder, ["svamp=own/data"]) == {
@@ -75,6 +75,8 @@ def test_find_datasets(tmp_path):
         "mawps": f"{folder}/mawps.jsonl",
         "svamp": "own/data",
     }
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert find_datasets(["gsm8k"], "~/data", []) == {"gsm8k": f"{folder}/gsm8k/test.jsonl"}
     assert find_datasets(["gsm8k"], None, []) == {"gsm8k": "openai/gsm8k"}
     empty = str(tmp_path / "empty")  # not replaced by the datasets of the Hub
     cases = [

@@ -1,6 +1,8 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Final answers, which of them are correct, and grading that no answer can hang."""
 
+import runpy
+import sys
 import time
 from pathlib import Path
 
@@ -116,13 +118,19 @@ def deadly(tmp_path, monkeypatch):
 @pytest.mark.process
 def test_grade_keeps_the_order_after_any_answer(deadly, monkeypatch):
     monkeypatch.setattr(grading, "TIME_LIMIT", 0.5)
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.delattr("os.sched_getaffinity", raising=False)  # only Linux has it
     pairs = [("1", "1.0"), ("2", "3"), ("2", "9^{9^{9^9}}"), ("4", None), ("5", "deadly"), ("6", "6"), ("1", "\ud800")]
     start = time.perf_counter()
     outcomes = grade([*pairs, ("é", "\\text{é}\n")])
     assert outcomes == [RIGHT, WRONG, TIMED_OUT, WRONG, CRASHED, RIGHT, WRONG, RIGHT]
     assert time.perf_counter() - start < 60, "the time limit does not hold"
     assert grade([]) == []
+
+
+def test_grading_is_imported_where_resource_does_not_exist(monkeypatch):
+    monkeypatch.setitem(sys.modules, "resource", None)
+    assert runpy.run_path(grading.__file__)["RIGHT"] == RIGHT
 
 
 @pytest.mark.process

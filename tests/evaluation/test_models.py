@@ -92,6 +92,10 @@ def test_evaluate_rejects_a_folder_without_a_model_and_two_models_of_one_label(t
             f"error: model is '{tmp_path}/nowhere': there is no such file or folder, and it cannot",
         ),
         (["A=models/nowhere/checkpoint"], "model is 'models/nowhere/checkpoint': there is no such file or folder"),
+        (
+            [tmp_path, "models/nowhere/checkpoint"],
+            "model is 'models/nowhere/checkpoint'",
+        ),  # before the first is loaded
     ):
         given = [word for model in models for word in ("--model", str(model))]
         assert main(["evaluate", "nll_by_position", *given, "--out", str(tmp_path)]) == 1

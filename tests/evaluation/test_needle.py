@@ -16,8 +16,8 @@ from diff_transformer.evaluation.generate import Generated
 from diff_transformer.evaluation.models import LoadedModel
 from diff_transformer.evaluation.protocols import needle
 from diff_transformer.evaluation.protocols.needle import Arguments, accuracy, assigned_numbers, parse_pair, section
-from diff_transformer.evaluation.protocols.needle.haystack import BOOKS
 from diff_transformer.evaluation.results import Measure, Results, ResultSet
+from diff_transformer.evaluation.text import BOOKS
 
 TOKENIZER = cl100k_tokenizer(vocab_size=300)
 TEXT = str(Path(needle.__file__))  # any text
@@ -76,7 +76,7 @@ def read_with(monkeypatch):
     """Runs a model that reads needles and question from its tokens and gives `answer(cities, numbers)`."""
 
     def read_with(answer, folder, **changes):
-        def iterate_texts(model, tokenizer, rows, max_new_tokens, **_):
+        def iterate_texts(model, tokenizer, rows, max_new_tokens, *_, chunk_size):
             for i, text in enumerate(tokenizer.batch_decode(rows)):
                 read_with.lengths.append(len(rows[i]) + max_new_tokens)
                 asked = re.search(r"\? The special magic (.+) numbers? (is|are) $", text)[1].split(" and ")

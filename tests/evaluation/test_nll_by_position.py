@@ -47,7 +47,7 @@ def corpus(folder):
 
 
 def test_run_measures_curves_and_resumes(loaded, run, tmp_path):
-    arguments = Arguments(corpus(tmp_path / "texts"), length=64, documents=4, points=9, chunk_size=13)
+    arguments = Arguments(corpus(tmp_path / "texts"), length=64, documents=4)
     results = run(nll_by_position, loaded, arguments)
     assert [cell.key for cell in results.cells] == [{"document": i} for i in range(4)], "the short one is no document"
     for i, cell in enumerate(results.cells):
@@ -55,7 +55,7 @@ def test_run_measures_curves_and_resumes(loaded, run, tmp_path):
         row = torch.tensor([loaded.tokenizer(text)["input_ids"][:64]])
         with torch.no_grad():
             logits = loaded.model(input_ids=row).logits[0]
-        assert cell.data["positions"] == [7, 14, 21, 28, 35, 42, 49, 56, 63]
+        assert cell.data["positions"] == list(range(1, 64))
         for n, value in zip(cell.data["positions"], cell.data["nll"], strict=True):
             assert value == pytest.approx(cross_entropy(logits[:n], row[0, 1 : n + 1]).item(), rel=1e-5), n
         assert cell["nll"] == pytest.approx(cell.data["nll"][-1]) and cell.measures["nll"].n == 63
@@ -67,5 +67,5 @@ def test_run_measures_curves_and_resumes(loaded, run, tmp_path):
     assert run(nll_by_position, loaded, arguments, "resumed").cells == results.cells
 
     table = section(ResultSet([results])).comparisons[0].table()
-    assert table.columns == ["tokens", loaded.label, DIFFERS] and [row[0] for row in table.rows] == [8, 15, 29, 64]
+    assert table.columns == ["tokens", loaded.label, DIFFERS] and [row[0] for row in table.rows] == [9, 17, 33, 64]
     assert table.rows[-1][1] == Measure.of([cell["nll"] for cell in results.cells])

@@ -158,11 +158,12 @@ def test_measure_row_takes_another_architecture():
 
 
 def test_run_resumes(loaded, run, tmp_path, monkeypatch):
-    arguments = Arguments(dataset=corpus(tmp_path / "texts"), tokens=100, length=32, chunk_size=20)
+    arguments = Arguments(dataset=corpus(tmp_path / "texts"), tokens=100, length=32)
     results = run(outliers, loaded, arguments)
     whole, results.cells = results.cells, []
     assert [cell.key["activation"] for cell in whole] == list(ACTIVATIONS)
-    assert whole[0].data["tokens"] == 128, "100 tokens are four rows of 32"
+    assert whole[0].data["tokens"] == 100, "four rows of 32 differ from 100 tokens"
+    assert run(outliers, loaded, arguments, "limited", limit=2).cells[0].data["tokens"] == 64
     results.path.unlink()
     results.save()
     journal = results.journal("rows").path

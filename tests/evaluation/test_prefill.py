@@ -8,7 +8,7 @@ import torch
 from tolerances import assert_same_computation
 from transformers import MambaForCausalLM, OpenAIGPTLMHeadModel
 
-from diff_transformer.evaluation.generate import chunks, in_batches, prefill, token_log_probs
+from diff_transformer.evaluation.generate import Batches, chunks, prefill, token_log_probs
 
 pytestmark = pytest.mark.oldest
 
@@ -76,17 +76,21 @@ class Memory:
 
 
 @pytest.mark.parametrize(
-    "room, start, sizes",
+    "room, most, sizes",
     [
         (64, 8, [8, 8, 4]),
         (5, 16, [16, 8, 4, 4, 4, 4, 4]),
         (3, 64, [20, 10, 5, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2]),
     ],
 )
-def test_batches_halve_when_memory_runs_out(room, start, sizes):
-    memory = Memory(room)
-    assert list(in_batches(memory, range(20), start=start)) == [(x, x * x) for x in range(20)]
+def test_batches_halve_when_memory_runs_out(room, most, sizes):
+    memory, batches = Memory(room), Batches()
+    assert list(batches.map(memory, range(20), 9, most)) == [(x, x * x) for x in range(20)]
     assert memory.sizes == sizes
+    for length, size in ((9, sizes[-2]), (3, min(3 * sizes[-2], most)), (999_999, 1)):  # later ones, also of others
+        memory.sizes.clear()
+        next(batches.map(memory, range(20), length, most))
+        assert memory.sizes[0] == size
 
 
 @pytest.mark.parametrize(
@@ -100,10 +104,10 @@ def test_batches_halve_when_memory_runs_out(room, start, sizes):
 )
 def test_errors_that_no_smaller_batch_mends(memory, batch_size, sizes):
     with pytest.raises(RuntimeError, match=memory.message):
-        list(in_batches(memory, range(20), batch_size))
+        list(Batches(batch_size).map(memory, range(20)))
     assert memory.sizes == sizes
 
 
-def test_in_batches_wants_an_outcome_for_every_item():
+def test_batches_want_an_outcome_for_every_item():
     with pytest.raises(ValueError, match="shorter"):
-        list(in_batches(lambda batch: batch[:1], [1, 2]))
+        list(Batches().map(lambda batch: batch[:1], [1, 2]))

@@ -4,6 +4,7 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,12 @@ def test_report_is_made_from_results_alone(folder, capsys):
     assert "| DIFF | DIFF | x | 10 | float32 | – | r |" in markdown
     (figure,) = re.findall(r"\((figures/.+?\.png)\)", markdown)
     assert (folder / figure).read_bytes().startswith(b"\x89PNG")
+    (folder / "figures" / "own.png").write_bytes(b"")
+    report = folder / "report.md"
+    report.write_text(f"![An earlier one](figures/earlier.png)\n{markdown}")
+    (folder / "figures" / "earlier.png").write_bytes(b"")
+    assert main(["report", str(folder), "--title", "Ours & <theirs>"]) == 0 and report.read_text() == markdown
+    assert {file.name for file in (folder / "figures").iterdir()} == {"own.png", Path(figure).name}
     page = (folder / "report.html").read_text()
     assert "<h1>Ours &amp; &lt;theirs&gt;</h1>" in page and "1.500 ± 0.250" in page
     assert not re.search(r'(src|href)="(?!data:|#)', page), "the page needs another file"
@@ -62,9 +69,10 @@ def test_report_compares_shared_documents_and_tells_of_other_tokenizers(folder):
 def test_report_shows_several_seeds_as_their_mean_and_its_standard_error(tmp_path):
     for seed, shift in enumerate((0, 1)):
         write_results(tmp_path / f"seed{seed}", "DIFF", [1.25 + shift, 1.75 + shift], seed)
-        write_results(tmp_path / f"seed{seed}", "Transformer", [2.5 + shift, 2.5 - shift], seed)
+        write_results(tmp_path / f"seed{seed}", "Same", [2.0, 2.5], seed)
     main(["report", str(tmp_path)])
-    assert "| 9 | 2.000 ± 0.500 | 2.500 ± 0.000 |" in (tmp_path / "report.md").read_text()
+    row = "| 9 | 2.000 ± 0.500 | 2.250 ± 0.250 |"
+    assert row in (tmp_path / "report.md").read_text(), "where nothing is random, the error is that of the samples"
 
 
 @pytest.mark.parametrize(

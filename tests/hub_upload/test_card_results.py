@@ -50,7 +50,7 @@ def results(pristine, tmp_path_factory) -> Path:
     text = tmp_path_factory.mktemp("texts") / "private.txt"
     text.write_text("The quick brown fox jumps over the lazy dog. " * 40)
     command = ["evaluate", "nll_by_position", "--model", f"here={pristine}", "--dataset", str(text), "--length", "64"]
-    assert evaluate([*command, "--documents", "1", "--points", "8", "--out", str(folder), "--device", "cpu"]) == 0
+    assert evaluate([*command, "--documents", "1", "--out", str(folder), "--device", "cpu"]) == 0
     math = {"prompt": "cot", "data_dir": None, "dataset": [], "max_new_tokens": None, "chat": False, "limit": None}
     identity = load_model(f"here={pristine}", device="cpu").identity
     of_math = Results.open(folder, "math", identity, math, 0)

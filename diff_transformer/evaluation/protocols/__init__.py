@@ -5,8 +5,8 @@ A protocol module has
 
 - a docstring, whose first line `diff-transformer evaluate` prints;
 - `ORDER`, its place in a report;
-- `Arguments`, a dataclass of its command-line arguments; `NO_SETTINGS` names those on which no number depends, so that
-  a later run may change them and resume;
+- `Arguments`, a dataclass of its command-line arguments; `UNRECORDED` (optional) names the arguments that are not part
+  of the recorded settings, so a later run may change them and resume;
 - `run(loaded, arguments, options, results)`, which adds a cell to the results for each point of its grid;
 - `section(results: ResultSet) -> Section`, its part of a report, with the paper's values.
 """

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from ...arguments import option
 from ..comparison import UNSTATED, Comparison, Row
-from ..generate import BATCH_TOKENS, CHUNK, in_batches, prefill
+from ..generate import CHUNK, Batches, prefill
 from ..models import LoadedModel, check_length
 from ..probe import attention_probe
 from ..render import Section
@@ -33,7 +33,7 @@ from ..results import Measure, Results, ResultSet
 from .needle.haystack import NeedleArguments, NeedlePrompt, prompt_maker
 
 ORDER = 4
-NO_SETTINGS = ("depths",)  # points of the grid, to which a later run may add
+UNRECORDED = ("depths",)  # points of the grid, to which a later run may add
 SPANS = ("first", "before", "answer", "after", "query")
 NORMALIZATIONS = ("total", "row", "absolute")
 
@@ -108,22 +108,22 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     todo = results.todo([{"depth": depth} for depth in arguments.depths])
     if not todo:
         return
-    samples = options.limited(arguments.samples)
+    samples, batches = options.limited(arguments.samples), Batches(options.batch_size)
     new_prompt = prompt_maker(arguments, loaded.tokenizer)
 
     def shares(prompts: Sequence[NeedlePrompt]) -> list[torch.Tensor]:
         """(2, len(SPANS)) of each prompt."""
         input_ids = torch.tensor([prompt.input_ids for prompt in prompts])
         spans = torch.tensor([token_spans(prompt) for prompt in prompts])
-        found = attention_shares(loaded.model, input_ids, spans, arguments.normalization, arguments.chunk_size)
+        found = attention_shares(loaded.model, input_ids, spans, arguments.normalization)
         return list(found.double().cpu().unbind(1))
 
     for key in tqdm(todo, desc=f"{loaded.label}: depths", unit="depth"):
         depth = int(key["depth"])
         rngs = [random.Random(f"{options.seed}|{depth}|{i}") for i in range(samples)]
         prompts = [new_prompt(arguments.length, arguments.needles, queried=1, depth=depth, rng=rng) for rng in rngs]
-        batches = in_batches(shares, prompts, options.batch_size, start=max(1, BATCH_TOKENS // arguments.length))
-        signed, absolute = torch.stack([rows for _, rows in batches], dim=-1)  # (len(SPANS), samples)
+        scored = batches.map(shares, prompts, arguments.length)
+        signed, absolute = torch.stack([rows for _, rows in scored], dim=-1)  # (len(SPANS), samples)
         found = dict(zip(SPANS, signed, strict=True))
         found["noise"] = found["before"] + found["after"]
         found["absolute_noise"] = absolute[SPANS.index("before")] + absolute[SPANS.index("after")]

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from ...arguments import option
 from ...text_data import load_texts
 from ..comparison import PAPER_1_4B, UNSTATED, Comparison, Row
-from ..generate import CHUNK, token_nll
+from ..generate import token_nll
 from ..models import LoadedModel, check_length
 from ..render import Section, Table
 from ..results import Cell, Measure, Results, ResultSet
@@ -46,20 +46,19 @@ PAPER_SETTINGS = dict.fromkeys(("dataset", "rows", "length", "order"), UNSTATED)
 class Arguments(DocumentArguments):
     length: int = option(2048, "Tokens per row, which is the context that is searched.")
     documents: int = option(500, "Number of rows.")
-    join: bool = option(True, "Concatenate short documents to reach the length.")
+    join: bool = option(True, "Whether to concatenate short documents to reach the length.")
     order: int = option(2, "n of the n-grams; Zoology uses 2.")
     train_dataset: str | None = option(
         None,
         "The training data of the models, or a sample of it, in which n-grams are counted; takes the same "
         "values as --dataset. Without it every repeated n-gram is a hit.",
     )
-    train_dataset_config: str | None = option(None, "Its configuration.")
-    train_dataset_split: str = option("train", "Its split.")
+    train_dataset_config: str | None = option(None, "Configuration of `--train_dataset`, if it has several.")
+    train_dataset_split: str = option("train", "Split of `--train_dataset`.")
     train_text_column: str = option("text", "Its column that holds the text.")
     threshold: int = option(
         1250, "N-grams that occur more often in the training data are no hits; lower it for a sample."
     )
-    chunk_size: int = option(CHUNK, "Tokens per forward pass.")
 
     def __post_init__(self):
         if not 2 <= self.order <= self.length:
@@ -121,7 +120,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         frequent = known[np.array(journal.records["counts"]["counts"]) > arguments.threshold]
     for key in tqdm(todo, desc=f"{loaded.label}: rows", unit="row"):
         i = int(key["document"])
-        losses = token_nll(loaded.model, torch.tensor([rows[i]]), arguments.chunk_size).numpy()
+        losses = token_nll(loaded.model, torch.tensor([rows[i]])).numpy()
         hits = ar_hits(numbers[i], frequent, arguments.order)
         slices = zip(SLICES, (losses, losses[hits], losses[~hits]), strict=True)
         results.add(key, {name: Measure(float(x.mean()), len(x)) for name, x in slices if len(x)})

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lm_eval.models.huggingface import HFLM
 
 ORDER = 1
-NO_SETTINGS = ("tasks", "shots")  # points of the grid, to which a later run may add
+UNRECORDED = ("tasks", "shots")  # points of the grid, to which a later run may add
 
 
 # For each task its file below lm_eval/tasks, its split, and the accuracy that is shown. The paper does not say which
@@ -114,17 +114,17 @@ def load_task(task: str, shots: int = 0, data_dir: str | None = None) -> "Task":
 
 
 def evaluate_task(
-    lm: "HFLM", task: str, shots: int = 0, data_dir: str | None = None, limit: int | None = None, seed: int = 0
+    lm: "HFLM", task: "Task", shots: int = 0, limit: int | None = None, seed: int = 0
 ) -> list[dict[str, Any]]:
     """lm-eval's records of the first `limit` samples, with examples drawn with `seed`. `arguments` holds the (context,
     continuation) of the choices, `filtered_resps` their log-likelihoods in nats, and `metrics` the names of the scores
     (`acc`, `acc_norm`), which are 0 or 1."""
     from lm_eval import evaluate
 
-    loaded = load_task(task, shots, data_dir)
-    loaded.set_config(key="num_fewshot", value=shots)
-    loaded.set_fewshot_seed(seed)
-    return evaluate(lm=lm, task_dict={"tasks": {task: loaded}}, limit=limit, bootstrap_iters=0)["samples"][task]
+    name = str(task.config.task)
+    task.set_config(key="num_fewshot", value=shots)
+    task.set_fewshot_seed(seed)
+    return evaluate(lm=lm, task_dict={"tasks": {name: task}}, limit=limit, bootstrap_iters=0)["samples"][name]
 
 
 def accuracies(samples: Sequence[dict[str, Any]]) -> dict[str, Measure]:
@@ -148,6 +148,8 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     if min(arguments.shots) < 0:
         raise ValueError(f"Got --shots {min(arguments.shots)}; it must be 0 or more.")
     keys: list[Any] = [{"task": task, "shots": shots} for shots in arguments.shots for task in arguments.tasks]
+    todo: list[Any] = results.todo(keys)
+    tasks = [load_task(key["task"], key["shots"], arguments.data_dir) for key in todo]  # what is missing shows early
     lm = HFLM(
         pretrained=loaded.model,
         tokenizer=loaded.tokenizer,
@@ -155,8 +157,8 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         batch_size=options.batch_size or "auto",
         softmax_dtype="float32",  # otherwise lm-eval sums in the model's type; bf16 rounds to whole nats
     )
-    for key in tqdm(results.todo(keys), desc=f"{loaded.label}: tasks", unit="task"):
-        samples = evaluate_task(lm, key["task"], key["shots"], arguments.data_dir, options.limit, options.seed)
+    for key, task in zip(tqdm(todo, desc=f"{loaded.label}: tasks", unit="task"), tasks, strict=True):
+        samples = evaluate_task(lm, task, key["shots"], options.limit, options.seed)
         results.add(key, accuracies(samples), {"truncated": truncated(lm, samples)})
 
 

@@ -18,16 +18,16 @@ from transformers import PreTrainedModel
 
 from ...arguments import option
 from ..comparison import PAPER_DIFF, PAPER_TRANSFORMER, UNSTATED, Comparison, Row
-from ..generate import in_batches, token_nll
+from ..generate import Batches, token_nll
 from ..models import LoadedModel, check_length
 from ..probe import attention_probe
 from ..render import Figure, Section, draw_models
 from ..results import Measure, Results, ResultSet
 from ..text import DocumentArguments, load_documents, token_rows
-from .harness import accuracies, evaluate_task
+from .harness import accuracies, evaluate_task, load_task
 
 ORDER = 8
-NO_SETTINGS = ("task", "bits", "granularity")  # points of the grid, to which a later run may add
+UNRECORDED = ("task", "bits", "granularity")  # points of the grid, to which a later run may add
 UNQUANTIZED = 16
 
 # bits -> HellaSwag in percent; the values of 16 bits are printed (Table 8), all others are read off the figure
@@ -52,7 +52,7 @@ class Arguments(DocumentArguments):
     data_dir: str | None = option(None, "hellaswag: a folder with hellaswag.jsonl, used instead of the Hub.")
     length: int = option(1024, "nll: tokens per row.")
     documents: int = option(50, "nll: number of rows.")
-    join: bool = option(True, "nll: concatenate short documents to reach the length.")
+    join: bool = option(True, "nll: whether to concatenate short documents to reach the length.")
 
 
 def quantize(logits: torch.Tensor, counted: torch.Tensor, bits: int, granularity: str = "tensor") -> torch.Tensor:
@@ -96,10 +96,12 @@ def unpadded_lm(loaded: LoadedModel, batch_size: int | None = None) -> Any:
                 return score([requests[i] for i in batch], disable_tqdm=True, override_bs=len(batch))
 
             longest_first = sorted(range(len(requests)), key=length, reverse=True)
-            for _, group in tqdm(groupby(longest_first, length), desc="Log-likelihoods", unit="length", leave=False):
-                answers |= in_batches(score_batch, list(group), batch_size, start=8)
+            groups = tqdm(groupby(longest_first, length), desc="Log-likelihoods", unit="length", leave=False)
+            for tokens, group in groups:
+                answers |= batches.map(score_batch, list(group), tokens, most=8)
             return [answers[i] for i in range(len(requests))]
 
+    batches = Batches(batch_size)
     model = {"pretrained": loaded.model, "tokenizer": loaded.tokenizer, "backend": "causal"}
     return UnpaddedLM(**model, batch_size="auto", softmax_dtype="float32")
 
@@ -115,15 +117,19 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         check_length(loaded.model, arguments.length, "A document")
         documents = options.limited(arguments.documents)
         rows = token_rows(load_documents(arguments), loaded.tokenizer, arguments.length, documents, arguments.join)
+    tasks = {x: load_task(x, 0, arguments.data_dir) for x in {str(key["task"]) for key in todo} - {"nll"}}
 
     lm = unpadded_lm(loaded, options.batch_size)
     for key in tqdm(todo, desc=f"{loaded.label}: bits", unit="cell"):
+        if key["bits"] == UNQUANTIZED and (same := results.select(task=key["task"], bits=UNQUANTIZED)):
+            results.add(key, same[0].measures)  # granularity does not matter without quantization
+            continue
         with quantized(loaded.model, int(key["bits"]), str(key["granularity"])):
             if key["task"] == "nll":
                 losses = (token_nll(loaded.model, torch.tensor([row]), len(row)) for row in rows)
                 measures = {"nll": Measure.of(loss.mean() for loss in losses)}
             else:
-                samples = evaluate_task(lm, "hellaswag", 0, arguments.data_dir, options.limit, options.seed)
+                samples = evaluate_task(lm, tasks["hellaswag"], 0, options.limit, options.seed)
                 measures = accuracies(samples)
         results.add(key, measures)
 
@@ -152,14 +158,14 @@ def _comparison(results: ResultSet, task: str) -> Comparison:
             key = {"task": task, "granularity": granularity, "bits": bits}
             rows.append(Row([bits, granularity], _METRICS[task], key, paper))
     digits = 1 if is_share else 3
-    return Comparison(_NAMES[task], results, ["bits", "range of a"], rows, settings, percent=is_share, digits=digits)
+    return Comparison(_NAMES[task], results, ["bits", "granularity"], rows, settings, percent=is_share, digits=digits)
 
 
 def _figure(results: ResultSet, task: str) -> Figure:
     def draw(canvas):
         axes = canvas.subplots()
         for granularity, line in _LINES.items():
-            key, name = {"task": task, "granularity": granularity}, f"range of a {granularity}"
+            key, name = {"task": task, "granularity": granularity}, f"one range per {granularity}"
             draw_models(axes, results, _METRICS[task], "bits", key, name=name, linestyle=line, marker="o")
         axes.set(xlabel="bits per attention logit", ylabel=_METRICS[task])
         axes.invert_xaxis()

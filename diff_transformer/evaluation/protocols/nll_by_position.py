@@ -11,23 +11,22 @@ from tqdm.auto import tqdm
 
 from ...arguments import option
 from ..comparison import UNSTATED, Comparison, Row
-from ..generate import CHUNK, token_nll
+from ..generate import token_nll
 from ..models import LoadedModel, check_length
 from ..render import Figure, Section, draw_models
 from ..results import Cell, Measure, Results, ResultSet
-from ..text import DocumentArguments, load_documents, token_rows
+from ..text import BookArguments, load_documents, token_rows
 
 ORDER = 2
+POINTS = 64  # positions at which a curve is recorded
 PAPER_SETTINGS = {"samples": UNSTATED, "dataset": UNSTATED}
 
 
 @dataclass
-class Arguments(DocumentArguments):
+class Arguments(BookArguments):
     length: int = option(65536, "Tokens per document; shorter documents are left out.")
     documents: int = option(50, "Number of documents.")
-    points: int = option(64, "Number of positions at which the curve is recorded.")
-    join: bool = option(False, "Concatenate short documents to reach the length.")
-    chunk_size: int = option(CHUNK, "Tokens per forward pass.")
+    join: bool = option(False, "Whether to concatenate short documents to reach the length.")
 
 
 def cumulative_mean(losses: torch.Tensor) -> torch.Tensor:
@@ -35,7 +34,7 @@ def cumulative_mean(losses: torch.Tensor) -> torch.Tensor:
     return losses.cumsum(0) / torch.arange(1, len(losses) + 1)
 
 
-def positions(length: int, points: int) -> list[int]:
+def positions(length: int, points: int = POINTS) -> list[int]:
     """The numbers of predicted tokens at which the curve is recorded: evenly spaced, the last at the end."""
     points = min(points, length - 1)
     return [round((length - 1) * i / points) for i in range(1, points + 1)]
@@ -48,9 +47,9 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     if not todo:
         return
     rows = token_rows(load_documents(arguments), loaded.tokenizer, arguments.length, documents, arguments.join)
-    read_at = positions(arguments.length, arguments.points)
+    read_at = positions(arguments.length)
     for key in tqdm(todo, desc=f"{loaded.label}: documents", unit="document"):
-        losses = token_nll(loaded.model, torch.tensor([rows[int(key["document"])]]), arguments.chunk_size)
+        losses = token_nll(loaded.model, torch.tensor([rows[int(key["document"])]]))
         curve = cumulative_mean(losses)[[n - 1 for n in read_at]]
         measure = Measure(float(losses.mean()), len(losses))
         results.add(key, {"nll": measure}, {"positions": read_at, "nll": curve.tolist()})

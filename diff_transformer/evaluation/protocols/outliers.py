@@ -55,8 +55,7 @@ MEDIAN_ERROR = 2.0 ** -(BITS + 1) + 2.0**-23  # a bound on the relative error of
 class Arguments(DocumentArguments):
     tokens: int = option(400_000, "Minimum number of tokens in all rows together.")
     length: int = option(4096, "Tokens per row.")
-    join: bool = option(True, "Concatenate short documents to reach the length.")
-    chunk_size: int = option(CHUNK, "Tokens per forward pass.")
+    join: bool = option(True, "Whether to concatenate short documents to reach the length.")
 
 
 class Magnitudes:
@@ -144,10 +143,10 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     journal = results.journal("rows")
     for i, row in enumerate(tqdm(rows, desc=f"{loaded.label}: rows", unit="row")):
         if str(i) not in journal:
-            journal.add(str(i), **measure_row(loaded.model, torch.tensor([row]), arguments.chunk_size))
+            journal.add(str(i), **measure_row(loaded.model, torch.tensor([row])))
     for key in todo:
         measures, top = summary([journal.records[str(i)][str(key["activation"])] for i in range(len(rows))])
-        tokens = len(rows) * arguments.length
+        tokens = min(arguments.tokens, len(rows) * arguments.length)  # rounded up to whole rows is no difference
         results.add(key, measures, {"top": top, "median_relative_error": MEDIAN_ERROR, "tokens": tokens})
 
 

@@ -19,13 +19,13 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ...arguments import option
-from ..comparison import UNSTATED, Comparison, Row
+from ..comparison import PAPER_3B, UNSTATED, Comparison, Row
 from ..models import LoadedModel, check_length
 from ..render import Section
 from ..results import Measure, Results, ResultSet, hardware
 
 ORDER = 11
-NO_SETTINGS = ("lengths", "tasks")  # points of the grid, to which a later run may add
+UNRECORDED = ("lengths", "tasks")  # points of the grid, to which a later run may add
 FORWARD, BACKWARD = TASKS = ("forward", "forward+backward")
 KEY = ("size", "length", "task")
 WARM_UP = 2  # rounds: compilation, autotuning, allocation
@@ -39,8 +39,8 @@ TABLE_7 = {
     ("13B", 2048, BACKWARD): (998, 942),
     ("13B", 2048, FORWARD): (14346, 13653),
 }
-_SIZES = {"3B": (2.5e9, 4e9), "13B": (12e9, 15e9)}  # the paper's models, by their parameters
-PAPER_SETTINGS = {"hardware": "NVIDIA H100 80GB HBM3", "gradient_checkpointing": None, "batch": UNSTATED}
+_SIZES = {"3B": PAPER_3B, "13B": (12e9, 15e9)}  # the paper's models, by their parameters
+PAPER_SETTINGS = {"hardware": "NVIDIA H100 80GB HBM3", "batch": UNSTATED}
 
 
 @dataclass
@@ -49,9 +49,6 @@ class Arguments:
     tasks: list[str] = option(list(TASKS), "What is timed.", choices=TASKS)
     tokens: int = option(4096, "Tokens per batch; a batch has at least one sequence.")
     rounds: int = option(10, "Timed rounds, after two that warm up.")
-    gradient_checkpointing: bool = option(
-        False, "Keep no activations within a layer; the backward computes them again."
-    )
 
     def __post_init__(self):
         if min(self.lengths) < 2:
@@ -92,9 +89,6 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     grid = product(arguments.lengths, arguments.tasks)
     todo = results.todo([{"size": size, "length": length, "task": task} for length, task in grid])
     rounds = options.limited(arguments.rounds)
-    if arguments.gradient_checkpointing:
-        loaded.model.gradient_checkpointing_enable({"use_reentrant": False})
-        loaded.model.train()  # which checkpointing needs
     for key in tqdm(todo, desc=loaded.label, unit="cell"):
         length, task = int(key["length"]), str(key["task"])
         batch = max(1, arguments.tokens // length)

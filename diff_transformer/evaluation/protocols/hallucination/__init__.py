@@ -18,8 +18,9 @@ from tqdm.auto import tqdm
 
 from ....arguments import option
 from ....extras import require
+from ....text_data import located
 from ...comparison import UNSTATED, Comparison, Row
-from ...generate import iterate_texts
+from ...generate import Batches, iterate_texts
 from ...models import LoadedModel
 from ...render import Section
 from ...results import Journal, Measure, Results, ResultSet
@@ -27,8 +28,8 @@ from .judge import PROMPT, Judge
 from .samples import TASKS, draw, load_rows
 
 ORDER = 6
-# No existing cell depends on how the judge is reached
-NO_SETTINGS = ("judge_base_url", "judge_key_variable", "judge_concurrency")
+# Points of the grid, to which a later run may add; and how the judge is reached
+UNRECORDED = ("datasets", "judge_base_url", "judge_key_variable", "judge_concurrency")
 
 # Table 4 (page 8): Transformer, DIFF
 PAPER = {
@@ -69,6 +70,8 @@ class Arguments:
             )
         if (self.judge_base_url is None) != (self.judge_model is None):
             raise ValueError("Got only one of --judge_base_url and --judge_model; a judge needs both.")
+        if self.max_length is not None and self.max_length < 1:
+            raise ValueError(f"Got --max_length {self.max_length}; it must be 1 or more.")
 
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
@@ -77,25 +80,29 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         require("openai")  # which is used after the generation
         api_key = os.environ.get(arguments.judge_key_variable, "").strip() or None
         judge = Judge(arguments.judge_base_url, arguments.judge_model or "", api_key, arguments.judge_max_tokens)
-    sources = {name: source for name, _, source in (entry.partition("=") for entry in arguments.datasets)}
+    given = [entry.partition("=") for entry in arguments.datasets]
+    sources = {name: located(source) or TASKS[name].source for name, _, source in given}
+    results.check_sources(sources)
     samples = options.limited(arguments.samples)
     outputs = results.journal("outputs")
     written = {}
     model = {name: loaded.identity[name] for name in ("revision", "dtype", "attn_implementation")}
-    for key in results.todo([{"dataset": name} for name in sources]):
-        name = str(key["dataset"])
+    todo = [str(key["dataset"]) for key in results.todo([{"dataset": name} for name in sources])]
+    batches, rest = Batches(options.batch_size), (samples, options.seed, arguments.max_length)
+    samples_of = {name: draw(loaded, name, load_rows(TASKS[name], sources[name]), *rest) for name in todo}
+    for name, drawn in samples_of.items():
         task = TASKS[name]
-        drawn = draw(loaded, name, load_rows(task, sources[name]), samples, options.seed, arguments.max_length)
         how = (model, task.max_new_tokens, task.stop, "skip_breaks")
         ids = [f"{sample.id}/{_digest(*how, sample.prompt)}" for sample in drawn]
         missing = [i for i, id in enumerate(ids) if id not in outputs]
         inputs = (loaded.model, loaded.tokenizer, [drawn[i].prompt for i in missing], task.max_new_tokens)
-        texts = iterate_texts(*inputs, options.batch_size, [task.stop], skip_breaks=True)
+        texts = iterate_texts(*inputs, batches, [task.stop], skip_breaks=True)
         for i, generated in tqdm(texts, f"{loaded.label}: {name}, writing", len(missing), unit="output"):
             outputs.add(ids[missing[i]], **generated._asdict())
         written[name] = [(sample, outputs.records[id]) for sample, id in zip(drawn, ids, strict=True)]
     if judge is None:
-        print(f"{loaded.label}: {len(outputs.records)} outputs in {outputs.path}; --judge_base_url has them judged.")
+        told = f"{loaded.label}: {len(outputs.records)} outputs are in {outputs.path}."
+        print(f"{told} To have them judged, run again with --judge_base_url and --judge_model.")
         return
     verdicts = results.journal("verdicts")
     for name, pairs in written.items():
@@ -107,7 +114,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
         if parsed:
             measures["accuracy"] = Measure.of(parsed)
         data = {
-            "samples": len(pairs),
+            "source": sources[name],
             "unparsed": len(pairs) - len(parsed),
             "empty": len(pairs) - len(asked),
             "cut": sum(sample.cut for sample, _ in pairs),
@@ -163,9 +170,11 @@ def section(results: ResultSet) -> Section:
 
 
 def _row(name: str, paper: tuple[float, float], results: ResultSet) -> Row:
-    source = dict(entry.partition("=")[::2] for entry in results.settings["datasets"])[name]
-    differs = [f"rows from {source}"] if source else []
+    cells = [cell for cell in results.cells if cell.matches(dataset=name)]
+    differs = [
+        f"rows from {source}" for source in sorted({cell.data["source"] for cell in cells} - {TASKS[name].source})
+    ]
     for count, what in COUNTS.items():
-        if most := max(cell.data[count] for cell in results.cells if cell.matches(dataset=name)):
+        if most := max(cell.data[count] for cell in cells):
             differs.append(f"{most} {what}")
     return Row([TASKS[name].title], "accuracy", {"dataset": name}, paper, differs)

@@ -81,14 +81,14 @@ class Sample(NamedTuple):
     cut: bool  # whether the middle of the document was cut out of the prompt
 
 
-def load_rows(task: JudgedTask, source: str = "") -> "Dataset":
-    """The rows of a task, as published or from another `source` with the same columns. Raises ValueError if they
-    cannot be loaded or lack a column."""
+def load_rows(task: JudgedTask, source: str) -> "Dataset":
+    """The rows of a task, as published (`task.source`) or from another `source` with the same columns. Raises
+    ValueError if they cannot be loaded or lack a column."""
     from datasets import Dataset
 
-    if source or task.source != LONGBENCH:
-        config = None if source and Path(source).expanduser().exists() else task.config
-        return load_table(source or task.source, config, "test", task.columns)
+    if source != LONGBENCH:
+        config = None if Path(source).expanduser().exists() else task.config
+        return load_table(source, config, "test", task.columns)
     try:
         path = hf_hub_download(LONGBENCH, "data.zip", repo_type="dataset", revision=LONGBENCH_REVISION)
     except (ValueError, OSError) as error:

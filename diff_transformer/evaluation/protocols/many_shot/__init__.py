@@ -8,7 +8,7 @@ For robustness the same demonstrations are shown in other orders: at random, or 
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import itemgetter
 from typing import Any
@@ -19,8 +19,9 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from ....arguments import option
+from ....text_data import located
 from ...comparison import UNSTATED, Comparison, Row
-from ...generate import prefill
+from ...generate import Batches, prefill
 from ...models import LoadedModel, check_length
 from ...render import Figure, Section, draw_models
 from ...results import Cell, Key, Measure, Results, ResultSet, mean
@@ -28,6 +29,7 @@ from .labels import choose_labels
 from .prompts import ORDERS, SOURCES, Example, Prompts, find_source, load_task
 
 ORDER = 5
+UNRECORDED = ("datasets",)  # points of the grid, to which a later run may add
 
 Stop = tuple[int, Key]  # a number of demonstrations, and the cell that is measured after them
 
@@ -49,10 +51,7 @@ MARGINS = {
     ("trec", "alternating"): (56.7, 13.4, 30),
 }
 
-PAPER_SETTINGS = {
-    **{"scoring": "trie", "normalize": None, "prompt": None, "limit": None},
-    **{"source": UNSTATED, "queries": UNSTATED},
-}
+PAPER_SETTINGS = {"limit": None, "source": UNSTATED, "queries": UNSTATED}
 
 
 @dataclass
@@ -62,19 +61,18 @@ class Arguments:
         f"From {', '.join(SOURCES)}; NAME=PATH for a copy; or a Hub id or folder with train and test, text and label.",
     )
     lengths: list[int] = option(
-        [4096 * i for i in range(1, 17)], "Tokens of the prompts of the curve; its first one has a text of each class."
+        [4096 * i for i in range(1, 17)],
+        "Prompt lengths, in tokens. A first prompt with one text of each class is always added.",
     )
     queries: int = option(100, "Texts from the test split, the same for every prompt.")
     orders: list[str] = option(list(ORDERS), "How the demonstrations are permuted.", ORDERS)
     order_seeds: int | None = option(
         None, "Permutations per order, by default as many as in the paper, or 10 where it has none. 0 measures none."
     )
-    # Settings that are no options any more: every file of results has them
-    scoring: str = field(default="trie", init=False)
-    shots: list[int] = field(default_factory=lambda: [1], init=False)
-    separator: str = field(default=r"\n==\n", init=False)
-    normalize: bool = field(default=False, init=False)
-    chunk_size: int = field(default=1024, init=False)
+
+    def __post_init__(self):
+        if self.order_seeds is not None and self.order_seeds < 0:
+            raise ValueError(f"Got --order_seeds {self.order_seeds}; it must be 0 or more.")
 
 
 def number_of_orders(arguments: Arguments, dataset: str, order: str) -> int:
@@ -92,6 +90,8 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     tasks = {task.name: task for task in (load_task(*find_source(spec)) for spec in arguments.datasets)}
     if len(tasks) < len(arguments.datasets):
         raise ValueError(f"Two of {', '.join(arguments.datasets)} have the same name. Rename one: NAME=PATH.")
+    sources = {name: located(task.source.dataset) for name, task in tasks.items()}
+    results.check_sources(sources)
     plans = []  # all of them are made before the model runs, so that errors in a dataset show early
     for name, task in tasks.items():
         prompts = Prompts(task, loaded.tokenizer, queries, options.seed)
@@ -107,14 +107,15 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
                 key: Key = {"dataset": name, "length": longest, "order": order, "order_seed": seed}
                 sequences.append((permuted, [(shown, key)]))
         plans.append((prompts, sequences))
+    batches = Batches(options.batch_size)
     for prompts, sequences in plans:
         todo = results.todo([key for _, stops in sequences for _, key in stops])
         contexts = chain.from_iterable(_contexts(loaded.model, prompts, *sequence, todo) for sequence in sequences)
         for key, shown, cache in tqdm(contexts, f"{loaded.label}: {prompts.task.name}", len(todo), unit="prompt"):
-            chosen = choose_labels(loaded.model, cache, prompts.queries, prompts.label_ids, options.batch_size)
+            chosen = choose_labels(loaded.model, cache, prompts.queries, prompts.label_ids, batches)
             correct = Measure.of(a == b for a, b in zip(chosen, prompts.answers, strict=True))
             sizes = {"demonstrations": shown, "tokens": cache.get_seq_length(), "classes": len(prompts.label_ids)}
-            results.add(key, {"accuracy": correct}, {**sizes, "source": prompts.task.source.dataset})
+            results.add(key, {"accuracy": correct}, {**sizes, "source": sources[prompts.task.name]})
 
 
 def _contexts(

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
-from ...generate import BATCH_TOKENS, in_batches, prefill
+from ...generate import Batches, prefill
 from ...text import text_ids
 
 
@@ -75,10 +75,9 @@ def choose_labels(
     cache: Cache,
     prompts: Sequence[Sequence[int]],
     labels: Sequence[Sequence[int]],
-    batch_size: int | None = None,
+    batches: Batches,
 ) -> list[int]:
-    """`greedy_labels` of prompts of any lengths, `batch_size` at a time; by default as many as fit into memory."""
-    start = min(64, max(1, BATCH_TOKENS // (cache.get_seq_length() + 1)))  # each has a copy of the cache
+    """`greedy_labels` of prompts of any lengths."""
     chosen: dict[int, int] = {}
     # Prompts of one length at a time: the tokens after a cache need no padding
     by_length = groupby(sorted(range(len(prompts)), key=lambda i: len(prompts[i])), key=lambda i: len(prompts[i]))
@@ -87,5 +86,5 @@ def choose_labels(
         return greedy_labels(model, cache, [prompts[i] for i in batch], labels)
 
     for _, group in by_length:
-        chosen |= in_batches(choose, list(group), batch_size, start)
+        chosen |= batches.map(choose, list(group), cache.get_seq_length() + 1)  # each has a copy of the cache
     return [chosen[i] for i in range(len(prompts))]

@@ -16,7 +16,7 @@ from ....arguments import option
 from ....extras import require
 from ....text_data import located
 from ...comparison import UNSTATED, Comparison, Row, percent
-from ...generate import iterate_continuously, iterate_texts
+from ...generate import Batches, iterate_continuously, iterate_texts
 from ...models import LoadedModel, check_length
 from ...render import Figure, Section, Table, color
 from ...results import Cell, Journal, Measure, Results, ResultSet, average
@@ -24,7 +24,7 @@ from .benchmarks import BENCHMARKS, PROMPTS, STOP_STRINGS, MathProblem, encode_p
 from .grading import CRASHED, RIGHT, TIMED_OUT, final_answer, grade
 
 ORDER = 10
-NO_SETTINGS = ("benchmarks",)  # points of the grid, to which a later run may add
+UNRECORDED = ("benchmarks",)  # points of the grid, to which a later run may add
 
 MAX_NEW_TOKENS = {"cot": 1024, "boxed": 16384}  # the paper's limits of the output
 
@@ -59,18 +59,26 @@ _SHARES = {"cut_off": "cut off at the limit", "timed_out": "not graded in time",
 class Arguments:
     benchmarks: list[str] = option(list(BENCHMARKS), "Benchmarks.", list(BENCHMARKS))
     data_dir: str | None = option(
-        None, "A folder with BENCHMARK/test.jsonl or BENCHMARK.jsonl, as Qwen2.5-Math has; by default the Hub."
+        None,
+        "A folder with BENCHMARK/test.jsonl or BENCHMARK.jsonl, as Qwen2.5-Math has. Needed for "
+        f"{', '.join(name for name in BENCHMARKS if BENCHMARKS[name].dataset is None)}, which the Hub does not have.",
     )
     dataset: list[str] = option([], "BENCHMARK=PATH or BENCHMARK=HUB_ID, datasets of single benchmarks.")
     prompt: str = option("boxed", "cot for Figure 9, boxed for Figure 10.", list(PROMPTS))
     max_new_tokens: int | None = option(None, "Maximum tokens of a solution; by default 1024 (cot) or 16384 (boxed).")
-    chat: bool = option(True, "Use the tokenizer's chat template, if it has one.")
+    chat: bool = option(True, "Whether to use the tokenizer's chat template, if it has one.")
     continuous_batching: bool = option(False, "Replace a finished solution in the batch by the next one.")
+
+    def __post_init__(self):
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise ValueError(f"Got --max_new_tokens {self.max_new_tokens}; it must be 1 or more.")
+        if self.data_dir is None:
+            find_datasets(self.benchmarks, None, self.dataset)  # raises before a model is loaded
 
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
-    keys = [{"benchmark": name} for name in dict.fromkeys(arguments.benchmarks)]
-    if all(key in results for key in keys):
+    todo = [str(key["benchmark"]) for key in results.todo([{"benchmark": name} for name in arguments.benchmarks])]
+    if not todo:
         return
     require("math_verify")  # which grades what is generated first
     chat = arguments.chat and loaded.tokenizer.chat_template is not None
@@ -80,8 +88,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
             "Use a tokenizer with a chat template, or leave it out."
         )
     max_new_tokens = arguments.max_new_tokens or MAX_NEW_TOKENS[arguments.prompt]
-    datasets = find_datasets(arguments.benchmarks, arguments.data_dir, arguments.dataset)
-    todo = [str(key["benchmark"]) for key in results.todo(keys)]
+    datasets = find_datasets(todo, arguments.data_dir, arguments.dataset)
     problems = {name: load_problems(name, datasets[name], options.limit, options.seed) for name in todo}
     rows = {
         name: [encode_prompt(loaded.tokenizer, problem.question, arguments.prompt, chat) for problem in found]
@@ -91,15 +98,16 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     what = f"The longest prompt, {longest:,} tokens, with a solution (--max_new_tokens {max_new_tokens:,})"
     check_length(loaded.model, longest + max_new_tokens, what)
     results.begin()
+    batches = Batches(options.batch_size)
     for name in todo:
         journal = results.journal(name)
         missing = [i for i in range(len(rows[name])) if str(i) not in journal]
         prompts = [rows[name][i] for i in missing]
-        inputs = (loaded.model, loaded.tokenizer, prompts, max_new_tokens, options.batch_size)
+        inputs = (loaded.model, loaded.tokenizer, prompts, max_new_tokens)
         if arguments.continuous_batching:
-            solutions = iterate_continuously(*inputs)
+            solutions = iterate_continuously(*inputs, options.batch_size)
         else:
-            solutions = iterate_texts(*inputs, () if chat else STOP_STRINGS)
+            solutions = iterate_texts(*inputs, batches, () if chat else STOP_STRINGS)
         title, total = f"{loaded.label}: {BENCHMARKS[name].title}", len(rows[name])
         for i, solution in tqdm(solutions, title, total, initial=total - len(missing), unit="problem"):
             journal.add(str(missing[i]), **solution._asdict())

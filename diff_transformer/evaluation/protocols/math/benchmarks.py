@@ -88,9 +88,9 @@ def find_datasets(names: list[str], data_dir: str | None, datasets: list[str]) -
     chosen = dict(dataset.partition("=")[::2] for dataset in datasets)
     if not set(chosen) <= set(BENCHMARKS) or not all(chosen.values()):
         raise ValueError(f"Got --dataset {' '.join(datasets)}; it must be BENCHMARK=PATH, of {', '.join(BENCHMARKS)}.")
-    found = {}
+    found, folder = {}, Path(data_dir or "").expanduser()
     for name in names:
-        files = [Path(data_dir, name, "test.jsonl"), Path(data_dir, f"{name}.jsonl")] if data_dir else []
+        files = [folder / name / "test.jsonl", folder / f"{name}.jsonl"] if data_dir else []
         local = next((str(path) for path in files if path.is_file()), None)
         place = chosen.get(name) or (local if data_dir else BENCHMARKS[name].dataset)
         if place:

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -129,7 +128,7 @@ def grade(pairs: Iterable[tuple[str, str | None]]) -> list[str]:
     Raises RuntimeError if the processes do not start.
     """
     pairs = list(pairs)
-    processes = min(len(os.sched_getaffinity(0)), _MAX_PROCESSES)
+    processes = min(os.cpu_count() or 1, _MAX_PROCESSES)
     with ThreadPoolExecutor(processes) as threads:
         shares = list(threads.map(_grade, (pairs[i::processes] for i in range(processes))))
     return [shares[i % processes][i // processes] for i in range(len(pairs))]
@@ -156,6 +155,8 @@ def _grade(pairs: list[tuple[str, str | None]]) -> list[str]:
 def serve(time_limit: float) -> None:
     """Reads [gold, answer] as JSON from each line of stdin and writes whether they are equal. Ends with stdin, or by
     SIGPROF when an answer takes more than `time_limit` seconds of processor time."""
+    import resource  # here, since Windows does not have it and lists the protocols all the same
+
     _extraction()  # imports math-verify before time and memory are limited
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limits are disabled
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt ends it without a traceback

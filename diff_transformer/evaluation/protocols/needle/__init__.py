@@ -21,14 +21,14 @@ from tqdm.auto import tqdm
 
 from ....arguments import option
 from ...comparison import PAPER_DIFF, PAPER_TRANSFORMER, UNSTATED, Comparison, Row
-from ...generate import iterate_texts
+from ...generate import CHUNK, Batches, iterate_texts
 from ...models import LoadedModel, check_length
 from ...render import Section, Table
 from ...results import Key, Measure, Results, ResultSet, mean
 from .haystack import NeedleArguments, NeedlePrompt, prompt_maker
 
 ORDER = 3
-NO_SETTINGS = ("lengths", "pairs")  # points of the grid, to which a later run may add
+UNRECORDED = ("lengths", "pairs", "depths")  # points of the grid, to which a later run may add
 KEY = ("length", "needles", "queried")
 _NUMBER = r"\d+(?:[.,]\d+)*"  # 1,234 is one number
 
@@ -90,7 +90,7 @@ def accuracy(answer: str, wanted: Mapping[str, str]) -> float:
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
     check_length(loaded.model, max(arguments.lengths), "A prompt with its answer")
     pairs = [parse_pair(pair) for pair in arguments.pairs]
-    grid = product(sorted(set(arguments.lengths)), dict.fromkeys(pairs), dict.fromkeys(arguments.depths))
+    grid = product(sorted(arguments.lengths), pairs, arguments.depths)
     todo = results.todo([dict(zip((*KEY, "depth"), (x, *pair, y), strict=True)) for x, pair, y in grid])
     if not todo:
         return
@@ -104,11 +104,11 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
 
     for key in todo:
         make_prompt(key, 0)  # raises before the model runs if the needles do not fit
-    sizes = {"batch_size": options.batch_size, "chunk_size": arguments.chunk_size}
+    batches = Batches(options.batch_size)
     for key in tqdm(todo, desc=loaded.label, unit="cell"):
         prompts = [make_prompt(key, i) for i in range(samples)]
         rows, scores, answers = [prompt.input_ids for prompt in prompts], [], []
-        for i, answer in iterate_texts(loaded.model, loaded.tokenizer, rows, room, **sizes):
+        for i, answer in iterate_texts(loaded.model, loaded.tokenizer, rows, room, batches, chunk_size=CHUNK):
             scores.append(accuracy(answer.text, prompts[i].wanted))
             answers.append({"wanted": prompts[i].wanted, "answer": answer.text})
         results.add(key, {"accuracy": Measure.of(scores)}, {"answers": answers})

@@ -12,10 +12,8 @@ from functools import partial
 from transformers import PreTrainedTokenizerBase
 
 from ....arguments import option
-from ...generate import CHUNK
-from ...text import DATASET_HELP, DocumentArguments, load_documents, prompt_ids, text_ids
+from ...text import BookArguments, load_documents, prompt_ids, text_ids
 
-BOOKS = "emozilla/pg19-test"  # PG-19's test set: books of Project Gutenberg (arXiv:1911.05507)
 HAYSTACK_TOKENS = 2**20  # maximum tokens of the documents from which a prompt's haystack is cut
 NEEDLE = "\nThe special magic {city} number is: {number}\n"
 
@@ -83,14 +81,9 @@ WORDINGS = {
 
 
 @dataclass
-class NeedleArguments(DocumentArguments):
+class NeedleArguments(BookArguments):
     """Arguments of all protocols with such prompts; the dataset is the haystack."""
 
-    dataset: str = option(
-        BOOKS,
-        f"The haystack, by default books of PG-19. {DATASET_HELP} That is source code: a stand-in without the Hub.",
-    )
-    dataset_split: str = option("test", "Its split.")
     depths: list[int] = option(
         [0, 25, 50, 75, 100], "Positions of the queried needles in the haystack, in percent; 0 is its beginning."
     )
@@ -98,7 +91,6 @@ class NeedleArguments(DocumentArguments):
     wording: str = option(
         "yoco", "yoco: for base models. lwm: for chat models, needles at ends of sentences.", choices=WORDINGS
     )
-    chunk_size: int = option(CHUNK, "Tokens per forward pass.")
 
     def __post_init__(self):
         outside = [depth for depth in self.depths if not 0 <= depth <= 100]
