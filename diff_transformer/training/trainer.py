@@ -128,6 +128,13 @@ class RunTrainer(Trainer):
                 optimizer.add_param_group({**group, "params": own, "lr": group["lr"] * self.args.lambda_lr_multiplier})
         return optimizer
 
+    def _run_epoch(self, *args, **kwargs) -> None:
+        """Trains no step after the last one, as `Trainer` does when a finished run is resumed."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+        else:
+            super()._run_epoch(*args, **kwargs)
+
     def compute_loss(self, model, *args, **kwargs):
         self._token_lambdas.counting = model.training  # the backward pass, which may repeat the forward, comes later
         try:

@@ -233,6 +233,17 @@ def test_checkpoints_are_sealed_and_rotated(make_trainer, tmp_path):
     assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json", "rng_state.pth"} <= set(sizes)
 
 
+def test_resuming_a_finished_run_saves_its_model_and_trains_no_step(make_trainer, tmp_path):
+    """Within an epoch, and at the end of one."""
+    for steps in (4, 6):
+        make_trainer(max_steps=steps, save_steps=steps).train()
+        checkpoint = tmp_path / "run" / f"checkpoint-{steps}"
+        fit(make_trainer(max_steps=steps), str(checkpoint))
+        saved, model = (load_file(folder / "model.safetensors") for folder in (checkpoint, tmp_path / "run" / "model"))
+        assert all(torch.equal(model[name], weight) for name, weight in saved.items())
+        assert json.loads((tmp_path / "run" / "trainer_state.json").read_text())["global_step"] == steps
+
+
 def test_full_disk_keeps_the_previous_checkpoint(make_trainer, tmp_path, monkeypatch):
     """The disk is full while the optimizer is saved, with room for one checkpoint only."""
     trainer = make_trainer(save_total_limit=1)
@@ -302,7 +313,7 @@ def test_signal_saves_a_checkpoint_and_prints_how_to_resume(make_trainer, number
 
 
 def test_signal_in_the_last_step_still_saves_the_model(make_trainer):
-    """Nothing is left to resume: a run that resumed from the last step would take one more."""
+    """Nothing is left to resume."""
     trainer = make_trainer(callbacks=[signal_in(4, signal.SIGTERM)], save_strategy="no")
     fit(trainer, None)
     folder = Path(trainer.args.output_dir)
