@@ -119,6 +119,10 @@ def test_load_documents_rejects(tmp_path, monkeypatch):
     write_lines(Path("corpus/a.jsonl"), [{"text": "a", "meta": {"name": "s"}}])
     write_lines(Path("mixed/a.jsonl"), [{"text": "a"}])
     Path("mixed/a.csv").write_text("text\na\n")
+    for name in ("train/chunk1/a.jsonl", "validation/a.jsonl", "test/a.jsonl"):
+        write_lines(Path("splits") / name, [{"text": "a"}])
+    for name in ("train-00000-of-00001", "test"):
+        write_lines(Path("hub") / f"{name}.jsonl", [{"text": name}])
     Path("nothing").mkdir()
     Path("zst").mkdir()
     Path("zst/a.jsonl.zst").write_bytes(b"")
@@ -132,6 +136,8 @@ def test_load_documents_rejects(tmp_path, monkeypatch):
         ("corpus", {"source_column": "meta.nam"}, "no column 'meta.nam'; it has meta, meta.name, text"),
         ("corpus", {"dataset_split": "test"}, "split 'test' of the files in"),
         ("mixed", {}, "holds .csv and .jsonl to read"),
+        ("splits", {}, "^splits holds the splits test, train, validation. Name the file or folder of one, or"),
+        ("hub", {}, "^hub holds the splits test, train. .*--dataset_config default"),
         ("nothing", {}, "holds nothing to read"),
         ("zst", {}, "pip install zstandard"),
         ("saved", {"dataset_split": "test"}, "splits train, other, not 'test'"),
@@ -142,6 +148,9 @@ def test_load_documents_rejects(tmp_path, monkeypatch):
         for streaming in (False, True):
             with pytest.raises(ValueError, match=message):
                 arguments(file, streaming=streaming, **options).load_documents()
+    for folder in ("splits", "hub"):  # as the message says
+        assert len(arguments(folder, dataset_config="default").load_documents()) == 1
+    assert len(arguments("splits/train").load_documents()) == 1
 
 
 def test_replaced_file_is_read_again(tmp_path, tokenizer):
