@@ -199,12 +199,22 @@ def test_non_finite_loss_stops_before_the_weights_with_rows_and_lambdas(make_tra
     lambdas = [f"{trainer.state.log_history[-1][f'lambda/layer_{i:02d}']:.4f}" for i in range(2)]
     assert f"step 3 is {number}" in message and ", ".join(lambdas) in message
     assert "--resume_from_checkpoint last" in message
-    (file,) = (tmp_path / "run").glob("non_finite*.safetensors")
+    file = tmp_path / "run" / "non_finite_step_3_process_0.safetensors"
     batch = load_file(file)["input_ids"]
     rows = json.loads("[" + message.partition("Rows of the dataset: [")[2].partition("]")[0] + "]")
     assert torch.equal(batch, torch.stack([trainer.train_dataset[i]["input_ids"] for i in rows]))
     assert all(torch.equal(p, weights[name]) for name, p in trainer.model.named_parameters())
     assert fault(tmp_path / "run" / "checkpoint-2") is None
+
+
+def test_report_of_a_non_finite_loss_names_neither_rows_nor_lambdas_without_any(make_trainer):
+    trainer = make_trainer()
+    trainer.train_dataset = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in trainer.train_dataset]
+    trainer.compute_loss = lambda model, inputs, **kwargs: model(**inputs).loss * math.nan
+    with pytest.raises(
+        NonFiniteLossError, match=r"step 1 is nan\. The batch is saved in \S+\. The weights are unchan"
+    ):
+        trainer.train()
 
 
 def test_non_finite_gradients_stop_before_the_weights(make_trainer, make_model, tmp_path):
