@@ -183,8 +183,9 @@ class Budget:
         layout += [f"sequence parallel {self.sequence_parallel}"] * (self.sequence_parallel > 1)
         layout += [f"batch {self.per_device_batch_size} x {self.gradient_accumulation_steps}"]
         layout += ["checkpointing" if self.activation_checkpointing else "no checkpointing"]
-        needed = sum(self.memory.values())
-        memory = ", ".join(f"{name} {value / 1e9:.1f}" for name, value in self.memory.items())
+        parts = self.memory
+        needed = sum(parts.values())
+        memory = ", ".join(f"{name} {value / 1e9:.1f}" for name, value in parts.items())
         if self.gpu_memory is not None:
             verdict = "fits" if needed <= USABLE_MEMORY * self.gpu_memory else "DOES NOT FIT"
             memory += f"; {verdict} into {USABLE_MEMORY:.0%} of {self.gpu_memory / 1e9:.0f} GB"

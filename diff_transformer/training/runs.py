@@ -198,7 +198,7 @@ def print_budget(trainer: RunTrainer, sequence_length: int) -> None:
         per_device_batch_size=training.per_device_train_batch_size,
         gradient_accumulation_steps=training.gradient_accumulation_steps,
         activation_checkpointing=training.activation_checkpointing,
-        sync_each_batch=is_zero3,
+        sync_each_batch=is_zero3 or trainer.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False),
         gpu="CPU" if gpu is None else gpu.name,
         peak_flops_per_device=training.peak_flops_per_device,
         gpu_memory=gpu and gpu.total_memory,

@@ -29,7 +29,7 @@ from diff_transformer import (
     DiffTransformerV2ForCausalLM,
     cl100k_tokenizer,
 )
-from diff_transformer.training import data, extend_64k, math_stage1, math_stage2, pretrain, sft_math, upcycle
+from diff_transformer.training import data, extend_64k, math_stage1, math_stage2, pretrain, runs, sft_math, upcycle
 from diff_transformer.training.architectures import (
     ARCHITECTURES,
     NewModelArguments,
@@ -281,6 +281,17 @@ def test_o_proj_init_scale_multiplies_the_initial_weights_of_o_proj_alone(archit
     assert sum("o_proj.weight" in name for name in plain) == 2
     for name, weight in plain.items():
         assert torch.equal(scaled[name], weight * (1.7 if name.endswith("o_proj.weight") else 1)), name
+
+
+@pytest.mark.slow
+def test_budget_knows_whether_gradients_are_sent_after_each_batch(tmp_path, monkeypatch):
+    seen: list[bool] = []
+    monkeypatch.setattr(pretrain, "fit", lambda *_: None)
+    monkeypatch.setattr(runs, "Budget", lambda *_, sync_each_batch, **__: seen.append(sync_each_batch))
+    kwargs = json.dumps({"gradient_accumulation_kwargs": {"sync_each_batch": True}})
+    for words in ([], ["--accelerator_config", kwargs]):
+        pretrain.main(["--smoke", "--output_dir", str(tmp_path), *words])
+    assert seen == [False, True]
 
 
 @pytest.mark.slow
