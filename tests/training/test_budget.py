@@ -268,6 +268,7 @@ def test_budget_rejects_other_models():
         model_flops_per_token(GPT2Config(), 1)
 
 
+@pytest.mark.slow
 def test_recipes_say_what_fits():
     """recipes/pretrain/scaling.yaml on 8 GPUs, and recipes/README.md on one; V2 needs the most."""
 
