@@ -20,6 +20,7 @@ TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
 _TABLES = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 _ABOUT = ("README", "LICENSE")  # texts about a dataset, by their stems
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+_SPLITS = re.compile(r"(train|validation|valid|val|test|dev|eval)(-\d+-of-\d+)?(\..*)?")  # as the Hub names them
 _CACHE_VERSION = 1  # raise it when the same files give other documents: the cache does not see our code
 
 
@@ -38,7 +39,7 @@ def load_table(
     """
     path = Path(dataset).expanduser()
     if path.is_file() and path.suffix not in _TABLES:
-        raise ValueError(f"{path} is no file of rows; they end in {', '.join(_TABLES)}.")
+        raise ValueError(f"{path} is not a table: its name must end in {', '.join(_TABLES)}.")
     rows = _load_files([path], path.suffix) if path.is_file() else _open_dataset(dataset, config, split)
     if missing := sorted(set(columns) - set(rows.column_names)):
         found = ", ".join(rows.column_names)
@@ -187,7 +188,7 @@ def _kind(file: Path) -> str:
 
 
 def _files_of_one_kind(path: Path) -> tuple[str, list[Path]]:
-    """The one suffix of the files of a corpus, and the files, hidden ones left out."""
+    """The one suffix of the files of a corpus, and the files, hidden ones left out. Splits are no corpus."""
     known = (*_TABLES, ".txt")
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     hidden = re.compile(r"(.*/)?\.[^/]")  # the path of a file relative to itself is "."
@@ -196,6 +197,13 @@ def _files_of_one_kind(path: Path) -> tuple[str, list[Path]]:
     if len(kinds) != 1:
         found = f"{path} holds {' and '.join(kinds) or 'nothing'} to read a corpus from"
         raise ValueError(f"{found}. Name a file or folder of one kind of {', '.join(known)}.")
+    names = {part for file in files for part in file.relative_to(path).parts}
+    splits = sorted({match[1] for match in map(_SPLITS.fullmatch, names) if match})
+    if "train" in splits and len(splits) > 1:
+        raise ValueError(
+            f"{path} holds the splits {', '.join(splits)}. Name the file or folder of one, or open it as a dataset "
+            "with --dataset_config default, which takes the --dataset_split."
+        )
     if find_spec("zstandard") is None and any(file.suffix == ".zst" for file in files):
         raise ValueError(f"{path} holds .zst files, which need one more package: pip install zstandard.")
     return kinds[0], files

@@ -65,5 +65,5 @@ def test_load_texts_and_load_table_errors_name_what_there_is(folder):
     }.items():
         with pytest.raises(ValueError, match=message):
             list(load_texts(dataset))
-    with pytest.raises(ValueError, match=r"a\.txt is no file of rows; they end in \.jsonl"):
+    with pytest.raises(ValueError, match=r"a\.txt is not a table: its name must end in \.jsonl"):
         load_table(str(folder / "a.txt"))

@@ -32,6 +32,17 @@ _CONFIGS = (DiffTransformerConfig, DiffTransformerV2Config, LlamaConfig, LlamaHe
 MODEL_TYPES = tuple(config_class.model_type for config_class in _CONFIGS)
 
 
+def json_object(name: str, value: Any, wanted: str) -> dict[str, Any]:
+    """The value of the option `name`: JSON from the command line, or what it stands for from a file."""
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except json.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"{name}={value} was given; it must be {wanted}.")
+    return found
+
+
 @dataclass
 class NewModelArguments:
     """A new model. Its twins are the same command with another `--architecture`."""
@@ -55,8 +66,9 @@ class NewModelArguments:
     tokenizer_ranks: int | None = option(None, "Merge ranks of cl100k_base to keep, for small models; all by default.")
 
     def __post_init__(self):
-        if isinstance(self.config_overrides, str):  # from the command line
-            self.config_overrides = json.loads(self.config_overrides)
+        if self.config_overrides is not None:
+            wanted = 'a JSON object, such as {"num_hidden_layers": 4}'
+            self.config_overrides = json_object("config_overrides", self.config_overrides, wanted)
         if not (self.o_proj_init_scale > 0 and math.isfinite(self.o_proj_init_scale)):
             raise ValueError(f"o_proj_init_scale={self.o_proj_init_scale} was given; it must be positive and finite.")
 
@@ -173,7 +185,8 @@ def load_config(chosen_model: Any, **lengths: int) -> PreTrainedConfig:
     for name, length in lengths.items():
         if length > config.max_position_embeddings:
             old_length = config.max_position_embeddings
-            raise ValueError(f"{name}={length} was given, but {path} was trained for {old_length} tokens: extend it.")
+            message = f"{name}={length} was given, but {path} has a context of {old_length} tokens"
+            raise ValueError(f"{message}. Extend it first with training.extend_64k.")
     return config
 
 

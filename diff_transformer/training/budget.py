@@ -96,7 +96,7 @@ class Budget:
 
     config: PreTrainedConfig
     sequence_length: int
-    tokens: float  # rounded up to whole optimizer steps
+    tokens: float  # to train on; steps are rounded up
     data_parallel: int = 1  # groups of GPUs that train on different sequences
     sequence_parallel: int = 1  # GPUs that share a sequence (Ulysses)
     shard: int = 1  # GPUs that share one copy of weights, gradients and optimizer states (FSDP2, ZeRO-3); 1 is DDP
@@ -113,8 +113,6 @@ class Budget:
     num_rows: int | None = None  # sequences of the corpus, of which more than all may be needed
 
     def __post_init__(self):
-        if self.mfu is not None and not 0 < self.mfu <= 1:
-            raise ValueError(f"expected_mfu={self.mfu} was given; it is a share, more than 0 and at most 1.")
         self.num_gpus = self.data_parallel * self.sequence_parallel
         rows_per_step = self.data_parallel * self.per_device_batch_size * self.gradient_accumulation_steps
         self.tokens_per_step = rows_per_step * self.sequence_length
@@ -185,8 +183,9 @@ class Budget:
         layout += [f"sequence parallel {self.sequence_parallel}"] * (self.sequence_parallel > 1)
         layout += [f"batch {self.per_device_batch_size} x {self.gradient_accumulation_steps}"]
         layout += ["checkpointing" if self.activation_checkpointing else "no checkpointing"]
-        needed = sum(self.memory.values())
-        memory = ", ".join(f"{name} {value / 1e9:.1f}" for name, value in self.memory.items())
+        parts = self.memory
+        needed = sum(parts.values())
+        memory = ", ".join(f"{name} {value / 1e9:.1f}" for name, value in parts.items())
         if self.gpu_memory is not None:
             verdict = "fits" if needed <= USABLE_MEMORY * self.gpu_memory else "DOES NOT FIT"
             memory += f"; {verdict} into {USABLE_MEMORY:.0%} of {self.gpu_memory / 1e9:.0f} GB"

@@ -28,7 +28,7 @@ class CorpusArguments:
     sequence_length: int = option(4096, "Tokens per row: the context length of the training.")
     max_document_characters: int | None = option(10_000_000, "Skip and count longer documents (books have a million).")
     num_proc: int | None = option(None, "Processes that tokenize and pack; the rows do not depend on it.")
-    validation_rows: int = option(0, "Rows to hold out: spread evenly, or the first of each shard of a stream.")
+    validation_rows: int = option(0, "Rows to hold out: spread evenly, or the first of 16 shards of a stream.")
     shuffle_buffer: int = option(1000, "With streaming: rows from which the next one is drawn; 0 keeps the order.")
 
     def load_documents(self) -> Dataset | IterableDataset:

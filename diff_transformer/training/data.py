@@ -8,7 +8,6 @@ exact when a run is resumed: docs/training_data.md.
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,11 +28,12 @@ logger = logging.get_logger(__name__)
 
 _CACHE_VERSION = 1  # raise it when the same documents give other tokens or rows: the cache does not see our code
 _DOCUMENTS_AT_ONCE = 256
-_HOPELESS = 10_000  # documents: a stream that begins with this many unusable documents has the wrong column
+_MAX_UNUSABLE_DOCUMENTS = 10_000  # at the beginning of a stream: it has the wrong column
+_VALIDATION_SHARDS = 16  # of a stream: each is a file to open, perhaps a remote one
 
 
 class ReportPasses(TrainerCallback):
-    """Warns when a stream has ended and is read again, which `Trainer` does in silence, until `max_steps`."""
+    """Warns when a stream has ended and is read again, which `Trainer` does silently, until `max_steps`."""
 
     def __init__(self, name: str):
         self.name, self._passes = name, 0
@@ -103,28 +103,23 @@ def _encode(batch: dict[str, list], tokenizer: PreTrainedTokenizerBase, max_char
     }
 
 
-def pack(
-    documents: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase, sequence_length: int, **options: Any
-) -> Dataset | IterableDataset:
+def pack(documents: Dataset, tokenizer: PreTrainedTokenizerBase, sequence_length: int, **options: Any) -> Dataset:
     """Documents one after another, an end-of-text after each, cut into rows of `sequence_length` tokens.
 
-    No token is lost or repeated. Only the last row of a map-style dataset, or of each shard of a stream, may be
-    shorter; `CausalCollator` pads these. A warning says how many documents were skipped: at once for a map-style
-    dataset, after each shard of a stream. `options` are those of `tokenize`.
+    No token is lost or repeated. Only the last row may be shorter; `CausalCollator` pads it. A warning says how many
+    documents were skipped. `options` are those of `tokenize`.
 
-    Returns rows of `input_ids`, int32; map-style ones have `row`, their position in the corpus. Raises ValueError if
-    no document is usable; for a stream, none of the first 10,000 of a shard.
+    Returns rows of `input_ids`, int32, and `row`, their position in the corpus. Raises ValueError if no document is
+    usable.
     """
-    tokens = tokenize(documents, tokenizer, **options)
-    if isinstance(tokens, IterableDataset):
-        return _pack_stream(tokens, sequence_length)
-    _report_skipped({x["values"]: x["counts"] for x in pc.value_counts(tokens.data.column("fault")).to_pylist()})
+    tokens: Any = tokenize(documents, tokenizer, **options)
+    report_skipped({x["values"]: x["counts"] for x in pc.value_counts(tokens.data.column("fault")).to_pylist()})
     features = Features({"row": Value("int64"), "input_ids": Sequence(Value("int32"))})
     kwargs = {"tokens": tokens, "sequence_length": sequence_length, "version": _CACHE_VERSION}
     return Dataset.from_generator(_numbered_rows, features, gen_kwargs=kwargs)
 
 
-def _report_skipped(counts: dict[str | None, int], name: str = "the corpus", needs_one: bool = True) -> None:
+def report_skipped(counts: dict[str | None, int], name: str = "the corpus", needs_one: bool = True) -> None:
     """Warns of skipped documents, or raises ValueError if none is used. counts: by reason, None for those used."""
     skipped = {reason: count for reason, count in counts.items() if reason is not None}
     used, why = counts.get(None, 0), ", ".join(f"{skipped[reason]:,} {reason}" for reason in sorted(skipped))
@@ -155,42 +150,54 @@ def _numbered_rows(tokens: Dataset, sequence_length: int, version: int) -> Itera
     yield from ({"row": i, "input_ids": row} for i, row in enumerate(_cut(lines, sequence_length)))
 
 
-def _pack_stream(
-    tokens: IterableDataset, sequence_length: int, validation_rows: int = 0, validation: bool = False
-) -> IterableDataset:
-    """The rows of a stream without those held out, the first of each shard, or these alone.
+def _pack_stream(tokens: IterableDataset, sequence_length: int, held_out: list[int]) -> IterableDataset:
+    """The rows of a stream, a line of tokens a shard, without the first `held_out` of each shard.
 
     `skip` of datasets would hold out other rows in every number of workers.
     """
-    shards = list(range(tokens.num_shards))
     # Two lists of the same length: datasets gives their items to workers, and shuffles them, together
-    held_out = [validation_rows // len(shards) + (i < validation_rows % len(shards)) for i in shards]
-    kwargs = {"tokens": tokens, "sequence_length": sequence_length, "validation": validation}
+    shards = list(range(tokens.num_shards))
+    kwargs = {"tokens": tokens, "sequence_length": sequence_length}
     return IterableDataset.from_generator(_stream_rows, gen_kwargs={"shards": shards, "held_out": held_out, **kwargs})
 
 
+def _first_rows(tokens: IterableDataset, sequence_length: int, count: int) -> tuple[list[int], list[dict]]:
+    """The first rows of the first shards, of more than `_VALIDATION_SHARDS` if these are short: the number in each
+    shard, and the rows, fewer than `count` if there are no more."""
+    numbers, rows = [0] * tokens.num_shards, list[dict]()
+    most = -(-count // min(tokens.num_shards, _VALIDATION_SHARDS))
+    for shard in range(tokens.num_shards):
+        wanted = min(most, count - len(rows))
+        if wanted == 0:
+            break
+        found = list(islice(_stream_rows([shard], [0], tokens, sequence_length, reports=False), wanted))
+        numbers[shard] = len(found)
+        rows += found
+    return numbers, rows
+
+
 def _stream_rows(
-    shards: list[int], held_out: list[int], tokens: IterableDataset, sequence_length: int, validation: bool
+    shards: list[int], held_out: list[int], tokens: IterableDataset, sequence_length: int, reports: bool = True
 ) -> Iterator[dict[str, np.ndarray]]:
     for shard, num_held_out in zip(shards, held_out, strict=True):
         name, faults = f"shard {shard} of {tokens.num_shards} of the corpus", Counter()  # type: str, Counter
         rows = _cut(_counted(tokens.shard(tokens.num_shards, shard), name, faults), sequence_length)
         try:
-            for row in islice(rows, num_held_out) if validation else islice(rows, num_held_out, None):
+            for row in islice(rows, num_held_out, None):
                 yield {"input_ids": row}
         except Exception:
             logger.error(f"The error is in {name}.")
             raise
-        if not validation:
-            _report_skipped(faults, name, needs_one=False)
+        if reports:
+            report_skipped(faults, name, needs_one=False)
 
 
 def _counted(tokens: IterableDataset, name: str, faults: Counter[str | None]) -> Iterator[list[np.ndarray]]:
     # `iter(batch_size)` and not `for`: inside a DataLoader worker the latter would split the shard once more
     for batch in tokens.iter(batch_size=_DOCUMENTS_AT_ONCE):
         faults.update(batch["fault"])
-        if faults[None] == 0 and faults.total() >= _HOPELESS:
-            _report_skipped(faults, name)
+        if faults[None] == 0 and faults.total() >= _MAX_UNUSABLE_DOCUMENTS:
+            report_skipped(faults, name)
         yield [np.array(ids, np.int32) for ids in batch["input_ids"]]
 
 
@@ -206,12 +213,7 @@ def load_rows(
     if "input_ids" in (documents.column_names or ()):
         if is_stream:
             raise ValueError(f"{args.dataset} holds rows that are packed already: read it with --streaming false.")
-        ids = documents[0]["input_ids"] if len(documents) else []
-        if len(ids) != args.sequence_length or max(ids) >= len(tokenizer):
-            raise ValueError(
-                f"{args.dataset} has packed rows of {len(ids)} tokens with ids up to {max(ids, default=0)}, but "
-                f"sequence_length is {args.sequence_length} and the tokenizer has {len(tokenizer)} tokens."
-            )
+        _check_packed(documents, args, tokenizer)
         if "row" not in documents.column_names:
             documents = documents.add_column("row", np.arange(len(documents)))
         return hold_out(documents, args.validation_rows)
@@ -219,16 +221,31 @@ def load_rows(
     if not is_stream:
         return hold_out(pack(documents, tokenizer, args.sequence_length, **options), args.validation_rows)
     tokens = tokenize(documents, tokenizer, **options)
-    rows_of = partial(_pack_stream, tokens, args.sequence_length, args.validation_rows)
-    train, validation = rows_of(), Dataset.from_list(list(rows_of(validation=True))) if args.validation_rows else None
-    if len(validation or ()) < args.validation_rows or next(iter(train), None) is None:
+    held_out, first = _first_rows(tokens, args.sequence_length, args.validation_rows)
+    train, validation = _pack_stream(tokens, args.sequence_length, held_out), Dataset.from_list(first)
+    if len(first) < args.validation_rows or next(iter(train), None) is None:
         raise ValueError(
-            f"{args.dataset} has too few rows for validation_rows={args.validation_rows}, the first of its "
-            f"{documents.num_shards} shards, and a row to train on. Name a larger corpus or another text_column."
+            f"{args.dataset} has too few rows for validation_rows={args.validation_rows}, the first of its shards, "
+            "and a row to train on. Name a larger corpus or another text_column."
         )
     if args.shuffle_buffer:
         train = train.shuffle(seed=seed, buffer_size=args.shuffle_buffer)
-    return train, validation
+    return train, validation if first else None
+
+
+def _check_packed(rows: Dataset, args: CorpusArguments, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises ValueError for rows of another length than `sequence_length`, except that the last one may be shorter,
+    and for ids that the tokenizer does not have. It reads the ids of at most 1,000 rows, evenly spread."""
+    ids, length = rows.select_columns(["input_ids"]), args.sequence_length
+    lengths = pc.list_value_length(ids.with_format("arrow")[:]["input_ids"]).to_numpy()
+    spread = ids.select(np.unique(np.linspace(0, max(0, len(ids) - 1), min(1000, len(ids)), dtype=int)))
+    largest = max((row["input_ids"].max(initial=0) for row in spread.with_format("numpy")), default=0)
+    if len(lengths) == 0 or (lengths[:-1] != length).any() or lengths[-1] > length or largest >= len(tokenizer):
+        found = " to ".join(map(str, sorted({min(lengths, default=0), max(lengths, default=0)})))
+        raise ValueError(
+            f"{args.dataset} has packed rows of {found} tokens with ids up to {largest}, but sequence_length is "
+            f"{length} and the tokenizer has {len(tokenizer)} tokens."
+        )
 
 
 def hold_out(rows: Dataset, validation_rows: int) -> tuple[Dataset, Dataset | None]:

@@ -3,21 +3,23 @@
 
     accelerate launch -m diff_transformer.training.extend_64k --config recipes/extend_64k/config.yaml
 
-Up-samples the long documents of a corpus, trains, and saves model/.
+Up-samples the long documents of a corpus, trains, and saves model/. Rows that are saved and packed already, as
+`upsample_lengths` writes them, are trained on as they are.
 """
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from datasets import load_from_disk
-from transformers import PreTrainedConfig
+from datasets import Dataset, load_from_disk
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from trl import ModelConfig
 
 from ..arguments import option
-from .architectures import load, load_config
+from .architectures import json_object, load, load_config
 from .corpus import CorpusArguments
-from .data import hold_out, tokenize
+from .data import hold_out, load_rows, tokenize
 from .pretrain import train_on_rows
 from .run_arguments import RunArguments
 from .runs import begin, exit_on_mistakes, parse
@@ -34,14 +36,20 @@ class ExtensionArguments:
     rope_theta: float = option(640_000.0, "The base of the rotary embedding after the extension: 640000 in the paper.")
     long_from: int = option(4096, "Keep all documents of at least this many tokens.")
     shares: dict | str | None = option(
-        "corpus", "Tokens of each source: JSON, slimpajama, or corpus (not for a stream)."
+        "corpus",
+        'The mix of sources: slimpajama, JSON such as {"web": 3, "books": 1}, or corpus, that of the corpus itself '
+        "(not for a stream).",
     )
     keep_short: float = option(0.1, "The probability with which shorter documents are kept.")
 
     def __post_init__(self):
-        if isinstance(self.shares, str):  # from the command line
-            named = {"corpus": None, "slimpajama": SLIMPAJAMA_SHARES}
-            self.shares = named[self.shares] if self.shares in named else json.loads(self.shares)
+        if self.shares in (None, "corpus"):
+            self.shares = None
+        elif self.shares == "slimpajama":
+            self.shares = SLIMPAJAMA_SHARES
+        else:
+            wanted = 'slimpajama, corpus, or a JSON object, such as {"web": 3, "books": 1}'
+            self.shares = json_object("shares", self.shares, wanted)
 
 
 ARGUMENTS = (ExtensionArguments, CorpusArguments, ModelConfig, RunArguments)
@@ -66,7 +74,13 @@ def extended_config(config: PreTrainedConfig, sequence_length: int, rope_theta: 
 
 def main(argv: list[str] | None = None) -> None:
     extension, corpus, chosen_model, training = parse(ARGUMENTS, "extend_64k", argv)
-    resume = begin(training, corpus, chosen_model)
+    resume = begin(training, corpus, chosen_model, corpus.sequence_length)
+    is_saved = (Path(corpus.dataset).expanduser() / "state.json").is_file()  # opening it takes no time
+    is_packed = is_saved and "input_ids" in (corpus.load_documents().column_names or ())
+    if not is_packed and (corpus.source_column is None or training.total_tokens is None):
+        raise ValueError(
+            "source_column or total_tokens is missing: each source is up-sampled, to total_tokens in all."
+        )
 
     # 1. Model
     config = extended_config(load_config(chosen_model), corpus.sequence_length, extension.rope_theta)
@@ -74,12 +88,24 @@ def main(argv: list[str] | None = None) -> None:
     tokenizer.model_max_length = corpus.sequence_length
 
     # 2. Data
-    if corpus.source_column is None or training.total_tokens is None:
-        raise ValueError(
-            "source_column or total_tokens is missing: each source is up-sampled, to total_tokens in all."
-        )
+    if is_packed:
+        train, validation = load_rows(corpus, tokenizer)
+    else:
+        train, validation = up_sampled_rows(extension, corpus, training, tokenizer)
+
+    # 3. Training
+    train_on_rows(model, tokenizer, train, validation, training, corpus, resume)
+
+
+def up_sampled_rows(
+    extension: ExtensionArguments, corpus: CorpusArguments, training: RunArguments, tokenizer: PreTrainedTokenizerBase
+) -> tuple[Dataset, Dataset | None]:
+    """Rows to train on and rows held out, of the folder `corpus` in the output folder, which is written once."""
+    assert training.total_tokens is not None  # checked above
     folder = Path(training.output_dir) / "corpus"
     known = {**asdict(corpus), **asdict(extension), "total_tokens": training.total_tokens, "seed": training.seed}
+    text = f"{tokenizer.eos_token} {tokenizer.backend_tokenizer.to_str()}"  # before a call sets its truncation
+    known["tokenizer"] = hashlib.sha256(text.encode()).hexdigest()
     known = json.loads(json.dumps({name: value for name, value in known.items() if name not in _OTHERS}))
     # All machines share the output folder: one process writes for all of them
     with training.main_process_first(local=False, desc="up-sampling long documents"):
@@ -104,10 +130,7 @@ def main(argv: list[str] | None = None) -> None:
                 f"{folder} was made by an earlier run with another {', '.join(other)}. Remove it, choose another "
                 "output_dir, or give the same options."
             )
-        train, validation = hold_out(load_from_disk(str(folder)), corpus.validation_rows)
-
-    # 3. Training
-    train_on_rows(model, tokenizer, train, validation, training, corpus, resume)
+        return hold_out(load_from_disk(str(folder)), corpus.validation_rows)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,13 @@ They are tokenized here and not by the trainer so that over-long rows can be lef
 would teach the model to think without an end. Rows that are left out are counted by reason.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+import pyarrow.compute as pc
 from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
@@ -105,8 +106,9 @@ def tokenize_messages(
 
     options = {"remove_columns": rows.column_names, "features": _ENCODED, "num_proc": num_proc}
     encoded = rows.map(encode, desc="Tokenizing", **options)
-    faults = Counter(fault for fault in encoded["fault"] if fault)
-    kept = [i for i, fault in enumerate(encoded["fault"]) if not fault]
-    if not kept:
-        raise ValueError(f"All {len(rows):,} rows were left out: {dict(faults)}. Check the dataset and its columns.")
-    return encoded.select(kept).remove_columns("fault"), dict(faults)
+    column = encoded.with_format("arrow")[:]["fault"]
+    faults = {x["values"]: x["counts"] for x in pc.value_counts(column).to_pylist() if x["values"]}
+    kept = np.flatnonzero(pc.equal(column, "").to_numpy())
+    if not len(kept):
+        raise ValueError(f"All {len(rows):,} rows were left out: {faults}. Check the dataset and its columns.")
+    return encoded.select(kept).remove_columns("fault"), faults

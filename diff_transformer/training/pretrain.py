@@ -13,7 +13,7 @@ from .corpus import CorpusArguments
 from .data import CausalCollator, ReportPasses, load_rows
 from .loss import use_linear_cross_entropy
 from .run_arguments import RunArguments
-from .runs import begin, exit_on_mistakes, fit, parse, print_budget, sequence_parallel_size, set_batch
+from .runs import begin, exit_on_mistakes, fit, parse, print_budget, sequence_parallel_size
 from .trainer import RunTrainer
 from .ulysses import enable_ulysses
 
@@ -26,6 +26,8 @@ def main(argv: list[str] | None = None) -> None:
         raise ValueError(
             "model_name_or_path was given, but this stage starts from scratch: training.upcycle takes it."
         )
+    if chosen_model.dtype == "auto":
+        raise ValueError("dtype=auto is the type of a checkpoint, and this stage starts from scratch: omit it.")
     train_on_corpus(new_model, corpus, chosen_model, training)
 
 
@@ -33,7 +35,7 @@ def train_on_corpus(
     new_model: NewModelArguments | None, corpus: CorpusArguments, chosen_model: ModelConfig, training: RunArguments
 ) -> None:
     """Trains a new model, or without one the checkpoint that `chosen_model` names."""
-    resume = begin(training, corpus, chosen_model)
+    resume = begin(training, corpus, chosen_model, corpus.sequence_length)
 
     # 1. Model, the same weights on every process
     if new_model is None:
@@ -47,7 +49,8 @@ def train_on_corpus(
 
     # 2. Data
     with training.main_process_first(desc="packing the corpus"):
-        train, validation = load_rows(corpus, tokenizer, seed=training.seed)
+        seed = training.seed if training.data_seed is None else training.data_seed
+        train, validation = load_rows(corpus, tokenizer, seed=seed)
 
     # 3. Training
     train_on_rows(model, tokenizer, train, validation, training, corpus, resume)
@@ -66,7 +69,6 @@ def train_on_rows(
     use_linear_cross_entropy(model)
     if sequence_parallel_size() > 1:
         enable_ulysses(model)
-    set_batch(training, corpus.sequence_length)
     collator = CausalCollator(tokenizer.eos_token_id, corpus.sequence_length, sequence_parallel_size() > 1)
     trainer = RunTrainer(
         model=model,

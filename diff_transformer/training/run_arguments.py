@@ -20,12 +20,14 @@ class RunOptions:
         None, "Tokens per optimizer step: sets the accumulation for any number of GPUs."
     )
     activation_checkpointing: bool | None = option(False, "Recompute activations in the backward pass.")
-    gradient_checkpointing: bool | None = option(None, "The old name of activation_checkpointing: not to be set.")
+    gradient_checkpointing: bool | None = option(None, "Former name of activation_checkpointing; do not set it.")
     peak_tflops: float | None = option(None, "Peak TFLOP/s per device; NVIDIA's data-centre GPUs are known.")
     expected_mfu: float | None = option(None, "The MFU with which the budget estimates hours; 0.4 by default.")
     lambda_lr_multiplier: float = option(1.0, "The learning rate of lambda over that of the rest.")
     record_batches: bool = option(False, "Write batches.txt, a digest of every step's tokens, to compare two runs.")
-    smoke: bool = option(False, "The same code in under two minutes on a CPU: a tiny model and data of this machine.")
+    smoke: bool = option(
+        False, "Run the same code in two minutes on a CPU, with a tiny model and data made on this machine."
+    )
 
     def __post_init__(self):
         if self.gradient_checkpointing not in (None, self.activation_checkpointing):
@@ -36,6 +38,8 @@ class RunOptions:
         for name in ("total_tokens", "tokens_per_step"):
             if (value := getattr(self, name)) is not None and not 1 <= value < math.inf:
                 raise ValueError(f"{name}={value} was given; it must be at least 1.")
+        if self.expected_mfu is not None and not 0 < self.expected_mfu <= 1:
+            raise ValueError(f"expected_mfu={self.expected_mfu} was given; it is a share, above 0 and at most 1.")
         super().__post_init__()  # type: ignore[misc]
 
     @property

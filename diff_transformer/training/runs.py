@@ -100,7 +100,7 @@ def parse(dataclass_types: Iterable[type], stage: str, argv: list[str] | None = 
     skip_unused_deepspeed()
     words = sys.argv[1:] if argv is None else argv
     argv = [part for x in words for part in (x.split("=", 1) if x.startswith("--config=") else [x])]  # as TRL reads it
-    if is_smoke := _asks_for_smoke(words):
+    if is_smoke := "--smoke" in words:
         for name, value in smoke.recipe(stage).items():
             argv = [f"--{name}", value if isinstance(value, str) else json.dumps(value), *argv]
     if "--config" in argv:
@@ -114,47 +114,53 @@ def parse(dataclass_types: Iterable[type], stage: str, argv: list[str] | None = 
         logging_first_step=True,
         ddp_find_unused_parameters=False,  # every parameter takes part in every step
         remove_unused_columns=False,
+        ddp_timeout=86_400,  # seconds: the others wait while the first process prepares the data
     )
     parsed = parser.parse_args_and_config(argv)
-    if not is_smoke and any(getattr(arguments, "smoke", False) for arguments in parsed):
-        raise ValueError("smoke is set in the file, but its recipe is for the command line: give --smoke there.")
+    if is_smoke != any(getattr(arguments, "smoke", False) for arguments in parsed):
+        raise ValueError("--smoke takes no value, and belongs on the command line, not in the file.")
     return parsed
 
 
-def _asks_for_smoke(words: list[str]) -> bool:
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        name, _, value = word.partition("=")
-        if name == "--smoke":
-            return (value or following).lower() not in ("false", "no", "0", "f", "n")
-    return False
-
-
-def begin(training: RunArguments, data: Any, chosen_model: ModelConfig, trains_all: bool = True) -> str | None:
-    """Prepares a run: the seed, and the inputs of `--smoke`. Returns the checkpoint to resume, None for a new run.
+def begin(
+    training: RunArguments,
+    data: Any,
+    chosen_model: ModelConfig,
+    sequence_length: int | None,
+    trains_all: bool = True,
+) -> str | None:
+    """Prepares a run of rows of `sequence_length` tokens: batch and steps, the seed, and the inputs of `--smoke`.
+    Returns the checkpoint to resume, None for a new run.
 
     Without `validation_rows` nothing is evaluated, whatever the config says.
-    Raises ValueError for adapters and quantized weights, if the stage trains all weights, and FileNotFoundError for
-    data or a model that do not exist.
+    Raises ValueError for adapters and quantized weights, if the stage trains all weights, and for a batch or a length
+    that is not possible, and FileNotFoundError for data or a model that do not exist.
     """
     names = [name for name in ("use_peft", "load_in_4bit", "load_in_8bit") if getattr(chosen_model, name)]
     if trains_all and names:
-        raise ValueError(f"{', '.join(names)} was given, but this stage trains all weights. Leave it out.")
+        raise ValueError(f"This stage trains all weights: omit {', '.join(names)}.")
+    set_batch(training, sequence_length)
     resume = checkpoint_to_resume(training)
     if not data.validation_rows:
         training.eval_strategy, training.eval_on_start = IntervalStrategy.NO, False
-    set_seed(training.seed)
     smoke.write_inputs(training, data, chosen_model)
+    set_seed(training.seed)
     check_path_or_id("dataset", data.dataset)
     if chosen_model.model_name_or_path is not None:
         check_path_or_id("model_name_or_path", chosen_model.model_name_or_path)
     return resume
 
 
-def set_batch(training: RunArguments, sequence_length: int) -> None:
+def set_batch(training: RunArguments, sequence_length: int | None) -> None:
     """Sets accumulation and steps from tokens, for rows of `sequence_length` tokens on all processes.
 
-    Raises ValueError if `tokens_per_step` is not a multiple of the tokens that the processes take at a time.
+    Raises ValueError without a length, and if `tokens_per_step` is not a multiple of the tokens that the processes
+    take at a time.
     """
+    if sequence_length is None or sequence_length < 1:
+        raise ValueError(
+            f"Rows of {sequence_length} tokens were given; sequence_length or max_length must be above 0."
+        )
     replicas = training.world_size // sequence_parallel_size()
     at_a_time = training.per_device_train_batch_size * sequence_length * replicas
     if training.tokens_per_step is not None:
@@ -192,7 +198,7 @@ def print_budget(trainer: RunTrainer, sequence_length: int) -> None:
         per_device_batch_size=training.per_device_train_batch_size,
         gradient_accumulation_steps=training.gradient_accumulation_steps,
         activation_checkpointing=training.activation_checkpointing,
-        sync_each_batch=is_zero3,
+        sync_each_batch=is_zero3 or trainer.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False),
         gpu="CPU" if gpu is None else gpu.name,
         peak_flops_per_device=training.peak_flops_per_device,
         gpu_memory=gpu and gpu.total_memory,

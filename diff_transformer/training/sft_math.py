@@ -17,7 +17,7 @@ from ..text_data import load_table
 from .architectures import load, load_config, whole_models
 from .math_data import MathArguments, Messages, tokenize_messages
 from .run_arguments import RunOptions
-from .runs import begin, fit, print_budget, sequence_parallel_size, set_batch
+from .runs import begin, fit, print_budget, sequence_parallel_size
 from .trainer import RunTrainer
 
 
@@ -43,7 +43,7 @@ def run_stage(
     """`columns` are those that the rows need, `to_messages` reads a row."""
     if sequence_parallel_size() > 1:
         raise ValueError("TRL's packed rows cannot be split: launch with recipes/accelerate/fsdp2.yaml or zero3.yaml.")
-    resume = begin(training, data, chosen_model, trains_all=False)
+    resume = begin(training, data, chosen_model, training.max_length, trains_all=False)
 
     # 1. Model
     config = load_config(chosen_model, max_length=training.max_length)
@@ -64,7 +64,6 @@ def run_stage(
         train, validation = rows.train_test_split(data.validation_rows, seed=training.seed).values()
 
     # 3. Trainer, which makes the adapter
-    set_batch(training, training.max_length)
     trainer = MathTrainer(
         model=model,
         args=training,

@@ -38,17 +38,20 @@ def write_inputs(training: TrainingArguments, data: Any, chosen_model: Any) -> N
 
     The first process writes, while the others wait.
     """
-    folder = Path(training.output_dir)
+    folder, is_first = Path(training.output_dir), training.process_index == 0
     with training.main_process_first(local=False):
         for arguments, field in ((data, "dataset"), (chosen_model, "model_name_or_path")):
             name = getattr(arguments, field)
             if name in _ROWS:
                 setattr(arguments, field, str(folder / name / "rows.jsonl"))
-                with whole_file(folder / name / "rows.jsonl") as file:
-                    file.write_text("".join(json.dumps(row) + "\n" for row in _ROWS[name]()), encoding="utf-8")
+                if is_first:
+                    text = "".join(json.dumps(row) + "\n" for row in _ROWS[name]())
+                    with whole_file(folder / name / "rows.jsonl") as file:
+                        file.write_text(text, encoding="utf-8")
             elif name in _MODELS:
                 setattr(arguments, field, str(folder / name))
-                _MODELS[name](folder / name)
+                if is_first:
+                    _MODELS[name](folder / name)
 
 
 def _documents() -> Iterable[dict[str, Any]]:

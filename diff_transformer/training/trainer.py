@@ -128,6 +128,13 @@ class RunTrainer(Trainer):
                 optimizer.add_param_group({**group, "params": own, "lr": group["lr"] * self.args.lambda_lr_multiplier})
         return optimizer
 
+    def _run_epoch(self, *args, **kwargs) -> None:
+        """Trains no step after the last one, as `Trainer` does when a finished run is resumed."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+        else:
+            super()._run_epoch(*args, **kwargs)
+
     def compute_loss(self, model, *args, **kwargs):
         self._token_lambdas.counting = model.training  # the backward pass, which may repeat the forward, comes later
         try:
@@ -165,8 +172,8 @@ class RunTrainer(Trainer):
         if norm is not None and not skips and not math.isfinite(float(norm)):
             raise NonFiniteLossError(
                 f"The gradient norm in step {self.state.global_step + 1} is {float(norm)}, and the loss is finite. "
-                f"Rows of the dataset: {self._rows}. The weights are unchanged: resume with --resume_from_checkpoint "
-                "last, and a lower learning_rate or without these rows."
+                f"{self._rows_sentence()}The weights are unchanged: resume with --resume_from_checkpoint last and a "
+                "lower learning_rate."
             )
         return norm
 
@@ -178,18 +185,22 @@ class RunTrainer(Trainer):
             self._since += time.monotonic() - begin
         return measures
 
+    def _rows_sentence(self) -> str:
+        return "" if self._rows is None else f"Rows of the dataset: {self._rows}. "
+
     def _raise_non_finite(self, loss: float, inputs: dict) -> None:
-        step = self.state.global_step
+        step = self.state.global_step + 1
         file = Path(self.args.output_dir) / f"non_finite_step_{step}_process_{self.args.process_index}.safetensors"
         batch = {name: value.detach().cpu() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
         # Cloned: safetensors rejects tensors that share memory
         save_file({name: value.clone().contiguous() for name, value in batch.items()}, file)
         logged = next((entry for entry in reversed(self.state.log_history) if "lambda/layer_00" in entry), {})
-        last = [f"{value:.4f}" for name, value in logged.items() if name.startswith("lambda/")]
+        last = ", ".join(f"{value:.4f}" for name, value in logged.items() if name.startswith("lambda/"))
+        lambdas = f"Last lambdas in the log, by layer: {last}. " if last else ""
         raise NonFiniteLossError(
-            f"The loss of a batch in step {step + 1} is {loss}. Rows of the dataset: {self._rows}; the batch is saved "
-            f"in {file}. Last lambdas in the log, by layer: {', '.join(last)}. The weights are unchanged: resume with "
-            "--resume_from_checkpoint last and a lower max_grad_norm, or without these rows."
+            f"The loss of a batch in step {step} is {loss}. The batch is saved in {file}. "
+            f"{self._rows_sentence()}{lambdas}"
+            "The weights are unchanged: resume with --resume_from_checkpoint last and a lower max_grad_norm."
         )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

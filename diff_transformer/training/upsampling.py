@@ -26,8 +26,11 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 from ..folders import whole_folder
+from .data import report_skipped
 
 logger = logging.get_logger(__name__)
+
+_MANY_DOCUMENTS = 100_000  # of a stream, among which a source that is wanted should be
 
 # Tokens by source in SlimPajama, under its names (`meta.redpajama_set_name`)
 SLIMPAJAMA_SHARES = {
@@ -156,12 +159,17 @@ def upsample_lengths(
             name: _Source(name, scratch / str(i), count * sequence_length, seed)
             for i, (name, count) in enumerate(_apportion(total, shares).items())
         }
-        skipped: Counter[str] = Counter()
+        faults: Counter[str | None] = Counter()
         unfilled, filled = sum(source.missing for source in sources.values()), 0
         with tqdm(total=unfilled, unit=" tokens", unit_scale=True, desc="Up-sampling") as bar:
             for name, ids, fault in _read(documents, eos_token_id):
+                faults[fault] += 1
+                if is_stream and faults.total() == _MANY_DOCUMENTS and (unseen := sorted(set(sources) - set(lengths))):
+                    logger.warning(
+                        f"The first {_MANY_DOCUMENTS:,} documents have the sources {sorted(lengths)}, not {unseen}, "
+                        "of which shares are wanted. If these are misspelt, correct the shares."
+                    )
                 if fault is not None:
-                    skipped[fault] += 1
                     continue
                 if is_stream:
                     lengths[name].append(len(ids))
@@ -171,17 +179,19 @@ def upsample_lengths(
                     bar.update(taken)
                 if filled == unfilled:
                     break
+        report_skipped(faults)
         if empty := [name for name, source in sources.items() if source.missing and not source.tokens]:
             raise ValueError(f"No document was kept of {empty}; the corpus has {sorted(lengths)}. Correct the shares.")
-        there = {name: source.tokens // sequence_length for name, source in sources.items()}
-        num_rows, exhausted = _whole_mix(total, there, shares)
+        available = {name: source.tokens // sequence_length for name, source in sources.items()}
+        num_rows, exhausted = _whole_mix(total, available, shares)
         before = {name: count_by_length(np.array(values)) for name, values in sorted(lengths.items())}
         after = {}
         for name, source in sources.items():
             whole = np.array(source.lengths, np.int64)
             inside = np.clip(num_rows[name] * sequence_length - (np.cumsum(whole) - whole), 0, whole)
             after[name] = count_by_length(whole[inside > 0], inside[inside > 0])
-        report = UpsamplingReport(before, after, shares, token_budget, exhausted, dict(skipped))
+        skipped = {fault: count for fault, count in faults.items() if fault is not None}
+        report = UpsamplingReport(before, after, shares, token_budget, exhausted, skipped)
         if exhausted is not None:
             logger.warning(
                 f"{exhausted!r} ran out: {sum(num_rows.values()):,} of {total:,} rows are written. For more, give a "
@@ -231,12 +241,14 @@ def _read(documents: Dataset | IterableDataset, eos_token_id: int) -> Iterator[t
         yield str(document["source"]), ids, fault
 
 
-def _whole_mix(total: int, there: dict[str, int], shares: Mapping[str, float]) -> tuple[dict[str, int], str | None]:
+def _whole_mix(
+    total: int, available: dict[str, int], shares: Mapping[str, float]
+) -> tuple[dict[str, int], str | None]:
     """At most `total` rows in the mix of `shares`, as many as there are, and the source that limits them, if any."""
     rows, exhausted = _apportion(total, shares), None
-    while lacking := [name for name in rows if rows[name] > there[name]]:
-        exhausted = min(lacking, key=lambda name: there[name] / shares[name])
-        total = min(total - 1, int((there[exhausted] + 1) / shares[exhausted]))
+    while lacking := [name for name in rows if rows[name] > available[name]]:
+        exhausted = min(lacking, key=lambda name: available[name] / shares[name])
+        total = min(total - 1, int((available[exhausted] + 1) / shares[exhausted]))
         rows = _apportion(total, shares)
     if not any(rows.values()):
         raise ValueError(f"{exhausted!r} has too few tokens for any row: give a larger corpus or shorter rows.")

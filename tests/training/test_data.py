@@ -18,7 +18,7 @@ from transformers import Trainer
 from diff_transformer import DiffTransformerForCausalLM, cl100k_tokenizer, text_data
 from diff_transformer.training import data
 from diff_transformer.training.corpus import CorpusArguments
-from diff_transformer.training.data import CausalCollator, ReportPasses, load_rows, pack
+from diff_transformer.training.data import CausalCollator, ReportPasses, load_rows, pack, tokenize
 
 LENGTH = 16
 TEXTS = [" ".join(str(i * j) for j in range(1, 2 + i % 7)) for i in range(60)]
@@ -51,6 +51,10 @@ def cut(line: list[int], length: int = LENGTH) -> list[list[int]]:
 
 def listed(rows) -> list[list[int]]:
     return [list(map(int, row["input_ids"])) for row in rows]
+
+
+def pack_stream(documents: IterableDataset, tokenizer, **options) -> IterableDataset:
+    return data._pack_stream(tokenize(documents, tokenizer, **options), LENGTH, [0] * documents.num_shards)
 
 
 def write_lines(file: Path, rows) -> Path:
@@ -119,6 +123,10 @@ def test_load_documents_rejects(tmp_path, monkeypatch):
     write_lines(Path("corpus/a.jsonl"), [{"text": "a", "meta": {"name": "s"}}])
     write_lines(Path("mixed/a.jsonl"), [{"text": "a"}])
     Path("mixed/a.csv").write_text("text\na\n")
+    for name in ("train/chunk1/a.jsonl", "validation/a.jsonl", "test/a.jsonl"):
+        write_lines(Path("splits") / name, [{"text": "a"}])
+    for name in ("train-00000-of-00001", "test"):
+        write_lines(Path("hub") / f"{name}.jsonl", [{"text": name}])
     Path("nothing").mkdir()
     Path("zst").mkdir()
     Path("zst/a.jsonl.zst").write_bytes(b"")
@@ -132,6 +140,8 @@ def test_load_documents_rejects(tmp_path, monkeypatch):
         ("corpus", {"source_column": "meta.nam"}, "no column 'meta.nam'; it has meta, meta.name, text"),
         ("corpus", {"dataset_split": "test"}, "split 'test' of the files in"),
         ("mixed", {}, "holds .csv and .jsonl to read"),
+        ("splits", {}, "^splits holds the splits test, train, validation. Name the file or folder of one, or"),
+        ("hub", {}, "^hub holds the splits test, train. .*--dataset_config default"),
         ("nothing", {}, "holds nothing to read"),
         ("zst", {}, "pip install zstandard"),
         ("saved", {"dataset_split": "test"}, "splits train, other, not 'test'"),
@@ -142,6 +152,9 @@ def test_load_documents_rejects(tmp_path, monkeypatch):
         for streaming in (False, True):
             with pytest.raises(ValueError, match=message):
                 arguments(file, streaming=streaming, **options).load_documents()
+    for folder in ("splits", "hub"):  # as the message says
+        assert len(arguments(folder, dataset_config="default").load_documents()) == 1
+    assert len(arguments("splits/train").load_documents()) == 1
 
 
 def test_replaced_file_is_read_again(tmp_path, tokenizer):
@@ -196,7 +209,7 @@ def test_tokenize_reads_special_tokens_as_characters_and_ends_with_one(tokenizer
 
 
 def test_pack_of_a_stream_is_one_line_a_shard_whatever_the_workers(tokenizer):
-    rows = pack(Dataset.from_dict({"text": TEXTS}).to_iterable_dataset(3), tokenizer, LENGTH)
+    rows = pack_stream(Dataset.from_dict({"text": TEXTS}).to_iterable_dataset(3), tokenizer)
     expected = [row for i in range(3) for row in cut(line_of(TEXTS[i * 20 : (i + 1) * 20], tokenizer))]
     assert listed(rows) == expected
     assert listed(rows) == expected, "the second pass differs"
@@ -209,18 +222,32 @@ def test_pack_of_a_stream_is_one_line_a_shard_whatever_the_workers(tokenizer):
 def test_validation_rows_are_held_out_and_the_same_every_time(corpus, tokenizer, streaming):
     args = arguments(corpus, streaming=streaming, validation_rows=4, shuffle_buffer=8)
     train, validation = load_rows(args, tokenizer)
-    whole = listed(pack(args.load_documents(), tokenizer, LENGTH))
+    whole = listed(load_rows(arguments(corpus, streaming=streaming), tokenizer)[0])
     assert len(validation) == 4 and isinstance(validation, Dataset)
     assert sorted(listed(train) + listed(validation)) == sorted(whole)
     assert listed(load_rows(args, tokenizer, seed=1)[1]) == listed(validation)
     if streaming:
         first = [cut(line_of(TEXTS[20 * i : 20 * (i + 1)], tokenizer)) for i in range(3)]
-        assert listed(validation) == [*first[0][:2], first[1][0], first[2][0]]
+        assert listed(validation) == [*first[0][:2], *first[1][:2]]
         assert listed(train) != listed(load_rows(args, tokenizer, seed=1)[0]), "the seed does not shuffle"
     else:
         assert np.ptp(np.diff(validation["row"][:])) <= 1, "not spread evenly"
     with pytest.raises(ValueError, match="validation_rows=1000"):
         load_rows(arguments(corpus, streaming=streaming, validation_rows=1000), tokenizer)
+
+
+def test_validation_rows_of_a_stream_open_few_shards_or_as_many_as_it_takes(tmp_path, tokenizer, monkeypatch):
+    """200 files: the first two are one row each, and the others have enough."""
+    for i in range(200):
+        write_lines(tmp_path / f"corpus/{i:03d}.jsonl", [{"text": TEXTS[6]}] * (1 if i < 2 else 20))
+    opened, read = [], data._counted
+    monkeypatch.setattr(data, "_counted", lambda *args: opened.append(args) or read(*args))
+    args = arguments(tmp_path / "corpus", streaming=True, validation_rows=64, shuffle_buffer=0)
+    train, validation = load_rows(args, tokenizer)
+    assert len(validation) == 64 and len(opened) < 25, "more than 16 files, short ones and a few to see the rest"
+    monkeypatch.undo()
+    whole = listed(load_rows(arguments(tmp_path / "corpus", streaming=True, shuffle_buffer=0), tokenizer)[0])
+    assert sorted(listed(train) + listed(validation)) == sorted(whole)
 
 
 def test_load_rows_takes_packed_rows_and_their_labels_as_they_are(tmp_path, tokenizer):
@@ -239,6 +266,18 @@ def test_load_rows_takes_packed_rows_and_their_labels_as_they_are(tmp_path, toke
         with pytest.raises(ValueError, match=message):
             load_rows(arguments(tmp_path / "rows", **changes), cl100k_tokenizer(vocab_size=vocab_size))
 
+    for i, ids, message in (
+        (7, [1] * 9, "packed rows of 9 to 16 tokens"),
+        (19, [1] * 17, "packed rows of 16 to 17 tokens"),
+        (7, [999] * LENGTH, "ids up to 999, .* tokenizer has 520"),
+    ):
+        changed = [{"input_ids": ids if i == number else [1] * LENGTH} for number in range(20)]
+        Dataset.from_list(changed).save_to_disk(tmp_path / f"{message[:9]}{len(ids)}")
+        with pytest.raises(ValueError, match=message):
+            load_rows(arguments(tmp_path / f"{message[:9]}{len(ids)}"), tokenizer)
+    Dataset.from_list([{"input_ids": [1] * LENGTH}, {"input_ids": [1] * 3}]).save_to_disk(tmp_path / "short end")
+    assert len(load_rows(arguments(tmp_path / "short end"), tokenizer)[0]) == 2
+
     rows = [{"input_ids": [i] * LENGTH, "labels": [-100] * (LENGTH - 1) + [i]} for i in range(1, 7)]
     Dataset.from_list(rows).to_parquet(tmp_path / "rows.parquet")
     train, validation = load_rows(arguments(tmp_path / "rows.parquet", validation_rows=2), tokenizer)
@@ -252,8 +291,11 @@ def test_load_rows_takes_packed_rows_and_their_labels_as_they_are(tmp_path, toke
 def test_unusable_documents_are_skipped_and_counted(tokenizer, warnings, shards):
     bad = [text for texts in BAD.values() for text in texts]
     documents = Dataset.from_dict({"text": [*TEXTS[:10], *bad, *TEXTS[10:]]})
-    documents = documents.to_iterable_dataset(shards) if shards else documents
-    rows = listed(pack(documents, tokenizer, LENGTH, max_document_characters=100))
+    if shards:
+        rows = pack_stream(documents.to_iterable_dataset(shards), tokenizer, max_document_characters=100)
+    else:
+        rows = pack(documents, tokenizer, LENGTH, max_document_characters=100)
+    rows = listed(rows)
     where = "shard 0 of 3 of the corpus: 18" if shards == 3 else "the corpus: 60"
     where = where if shards != 1 else f"shard 0 of 1 of {where}"
     assert warnings == [f"In {where} documents used, 4 skipped (2 empty, 1 no text, 1 too long)."]
@@ -285,7 +327,7 @@ def stream_of(texts) -> IterableDataset:
 
 
 def test_stream_may_hold_what_arrow_cannot(tokenizer, warnings):
-    rows = pack(stream_of([TEXTS[1], "x\udc00", TEXTS[2], 7, TEXTS[3]]), tokenizer, LENGTH)
+    rows = pack_stream(stream_of([TEXTS[1], "x\udc00", TEXTS[2], 7, TEXTS[3]]), tokenizer)
     assert listed(rows) == cut(line_of(TEXTS[1:4], tokenizer))
     assert "3 documents used, 2 skipped (1 invalid Unicode, 1 no text)" in warnings[0]
 
@@ -309,17 +351,18 @@ def test_load_rows_rejects_a_corpus_without_a_usable_document(tmp_path, tokenize
     for i in range(3):
         write_lines(tmp_path / f"corpus/{i}.jsonl", [{"text": 5}] * 3)
     message = (
-        "first of its 3 shards, and a row"
+        "first of its shards, and a row"
         if streaming
         else r"0 documents used, 9 skipped \(9 no text\).* another text_column"
     )
     with pytest.raises(ValueError, match=message):
         load_rows(arguments(tmp_path / "corpus", streaming=streaming), tokenizer)
     if streaming:  # and at once for one that may not end
-        monkeypatch.setattr(data, "_HOPELESS", 512)
+        monkeypatch.setattr(data, "_MAX_UNUSABLE_DOCUMENTS", 512)
         with pytest.raises(ValueError, match="In shard 0 of 1 of the corpus: 0 documents used, 512 skipped"):
-            list(pack(stream_of([""] * 5000), tokenizer, LENGTH))
-        assert listed(pack(stream_of([TEXTS[1], *[""] * 5000]), tokenizer, LENGTH)) == [line_of(TEXTS[1:2], tokenizer)]
+            list(pack_stream(stream_of([""] * 5000), tokenizer))
+        rows = pack_stream(stream_of([TEXTS[1], *[""] * 5000]), tokenizer)
+        assert listed(rows) == [line_of(TEXTS[1:2], tokenizer)]
 
 
 def test_collator_pads_on_the_right_and_takes_labels_of_the_rows():

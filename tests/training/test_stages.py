@@ -5,6 +5,7 @@ import json
 import re
 import runpy
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -22,8 +23,13 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, DiffLlamaConfig, LlamaForCausalLM, pipeline
 from trl import ModelConfig
 
-from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerV2ForCausalLM
-from diff_transformer.training import data, extend_64k, math_stage1, math_stage2, pretrain, sft_math, upcycle
+from diff_transformer import (
+    DiffTransformerConfig,
+    DiffTransformerForCausalLM,
+    DiffTransformerV2ForCausalLM,
+    cl100k_tokenizer,
+)
+from diff_transformer.training import data, extend_64k, math_stage1, math_stage2, pretrain, runs, sft_math, upcycle
 from diff_transformer.training.architectures import (
     ARCHITECTURES,
     NewModelArguments,
@@ -38,7 +44,7 @@ from diff_transformer.training.extend_64k import extended_config
 from diff_transformer.training.run_arguments import RunArguments
 from diff_transformer.training.runs import begin, checkpoint_to_resume, exit_on_mistakes, fit, parse, set_batch
 from diff_transformer.training.smoke import recipe as smoke_recipe
-from diff_transformer.training.smoke import write_model
+from diff_transformer.training.smoke import write_inputs, write_model
 from diff_transformer.training.whole_checkpoints import seal
 
 ROOT = Path(__file__).parents[2]
@@ -154,6 +160,7 @@ def test_command_line_overrides_smoke_and_smoke_overrides_the_file(tmp_path, cap
     assert training.smoke and training.max_steps == 3 != smoke["max_steps"]
     assert data.dataset == smoke["dataset"] and training.max_length == smoke["max_length"]
     assert training.adam_beta2 == 0.95, "what smoke does not name is the file's"
+    assert training.ddp_timeout == 86_400, "the others do not wait while the first process prepares the data"
     assert not training.activation_checkpointing and not training.gradient_checkpointing
     for stage in STAGES:
         with pytest.raises(SystemExit) as end:
@@ -274,6 +281,28 @@ def test_o_proj_init_scale_multiplies_the_initial_weights_of_o_proj_alone(archit
     assert sum("o_proj.weight" in name for name in plain) == 2
     for name, weight in plain.items():
         assert torch.equal(scaled[name], weight * (1.7 if name.endswith("o_proj.weight") else 1)), name
+
+
+@pytest.mark.slow
+def test_budget_knows_whether_gradients_are_sent_after_each_batch(tmp_path, monkeypatch):
+    seen: list[bool] = []
+    monkeypatch.setattr(pretrain, "fit", lambda *_: None)
+    monkeypatch.setattr(runs, "Budget", lambda *_, sync_each_batch, **__: seen.append(sync_each_batch))
+    kwargs = json.dumps({"gradient_accumulation_kwargs": {"sync_each_batch": True}})
+    for words in ([], ["--accelerator_config", kwargs]):
+        pretrain.main(["--smoke", "--output_dir", str(tmp_path), *words])
+    assert seen == [False, True]
+
+
+@pytest.mark.slow
+def test_the_order_of_a_stream_is_that_of_data_seed_or_seed(tmp_path, monkeypatch):
+    orders = []
+    monkeypatch.setattr(pretrain, "train_on_rows", lambda _model, _tokenizer, train, *_: orders.append(list(train)))
+    for i, seeds in enumerate(("--seed 0", "--seed 1", "--seed 0 --data_seed 1")):
+        fixed = ["--smoke", "--streaming", "true", "--output_dir", str(tmp_path / str(i))]
+        pretrain.main([*fixed, *seeds.split()])
+    first, other, by_data_seed = ([row["input_ids"].tolist() for row in rows] for rows in orders)
+    assert first != other == by_data_seed and sorted(first) == sorted(other)
 
 
 @pytest.mark.slow
@@ -414,8 +443,6 @@ def test_stages_reject(tmp_path, smoke_model):
     assert extended_config(extended_config(small, 128, 2e4), 256, 3e4)  # by theta, twice
     yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
     once = make_config("diff", rope_parameters=yarn)
-    training = parse_stage("math_stage2", ["--smoke", "--output_dir", str(tmp_path)])[-1]
-    training.tokens_per_step = 1000
     fields = NewModelArguments(config_overrides='{"num_layers": 2}')
     no_source = ["--output_dir", str(tmp_path / "extension"), "--model_name_or_path", smoke_model, "--use_cpu"]
     no_source += ["--total_tokens", "1e4", "--dataset", str(tmp_path)]
@@ -427,7 +454,19 @@ def test_stages_reject(tmp_path, smoke_model):
 
     for message, call in {
         "learning_rat": main("pretrain", "--config", str(tmp_path / "config.yaml")),
-        "Choose a multiple": lambda: set_batch(training, 256),
+        "^tokens_per_step=1,000 was given.*Choose a multiple": main("math_stage2", "--tokens_per_step", "1000"),
+        "^expected_mfu=40.0 was given": main("pretrain", "--expected_mfu", "40"),
+        "^expected_mfu=0.0 was given": main("pretrain", "--expected_mfu", "0"),
+        "^Rows of 0 tokens were given": main("pretrain", "--sequence_length", "0"),
+        "^Rows of None tokens were given": main("math_stage1", "--max_length", "none"),
+        "^dtype=auto is the type of a checkpoint": main("pretrain", "--dtype", "auto"),
+        "^config_overrides=num_hidden_layers=4 was given; it must be a JSON object, such as {": main(
+            "pretrain", "--config_overrides", "num_hidden_layers=4"
+        ),
+        r"^config_overrides=\[1\] was given": main("pretrain", "--config_overrides", "[1]"),
+        "^shares=slimpyjama was given; it must be slimpajama, corpus, or a JSON": main(
+            "extend_64k", "--shares", "slimpyjama"
+        ),
         "num_layers": lambda: new_config(fields, 64),
         "^o_proj_init_scale=0.0 was given; it must be positive": main("pretrain", "--o_proj_init_scale", "0"),
         "--model_name_or_path": lambda: load_config(ModelConfig()),
@@ -437,11 +476,15 @@ def test_stages_reject(tmp_path, smoke_model):
         "instead of 'yarn'": lambda: extended_config(once, 512, 2e4),
         "^sequence_length=64 .*above": main("extend_64k", "--sequence_length", "64"),
         "^source_column or total_tokens": lambda: extend_64k.main(no_source),
-        "^use_peft was given": main("pretrain", "--use_peft"),
-        "^use_peft, load_in_4bit was given": main("extend_64k", "--use_peft", "--load_in_4bit"),
+        "^This stage trains all weights: omit use_peft.$": main("pretrain", "--use_peft"),
+        "^This stage trains all weights: omit use_peft, load_in_4bit.$": main(
+            "extend_64k", "--use_peft", "--load_in_4bit"
+        ),
         "^model_name_or_path was given, but this stage starts": main("pretrain", "--model_name_or_path", "model"),
-        "^sequence_length=512 was given.*for 256 tokens": main("upcycle", "--sequence_length", "512"),
-        "^max_length=512 was given.*for 256 tokens": main("math_stage1", "--max_length", "512"),
+        "^sequence_length=512 was given.*context of 256 tokens. Extend it first": main(
+            "upcycle", "--sequence_length", "512", "--tokens_per_step", "2048"
+        ),
+        "^max_length=512 was given.*context of 256 tokens": main("math_stage1", "--max_length", "512"),
         "^total_tokens=0.0 was given": main("pretrain", "--total_tokens", "0"),
         "^tokens_per_step=-8.0 was given": main("pretrain", "--tokens_per_step", "-8"),
         "^hidden_act='poly_norm' was given": main(
@@ -452,13 +495,23 @@ def test_stages_reject(tmp_path, smoke_model):
             call()
 
 
-def test_smoke_may_have_a_value(tmp_path):
-    for words, is_smoke in ((["--smoke"], True), (["--smoke=true"], True), (["--smoke", "false"], False), ([], False)):
-        *_, training = parse(pretrain.ARGUMENTS, "pretrain", ["--output_dir", str(tmp_path), "--use_cpu", *words])
-        assert (training.smoke, training.max_steps > 0) == (is_smoke, is_smoke), words
+def test_smoke_belongs_on_the_command_line_without_a_value(tmp_path):
     (tmp_path / "smoke.yaml").write_text("smoke: true\n")
-    with pytest.raises(ValueError, match="its recipe is for the command line: give --smoke there"):
-        parse(pretrain.ARGUMENTS, "pretrain", ["--config", str(tmp_path / "smoke.yaml"), "--use_cpu"])
+    for words in (["--smoke=true"], ["--smoke", "false"], ["--config", str(tmp_path / "smoke.yaml")]):
+        with pytest.raises(ValueError, match="^--smoke takes no value, and belongs on the command line, not in the f"):
+            parse(pretrain.ARGUMENTS, "pretrain", ["--output_dir", str(tmp_path), "--use_cpu", *words])
+
+
+def test_only_the_first_process_writes_the_inputs_of_smoke(tmp_path):
+    """Without a launcher every process is the first: this sets the number of one that is not."""
+    corpus, chosen_model, training = parse_stage("upcycle", ["--smoke", "--output_dir", str(tmp_path)])
+    type(training).process_index, before = property(lambda self: 1), type(training).process_index
+    try:
+        write_inputs(training, corpus, chosen_model)
+    finally:
+        type(training).process_index = before
+    assert corpus.dataset == str(tmp_path / "smoke-corpus" / "rows.jsonl") and not list(tmp_path.iterdir())
+    assert chosen_model.model_name_or_path == str(tmp_path / "smoke-upcycled-model")
 
 
 def test_twins_take_the_overrides_of_the_design():
@@ -474,8 +527,21 @@ def test_an_up_sampled_corpus_belongs_to_its_options(tmp_path, smoke_model):
     command += ["--max_steps", "1", "--save_strategy", "no", "--eval_strategy", "no"]
     extend_64k.main(command)
     extend_64k.main(command)
+    packed = [
+        "--dataset",
+        str(tmp_path / "corpus"),
+        "--source_column",
+        "none",
+        "--output_dir",
+        str(tmp_path / "packed"),
+    ]
+    extend_64k.main([*command, *packed])
+    assert losses(tmp_path / "packed") == losses(tmp_path), "rows that are packed already were changed"
     with pytest.raises(ValueError, match="was made by an earlier run with another total_tokens. Remove it"):
         extend_64k.main([*command, "--total_tokens", "3e4"])
+    cl100k_tokenizer(vocab_size=300).save_pretrained(shutil.copytree(smoke_model, tmp_path / "other"))
+    with pytest.raises(ValueError, match="with another tokenizer. Remove it"):
+        extend_64k.main([*command, "--model_name_or_path", str(tmp_path / "other")])
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")  # the stages are imported above
@@ -549,7 +615,7 @@ def test_without_held_out_rows_nothing_is_evaluated(tmp_path):
         argv = ["--config", file, "--use_cpu", "--output_dir", str(tmp_path), "--dataset", file]
         corpus, chosen_model, training = parse_stage("upcycle", [*argv, "--validation_rows", rows])
         chosen_model.model_name_or_path = None
-        begin(training, corpus, chosen_model)
+        begin(training, corpus, chosen_model, corpus.sequence_length)
         assert training.eval_on_start == (rows == "2") and training.eval_strategy == {"2": "steps", "0": "no"}[rows]
 
 

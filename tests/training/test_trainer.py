@@ -199,12 +199,22 @@ def test_non_finite_loss_stops_before_the_weights_with_rows_and_lambdas(make_tra
     lambdas = [f"{trainer.state.log_history[-1][f'lambda/layer_{i:02d}']:.4f}" for i in range(2)]
     assert f"step 3 is {number}" in message and ", ".join(lambdas) in message
     assert "--resume_from_checkpoint last" in message
-    (file,) = (tmp_path / "run").glob("non_finite*.safetensors")
+    file = tmp_path / "run" / "non_finite_step_3_process_0.safetensors"
     batch = load_file(file)["input_ids"]
     rows = json.loads("[" + message.partition("Rows of the dataset: [")[2].partition("]")[0] + "]")
     assert torch.equal(batch, torch.stack([trainer.train_dataset[i]["input_ids"] for i in rows]))
     assert all(torch.equal(p, weights[name]) for name, p in trainer.model.named_parameters())
     assert fault(tmp_path / "run" / "checkpoint-2") is None
+
+
+def test_report_of_a_non_finite_loss_names_neither_rows_nor_lambdas_without_any(make_trainer):
+    trainer = make_trainer()
+    trainer.train_dataset = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in trainer.train_dataset]
+    trainer.compute_loss = lambda model, inputs, **kwargs: model(**inputs).loss * math.nan
+    with pytest.raises(
+        NonFiniteLossError, match=r"step 1 is nan\. The batch is saved in \S+\. The weights are unchan"
+    ):
+        trainer.train()
 
 
 def test_non_finite_gradients_stop_before_the_weights(make_trainer, make_model, tmp_path):
@@ -231,6 +241,17 @@ def test_checkpoints_are_sealed_and_rotated(make_trainer, tmp_path):
         assert fault(tmp_path / "run" / f"checkpoint-{step}") is None
     sizes = json.loads((tmp_path / "run" / "checkpoint-6" / FILES).read_text())
     assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json", "rng_state.pth"} <= set(sizes)
+
+
+def test_resuming_a_finished_run_saves_its_model_and_trains_no_step(make_trainer, tmp_path):
+    """Within an epoch, and at the end of one."""
+    for steps in (4, 6):
+        make_trainer(max_steps=steps, save_steps=steps).train()
+        checkpoint = tmp_path / "run" / f"checkpoint-{steps}"
+        fit(make_trainer(max_steps=steps), str(checkpoint))
+        saved, model = (load_file(folder / "model.safetensors") for folder in (checkpoint, tmp_path / "run" / "model"))
+        assert all(torch.equal(model[name], weight) for name, weight in saved.items())
+        assert json.loads((tmp_path / "run" / "trainer_state.json").read_text())["global_step"] == steps
 
 
 def test_full_disk_keeps_the_previous_checkpoint(make_trainer, tmp_path, monkeypatch):
@@ -302,7 +323,7 @@ def test_signal_saves_a_checkpoint_and_prints_how_to_resume(make_trainer, number
 
 
 def test_signal_in_the_last_step_still_saves_the_model(make_trainer):
-    """Nothing is left to resume: a run that resumed from the last step would take one more."""
+    """Nothing is left to resume."""
     trainer = make_trainer(callbacks=[signal_in(4, signal.SIGTERM)], save_strategy="no")
     fit(trainer, None)
     folder = Path(trainer.args.output_dir)

@@ -9,7 +9,7 @@ import pytest
 from datasets import Dataset, Features, Sequence, Value, load_from_disk
 
 from diff_transformer import cl100k_tokenizer
-from diff_transformer.training import upsampling
+from diff_transformer.training import data, upsampling
 from diff_transformer.training.data import tokenize
 from diff_transformer.training.upsampling import BUCKETS, SLIMPAJAMA_SHARES, upsample_lengths
 
@@ -149,6 +149,8 @@ def test_draws_depend_on_the_seed_and_the_source_alone(upsample):
 def test_texts_are_upsampled_from_map_and_stream(upsample, kind, monkeypatch):
     if "without" in kind:  # as with TQDM_DISABLE=1: it counts nothing
         monkeypatch.setattr(upsampling, "tqdm", partial(upsampling.tqdm, disable=True))
+    warnings: list[str] = []
+    monkeypatch.setattr(data.logger, "warning", warnings.append)
     tokenizer = cl100k_tokenizer(vocab_size=512)
     texts = Dataset.from_dict({"text": ["", *["a b c"] * 40, None], "source": ["y", *["x", "y"] * 20, "x"]})
     documents = tokenize(texts if kind == "map" else texts.to_iterable_dataset(3), tokenizer)
@@ -162,6 +164,20 @@ def test_texts_are_upsampled_from_map_and_stream(upsample, kind, monkeypatch):
     read = 40 if kind == "map" else 2 * -(-40 // len(ids)) - 1  # a stream is read no further than needed
     assert sum(sum(counts["documents"]) for counts in report.before.values()) == read
     assert report.skipped == {"empty": 1}
+    assert len(warnings) == 1 and warnings[0].endswith("documents used, 1 skipped (1 empty).")
+
+
+def test_stream_without_a_source_that_is_wanted_is_warned_of_early(upsample, monkeypatch):
+    warnings: list[str] = []
+    monkeypatch.setattr(upsampling.logger, "warning", warnings.append)
+    monkeypatch.setattr(upsampling, "_MANY_DOCUMENTS", 5)
+    options = {"token_budget": 400, "keep_short": 1.0, "shares": {"a": 1, "B": 1}}
+    with pytest.raises(ValueError, match=r"No document was kept of \['B'\]"):
+        upsample(corpus(HAND).to_iterable_dataset(), **options)
+    assert warnings == [
+        "The first 5 documents have the sources ['a', 'b'], not ['B'], of which shares are wanted. If these are "
+        "misspelt, correct the shares."
+    ]
 
 
 def test_folder_holds_the_rows_and_the_report_alone(tmp_path, upsample):
