@@ -30,6 +30,12 @@ def whole_file(destination: str | Path) -> Iterator[Path]:
         _remove(temporary)
 
 
+def check_absent(destination: Path, overwrite: bool) -> None:
+    """Raises FileExistsError for a place that exists, without `overwrite`."""
+    if destination.exists() and not overwrite:
+        raise FileExistsError(f"{destination} exists. Choose another place, or allow it with --overwrite.")
+
+
 @contextmanager
 def whole_folder(destination: str | Path, size: int, overwrite: bool) -> Iterator[Path]:
     """A new folder beside `destination`, which takes its place if all went well; otherwise it is removed.
@@ -45,8 +51,7 @@ def whole_folder(destination: str | Path, size: int, overwrite: bool) -> Iterato
     old = _sibling(destination, "old")
     try:
         with whole_file(destination) as temporary:
-            if destination.exists() and not overwrite:
-                raise FileExistsError(f"{destination} exists. Choose another place, or allow it with --overwrite.")
+            check_absent(destination, overwrite)
             free = shutil.disk_usage(destination.parent).free
             if size > free:
                 sizes = f"{size / 2**20:,.0f} MiB are needed, {free / 2**20:,.0f} MiB are free"

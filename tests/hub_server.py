@@ -174,11 +174,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def model_info(self, repo: Repo, revision: str = "main") -> Any:
         commit, name = repo.at(revision), self.url.removeprefix(f"{self.origin}/")
-        siblings = [{"rfilename": path, "blobId": oid(data)} for path, data in commit.files.items()]
-        for file in siblings:
-            if file["rfilename"].endswith(".safetensors"):  # as on the Hub, which stores these with LFS
-                data = commit.files[file["rfilename"]]
-                file["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}
+        siblings = [{"rfilename": path} for path in commit.files]
         return {"id": name, "sha": commit.sha, "private": repo.private, "tags": [], "siblings": siblings}
 
     def tree(self, repo: Repo, revision: str, path: str = "") -> Any:

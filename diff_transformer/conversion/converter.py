@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from ..folders import whole_folder
+from ..folders import check_absent, whole_folder
 from ..tokenization_cl100k import cl100k_tokenizer
 from .checkpoint import OpenCheckpoint
 from .checkpoint_files import CheckpointFiles, write_shards
@@ -34,11 +34,9 @@ def check_arguments(destination: str | Path, overwrite: bool, tokenizer: str | N
     if tokenizer not in (None, "cl100k", "yoco") and not Path(tokenizer).is_dir():
         raise ValueError(f"--tokenizer is {tokenizer!r}; it must be cl100k, yoco or an existing folder.")
     place = Path(destination)
-    if not place.exists():
-        return
-    if not overwrite:
-        raise FileExistsError(f"{destination} exists. Choose another place, or allow it with --overwrite.")
-    if not (place / "config.json").is_file() and not (place.is_dir() and not any(place.iterdir())):
+    check_absent(place, overwrite)
+    is_empty = not place.exists() or place.is_dir() and not any(place.iterdir())
+    if not is_empty and not (place / "config.json").is_file():
         raise FileExistsError(
             f"{destination} has no config.json: --overwrite replaces only checkpoints. Choose another place."
         )

@@ -3,8 +3,7 @@
 
 Our formats run with this package's models, DiffLlama and Llama-family models with those of transformers, and the
 authors' formats and Motif's with their equations written out: no weight map is involved. One matrix is in memory at a
-time.
-Everything is computed in float32; Llama-family models must agree with V2 bit by bit, in bfloat16 too.
+time. Everything is computed in float32; Llama-family models must agree with V2 bit by bit, in bfloat16 too.
 """
 
 import copy

@@ -13,9 +13,7 @@ from typing import Any
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelInfo
 from huggingface_hub.errors import HTTPError, RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
-from huggingface_hub.utils.sha import git_hash
 
-from ..folders import sha256
 from .card import write_card
 from .checks import Problem, check_files, check_model, check_texts
 from .clean_load import compare_in_clean_process
@@ -100,9 +98,7 @@ def _run(staged: Staged, options: argparse.Namespace) -> None:
     if options.dry_run:
         print("The preflight found no errors. Nothing was uploaded.")
         return
-    stale = stale_files(repo, card, set(files))
-    has_tag = repo is not None and options.tag is not None and is_tagged(repo, files, stale, options.tag)
-    if stale:
+    if stale := stale_files(repo, card, set(files)):
         print(f"Deleted on the Hub, left by an earlier upload: {', '.join(stale)}", flush=True)
     done = push(files, repo, stale, options)
     is_new = repo is None or done.oid != repo.sha
@@ -112,7 +108,7 @@ def _run(staged: Staged, options: argparse.Namespace) -> None:
         if error := compare_in_clean_process(options.repo_id, expected, revision=revision, base=base):
             raise ValueError(error)
         print("Verified  loaded from the Hub with transformers alone: the same logits, bit for bit", flush=True)
-    if options.tag and not has_tag:
+    if options.tag:
         HfApi().create_tag(options.repo_id, tag=options.tag, revision=done.oid)
         print(f"Tagged    {options.tag}")
 
@@ -125,19 +121,22 @@ def _broken(problems: list[Problem]) -> bool:
 def inspect_repo(staged: Staged, options: argparse.Namespace) -> tuple[ModelInfo | None, str]:
     """The repository as it is now, None if it does not exist, and its card.
 
-    Raises ValueError if it is public and must not be, or holds a model of another type; an error of the Hub's client
-    if there is no valid token.
+    Raises ValueError if it is public and must not be, has the tag already, or holds a model of another type; an error
+    of the Hub's client if there is no valid token.
     """
     api, repo_id = HfApi(), options.repo_id
     api.whoami()
     try:
-        repo = api.model_info(repo_id, revision=options.revision, files_metadata=True)
+        repo = api.model_info(repo_id, revision=options.revision)
     except RevisionNotFoundError:
-        repo = api.model_info(repo_id, files_metadata=True)  # a new branch starts with the content of main
+        repo = api.model_info(repo_id)  # a new branch starts with the content of main
     except RepositoryNotFoundError:
         return None, ""
     if options.private and not repo.private:
         raise ValueError(f"{repo_id} is public. Make it private in its settings, or leave out --private.")
+    if options.tag and options.tag in (ref.name for ref in api.list_repo_refs(repo_id).tags):
+        remedy = f"Choose another --tag, or delete that one: hf repos tag delete {repo_id} {options.tag}"
+        raise ValueError(f"{repo_id} has the tag {options.tag} already. {remedy}")
     names = ["README.md", "adapter_config.json", "config.json"]
     folder = Path(api.snapshot_download(repo_id, revision=repo.sha, allow_patterns=names))
     card, adapter, config = (folder / name for name in names)
@@ -156,27 +155,6 @@ def stale_files(repo: ModelInfo | None, card: str, files: set[str]) -> list[str]
     entries = [f".eval_results/{name.split('/')[1]}.yaml" for name in linked]
     loaded = filter_repo_objects([name for name in remote if "/" not in name], allow_patterns=LOADED)
     return sorted({*loaded, *(remote & {*linked, *entries})})
-
-
-def is_tagged(repo: ModelInfo, files: dict[str, Path], stale: list[str], tag: str) -> bool:
-    """Whether the tag exists, at a commit that a push would not change. Raises ValueError if it is at another."""
-    commit = next((x.target_commit for x in HfApi().list_repo_refs(repo.id).tags if x.name == tag), None)
-    if commit is None:
-        return False
-    remote = {x.rfilename: x for x in repo.siblings or ()}
-
-    def is_there(name: str) -> bool:
-        if (file := remote.get(name)) is None:
-            return False
-        path = files[name]
-        return file.lfs.sha256 == sha256(path) if file.lfs else file.blob_id == git_hash(path.read_bytes())
-
-    if commit != repo.sha or stale or not all(map(is_there, files)):
-        raise ValueError(
-            f"The tag {tag} of {repo.id} is at {commit}, and this upload would be another commit. "
-            f"Nothing was uploaded. Choose another --tag, or delete that one: hf repos tag delete {repo.id} {tag}"
-        )
-    return True
 
 
 def push(files: dict[str, Path], repo: ModelInfo | None, stale: list[str], options: argparse.Namespace) -> CommitInfo:
