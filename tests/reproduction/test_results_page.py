@@ -104,19 +104,19 @@ def test_losses_on_retrieval_have_the_order_of_the_amplitudes():
 def test_readme_text_is_a_table_of_the_verdicts():
     block = update.readme_text(update.reports(), ROOT)
     assert [line for line in block.splitlines() if line.startswith("|")] == [
-        "|  | recall | retrieval | recall_8_heads | needles | text |",
-        "| --- | --- | --- | --- | --- | --- |",
-        "| DIFF instead of the Transformer | ↑ | ↑ | (↑) | ↑ | · |",
-        "| DIFF instead of one map with its wide heads, norm and factor | ↑ | = | · | = | · |",
-        "| DIFF's second map subtracted instead of added | ↑ | = | (↑) | = | – |",
-        "| DIFF's second map subtracted instead of left out | ↑ | = | ↑ | – | – |",
-        "| a constant instead of the head norm, in wide heads with one map | · | · | · | ↑ | – |",
-        "| a constant instead of the head norm, in DIFF | · | ↑ | · | = | – |",
-        "| DIFF V2, with the Transformer's amplitude, instead of the Transformer | ↑ | = | – | · | – |",
+        "|  | recall | retrieval | recall_8_heads | needles | retrieval_512 | text |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| DIFF instead of the Transformer | ↑ | ↑ | (↑) | ↑ | (↑) | · |",
+        "| DIFF instead of one map with its wide heads, norm and factor | ↑ | = | · | = | = | · |",
+        "| DIFF's second map subtracted instead of added | ↑ | = | (↑) | = | = | – |",
+        "| DIFF's second map subtracted instead of left out | ↑ | = | ↑ | – | – | – |",
+        "| a constant instead of the head norm, in wide heads with one map | · | · | · | ↑ | ↑ | – |",
+        "| a constant instead of the head norm, in DIFF | · | ↑ | · | = | ↑ | – |",
+        "| DIFF V2, with the Transformer's amplitude, instead of the Transformer | ↑ | = | – | · | – | – |",
     ]
     assert block.startswith("At 0.1 to 0.3 million parameters") and "and 10 or 20 seeds:" in block
     words = " ".join(line for line in block.splitlines() if not line.startswith(("|", "!"))).split()
-    assert len(words) <= 245 and block.count("![") == 1
+    assert len(words) <= 255 and block.count("![") == 1
 
 
 def test_the_sentences_of_the_readme_agree_with_the_results():
@@ -170,6 +170,21 @@ def test_the_sentences_of_the_readme_agree_with_the_results():
     fastest = min(times, key=lambda arm: np.mean(np.log([tokens for tokens, _ in times[arm]])))
     assert fastest == "wide_gain" and 1.1 < math.exp(compare_times(times[fastest], times["diff"]).effect) < 1.3
     assert rows["needles", "subtraction_of_gain"].verdict == update.WORSE
+    # In 512 tokens
+    experiment, times = report.study.experiments["retrieval_512"], {}
+    assert never_reached(experiment, "retrieval_512", report.results) == ["transformer"]
+    for arm, runs in report.arms["retrieval_512"].items():
+        times[arm] = [(x.tokens, x.accuracy >= 0.9) for x in runs]
+        if arm != "transformer":
+            begin = [report.arms["retrieval_512"][x][0].probes["begin"]["amplitude"][0] for x in ("transformer", arm)]
+            found = compare_times(times["transformer"], times[arm])
+            assert begin[1] > 10 * begin[0] and found.effect < 0 and found.p < 0.001, arm
+    assert rows["retrieval_512", "sign"].verdict == update.EQUAL
+    for name in ("gain", "gain_of_diff"):
+        assert rows["retrieval_512", name].verdict == update.BETTER
+    fastest = min(times, key=lambda arm: np.mean(np.log([tokens for tokens, _ in times[arm]])))
+    assert fastest == "wide_gain" and 1.3 < math.exp(compare_times(times[fastest], times["diff"]).effect) < 1.5
+    assert rows["retrieval_512", "subtraction_of_gain"].verdict == update.WORSE
     # Of docs/diff_v2.md
     assert rows["needles", "v2"].verdict == update.WORSE
     assert rows["needles", "amplitude_of_v2"].verdict == update.NOT_SHOWN
