@@ -67,7 +67,9 @@ def test_convert_takes_the_tokenizer_and_the_license_of_the_file_along(tmp_path,
     assert (stated["dtype"], stated["bos_token_id"], stated["eos_token_id"]) == ("bfloat16", 1, 2)
 
 
-@pytest.mark.parametrize(("pre", "warns"), [("smollm", True), ("gpt-2", False), ("llama-bpe", False)])
+@pytest.mark.parametrize(
+    ("pre", "warns"), [("refact", True), *((pre, False) for pre in ("smollm", "gpt-2", "llama-bpe"))]
+)
 def test_convert_warns_of_a_tokenizer_that_splits_otherwise(tmp_path, temporary, caplog, monkeypatch, pre, warns):
     monkeypatch.setattr(logging.get_logger("transformers"), "propagate", True)  # to caplog
     write(tmp_path / "model.gguf", LLAMA, pre=pre)
@@ -77,6 +79,15 @@ def test_convert_warns_of_a_tokenizer_that_splits_otherwise(tmp_path, temporary,
     caplog.clear()
     convert(source, tmp_path / "other", tokenizer=str(tmp_path / "ours"), verify=False)
     assert "tokenizer.ggml.pre" not in caplog.text
+
+
+@pytest.mark.parametrize(("pre", "pieces"), [("smollm", ["a", "ĠĠ", *"2024"]), ("gpt-2", ["a", "Ġ", "Ġ2024"])])
+def test_convert_splits_numbers_as_the_file_says(tmp_path, temporary, pre, pieces):
+    """llama.cpp's patterns for both; it splits off each digit of a SmolLM first."""
+    write(tmp_path / "model.gguf", LLAMA, pre=pre)
+    convert(open_checkpoint(tmp_path / "model.gguf", "llama"), tmp_path / "ours", verify=False)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours").backend_tokenizer
+    assert [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str("a  2024")] == pieces
 
 
 def edit(start: int, end: int | None = None):

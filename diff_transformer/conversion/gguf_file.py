@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from gguf import MODEL_ARCH_NAMES, GGUFReader, dequantize, get_tensor_name_map
-from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -81,14 +81,16 @@ class GgufFile(CheckpointFiles):
                 setattr(config, f"{prefix}{name}", value)
         if "tokenizer.ggml.tokens" in reader.fields:
             tokenizer = AutoTokenizer.from_pretrained(**where)
-            tokenizer.save_pretrained(self.folder)
             pre = reader.fields["tokenizer.ggml.pre"].contents() if "tokenizer.ggml.pre" in reader.fields else None
             split = tokenizer.backend_tokenizer.pre_tokenizer
-            if pre != "gpt-2" and isinstance(split, ByteLevel) and split.use_regex:  # the pattern of GPT-2
+            if pre == "smollm":  # it splits off each digit, which transformers does not know
+                tokenizer.backend_tokenizer.pre_tokenizer = Sequence([Digits(individual_digits=True), split])
+            elif pre != "gpt-2" and isinstance(split, ByteLevel) and split.use_regex:  # the pattern of GPT-2
                 self.tokenizer_doubt = (
                     f"{path} states tokenizer.ggml.pre={pre!r}, which transformers does not know: its tokenizer "
                     "splits as that of GPT-2. Give the model's own with --tokenizer."
                 )
+            tokenizer.save_pretrained(self.folder)
         config.save_pretrained(self.folder)
 
     def read(self, name: str, rows: slice = slice(None)) -> torch.Tensor:
