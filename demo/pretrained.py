@@ -137,15 +137,12 @@ def main() -> None:
     if not gguf.exists():
         download(gguf)
     transformers.utils.logging.disable_progress_bar()  # for loading the weights
-    # An empty folder: transformers prefers the tokenizer of another model beside the file to the file's own
-    with tempfile.TemporaryDirectory() as nothing:
-        where = {"pretrained_model_name_or_path": nothing, "gguf_file": str(gguf.resolve())}
-        tokenizer = AutoTokenizer.from_pretrained(**where)
-        llama = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    llama = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
 
     # 2. The same function as DIFF V2: the command compares the logits, bit for bit
     command = [sys.executable, "-m", "diff_transformer", "convert", str(gguf), str(out / "converted"), "--overwrite"]
     subprocess.run([*command, "--from", "llama", "--to", "diff_v2"], check=True)
+    tokenizer = AutoTokenizer.from_pretrained(out / "converted")
     model = AutoModelForCausalLM.from_pretrained(out / "converted", dtype=torch.float32)
 
     # 3. The same chat
