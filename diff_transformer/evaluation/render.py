@@ -88,9 +88,9 @@ class Section:
         return [table for table in self.tables if not isinstance(table, Table)]
 
     def markdown(self, heading: str = "##") -> str:
-        """Links lead to figures/NAME.png."""
+        """Without tables that have no rows. Links lead to figures/NAME.png."""
         parts = [f"{heading} {self.title}", f"*{self.paper}, arXiv:2410.05258*", self.text]
-        parts += [f"**{table.caption}**\n\n{table.markdown()}" for table in self.tables]
+        parts += [f"**{table.caption}**\n\n{table.markdown()}" for table in self.tables if table.rows]
         parts += [f"![{figure.caption}](figures/{figure.name}.png)\n\n{figure.caption}" for figure in self.figures]
         parts += ["\n".join(f"- {note}" for note in self.notes)] if self.notes else []
         parts += ["```\n" + "\n".join(provenance(self.results)) + "\n```"] if self.results else []

@@ -104,7 +104,6 @@ class Report:
         asked: list[list] = [
             [" → ".join(x.arms), x.question, x.hypothesis] for x in self.study.contrasts.values() if x.hypothesis
         ]
-        hypotheses = [Table("What was asked, and expected", ["contrast", "question", "hypothesis"], asked)]
         margins = {name: x.endpoint.equal_within for name, x in self.study.experiments.items()}
         return Section(
             title="What each part of the design does",
@@ -113,7 +112,7 @@ class Report:
             "better: green and red are decided after Holm's correction, black is undecided, grey is descriptive. The "
             "bars are 95 % intervals, without that correction.",
             tables=[
-                *(hypotheses if asked else ()),
+                Table("What was asked, and expected", ["contrast", "question", "hypothesis"], asked),
                 Table("Contrasts", columns, [self._row(x) for x in self.findings]),
             ],
             figures=[forest] if self.findings else [],

@@ -222,7 +222,7 @@ def test_report_of_an_unfinished_study_says_what_is_missing(tmp_path, monkeypatc
     html, path = Report(STUDY, results := [x for x in RESULTS if kept(x)]).write(tmp_path)
     page = path.read_text()
     assert page.startswith(f"# Made up\n\nThe study is not finished {told}")
-    assert not re.search(r"\bnan\b", page) and html.stat().st_size > 4000
+    assert not re.search(r"\bnan\b", page) and html.stat().st_size > 2000
     assert ("There are no results yet." in page) == (list((tmp_path / "figures").iterdir()) == []) == (not results)
 
 
@@ -235,7 +235,7 @@ def test_report_of_a_study_without_lambda_and_effect():
         for seed in (10, 11, 12, 13)
     ]
     page = markdown(replace(STUDY, experiments=experiments, contrasts=contrasts), results)
-    assert "| 0.0000 [0.0000, 0.0000] |" in page and table(page, LAMBDA) == []
+    assert "| 0.0000 [0.0000, 0.0000] |" in page and LAMBDA not in page
 
 
 def test_report_draws_enormous_intervals():
