@@ -215,7 +215,7 @@ def test_smallest_rung_of_the_cpu_ladder_runs_to_its_page(tmp_path, monkeypatch)
     """With four steps instead of 1,460, on a megabyte of text; 1M has the same steps with the model of 0.3M."""
     content = (STUDIES / "cpu-ladder.yaml").read_text()
     for before, after in {
-        "max_megabytes: 60": "max_megabytes: 1",
+        "held_out: 50, max_megabytes: 60": "held_out: 5, max_megabytes: 1",
         "seeds: &seeds [100, 101, 102]": "seeds: &seeds [100, 101]",
         "[4.0e-3, 8.0e-3]": "[4.0e-3]",
         "max_steps: 1460": "max_steps: 4",
