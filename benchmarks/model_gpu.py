@@ -27,6 +27,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from benchmarks.timing import Step, Wrong, take_turns, wall_time
 from diff_transformer import DiffTransformerConfig
+from diff_transformer.attention_diff_base import CACHE
 from diff_transformer.training.architectures import diff_v2_twin, transformer_twin
 from tests.tolerances import allowed_error
 
@@ -124,13 +125,13 @@ def step(task: str, model: PreTrainedModel, ids: torch.Tensor, decoded: int = 1,
     def context():
         if static is not None:
             static.reset()
-        return model(ids, past_key_values=static, use_cache=True, logits_to_keep=1).past_key_values
+        return model(ids, **{CACHE: static}, use_cache=True, logits_to_keep=1)[CACHE]
 
     @torch.no_grad()
     def decode(past):
         token = first
         for _ in range(decoded):
-            token = call(token, past_key_values=past, use_cache=True).logits.argmax(-1)
+            token = call(token, **{CACHE: past}, use_cache=True).logits.argmax(-1)
 
     if task.startswith("decode"):
         return Step(decode, context)
@@ -147,7 +148,7 @@ def check_compiled(one: Step, task: str, model: PreTrainedModel, call: Callable,
         with torch.no_grad():
             past = one.set_up()
             tokens = map(_contiguous, ids[:, :2].split(1, dim=1))  # the second reads what the first wrote to the cache
-            return torch.cat([call(x, past_key_values=past, use_cache=True).logits.clone() for x in tokens], dim=1)
+            return torch.cat([call(x, **{CACHE: past}, use_cache=True).logits.clone() for x in tokens], dim=1)
 
     attention = model.config._attn_implementation
     model.set_attn_implementation("eager")

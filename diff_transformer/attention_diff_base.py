@@ -1,15 +1,58 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""What both Differential Transformers, V1 and V2, prepare once for the attention of all layers: mask and documents.
+"""What both Differential Transformers, V1 and V2, prepare once for the attention of all layers: mask, documents, and
+the cache, whose name and whose paged kind depend on the version of transformers.
 
 Legend for shapes: B batch, T new tokens, S tokens including the cached ones.
 """
 
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import nn
+from transformers.cache_utils import Cache
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.import_utils import is_tracing
+
+# From 5.24 on, transformers calls the cache `cache`, as an argument and in outputs
+CACHE = "cache" if "cache" in BaseModelOutputWithPast.__dataclass_fields__ else "past_key_values"
+
+
+def takes_cache(forward: Callable) -> Callable:
+    """Renames the argument `past_key_values` to `cache` where transformers has done so; the old name remains valid.
+    Before, `cache` is another argument: the paged cache of continuous batching."""
+    if CACHE == "past_key_values":
+        return forward
+
+    @wraps(forward)
+    def renamed(*args, **kwargs):
+        if CACHE in kwargs:
+            kwargs["past_key_values"] = kwargs.pop(CACHE)
+        return forward(*args, **kwargs)
+
+    names = {"past_key_values": CACHE}
+    parameters = [x.replace(name=names.get(x.name, x.name)) for x in signature(forward).parameters.values()]
+    renamed.__signature__ = signature(forward).replace(parameters=parameters)  # type: ignore[attr-defined]
+    return renamed
+
+
+def is_paged(past_key_values, cache) -> bool:
+    """Whether continuous batching calls, whose cache is no `Cache` and comes as `cache` before transformers 5.24."""
+    return cache is not None or not isinstance(past_key_values, Cache | None)
+
+
+def update_cache(
+    past_key_values, key: torch.Tensor, value: torch.Tensor, layer_idx: int, kwargs: dict
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The keys and values (B, K, S, D) of all tokens, with those of new tokens (B, K, T, D) in the cache, if there is
+    one. A paged cache, which is no `Cache`, also edits `kwargs`, the arguments of the attention."""
+    if past_key_values is None:
+        return key, value
+    options = {} if isinstance(past_key_values, Cache) else {"kwargs": kwargs}
+    return past_key_values.update(key, value, layer_idx, **options)
 
 
 def position_ids_from_cu_seq_lens(cu_seq_lens: torch.Tensor, batch_size: int, q_length: int) -> torch.Tensor:
@@ -176,14 +219,15 @@ def prepare_attention(
         takes_spans (`bool`): Whether it takes the padding of a batch as `padding_spans` in place of a mask, and
             beside the mask of a static cache the number of its tokens, so that the empty end need not be read.
         cu_seq_lens_q (`torch.Tensor`, *optional*): (documents + 1,) offsets into the B T tokens.
-        cache: The paged cache of continuous batching, which packs requests and passes its own mask or lengths.
+        past_key_values, cache: The cache. Continuous batching (`is_paged`) packs requests, and passes its own mask or
+            lengths.
 
     Returns:
         The positions (B or 1, T), the mask of the attention implementation (a tensor, a BlockMask for flex_attention,
         or `None`), and the keyword arguments that describe documents and padding.
     """
     packed = None
-    if cache is None:
+    if not is_paged(past_key_values, cache):
         check_attention_mask(config, inputs_embeds, attention_mask, past_key_values)
         packed = _packed_position_ids(inputs_embeds, attention_mask, position_ids, past_key_values, cu_seq_lens_q)
     if position_ids is None:
@@ -206,14 +250,9 @@ def prepare_attention(
 
     is_sliding = getattr(config, "sliding_window", None) is not None
     create_mask = create_sliding_window_causal_mask if is_sliding else create_causal_mask
-    mask = create_mask(
-        config=config,
-        inputs_embeds=inputs_embeds,
-        attention_mask=attention_mask,
-        # With a cache, even an empty one, transformers does not look for packed documents
-        past_key_values=past_key_values if packed is None else None,
-        position_ids=None if packed is None else _restart(packed),
-    )
+    # With a cache, even an empty one, transformers does not look for packed documents
+    documents = (past_key_values, None) if packed is None else (None, _restart(packed))
+    mask = create_mask(config, inputs_embeds, attention_mask, *documents)
     if "flex" in config._attn_implementation and isinstance(mask, torch.Tensor):  # transformers adds a 4-D mask
         mask = additive_mask(mask, inputs_embeds.dtype).expand(len(inputs_embeds), -1, -1, -1)
     if takes_spans and isinstance(mask, torch.Tensor) and not is_tracing(mask):

@@ -27,7 +27,7 @@ class DiffTransformerBaseConfig(PreTrainedConfig):
     rounded up to a multiple of 128, and that `hidden_act` may be `"poly_norm"` (arXiv:2411.03884), which learns its
     coefficients."""
 
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]
     base_model_tp_plan = {
         "embed_tokens": "embedding_rowwise",
         "layers.*.self_attn.q_proj": "colwise",

@@ -35,7 +35,7 @@ from .attention_diff import (
     flash_diff_kernel,
     packed_attention,
 )
-from .attention_diff_base import prepare_attention
+from .attention_diff_base import prepare_attention, takes_cache, update_cache
 from .configuration_diff import DiffTransformerConfig
 from .flash_diff import LambdaVectors
 from .modeling_diff_base import (
@@ -95,6 +95,7 @@ class DiffTransformerAttention(nn.Module):
     def _lambda_vectors(self) -> LambdaVectors:
         return LambdaVectors(self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2, self.lambda_init)
 
+    @takes_cache
     def forward(
         self,
         hidden_states: torch.Tensor,
@@ -117,8 +118,7 @@ class DiffTransformerAttention(nn.Module):
         key_states = key_states.view(hidden_shape).transpose(1, 2)  # (B, K, T, 2d)
         value_states = self.v_proj(hidden_states).view(hidden_shape).transpose(1, 2)
 
-        if past_key_values is not None:
-            key_states, value_states = past_key_values.update(key_states, value_states, self.layer_idx)
+        key_states, value_states = update_cache(past_key_values, key_states, value_states, self.layer_idx, kwargs)
 
         attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward

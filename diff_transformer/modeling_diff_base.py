@@ -20,7 +20,7 @@ from transformers.utils import TransformersKwargs, auto_docstring
 from transformers.utils.generic import is_flash_attention_requested, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention_diff_base import check_flash_attention, prepare_attention
+from .attention_diff_base import CACHE, check_flash_attention, is_paged, prepare_attention, takes_cache
 from .configuration_diff_base import DiffTransformerBaseConfig
 
 
@@ -114,7 +114,7 @@ class DiffTransformerBasePreTrainedModel(PreTrainedModel):
     config: DiffTransformerBaseConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = ["past_key_values", "cache"]
     _supports_flash_attn = True
     _supports_sdpa = True
     _supports_flex_attn = True
@@ -172,6 +172,7 @@ class DiffTransformerBaseModel(DiffTransformerBasePreTrainedModel):
     @merge_with_config_defaults
     @capture_outputs
     @auto_docstring
+    @takes_cache
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -211,20 +212,20 @@ class DiffTransformerBaseModel(DiffTransformerBasePreTrainedModel):
                 attention_mask=causal_mask,
                 position_embeddings=position_embeddings,
                 position_ids=position_ids,
-                past_key_values=past_key_values,
                 use_cache=use_cache,
+                **{CACHE: past_key_values},  # gradient checkpointing knows it by its name
                 **kwargs,
             )
 
         hidden_states = self.norm(hidden_states)
-        return BaseModelOutputWithPast(last_hidden_state=hidden_states, past_key_values=past_key_values)
+        return BaseModelOutputWithPast(last_hidden_state=hidden_states, **{CACHE: past_key_values})
 
     def _prepare_attention(self, inputs_embeds, attention_mask, position_ids, past_key_values, **kwargs):
         """Positions, mask and keyword arguments for the attention of all layers (`prepare_attention`)."""
-        takes_lengths = is_flash_attention_requested(self.config)
-        if takes_lengths and kwargs.get("cache") is None:
-            check_flash_attention(self.config, inputs_embeds.shape[1], attention_mask, past_key_values)
         inputs = (inputs_embeds, attention_mask, position_ids, past_key_values)
+        takes_lengths = is_flash_attention_requested(self.config)
+        if takes_lengths and not is_paged(past_key_values, kwargs.get("cache")):
+            check_flash_attention(self.config, inputs_embeds.shape[1], attention_mask, past_key_values)
         return prepare_attention(self.config, *inputs, takes_lengths=takes_lengths, **kwargs)
 
 

@@ -31,7 +31,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, auto_docstring
 from transformers.utils.generic import is_flash_attention_requested
 
-from .attention_diff_base import additive_mask, reject_dropout
+from .attention_diff_base import additive_mask, reject_dropout, takes_cache, update_cache
 from .configuration_diff_v2 import DiffTransformerV2Config
 from .modeling_diff_base import (
     DiffTransformerBaseDecoderLayer,
@@ -138,6 +138,7 @@ class DiffTransformerV2Attention(nn.Module):
         logits = self.lambda_proj(hidden_states)
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).sigmoid()
 
+    @takes_cache
     def forward(
         self,
         hidden_states: torch.Tensor,
@@ -159,8 +160,7 @@ class DiffTransformerV2Attention(nn.Module):
         cos, sin = position_embeddings
         query_states, key_states = apply_rotary_pos_emb(query_states, key_states, cos, sin)
 
-        if past_key_values is not None:
-            key_states, value_states = past_key_values.update(key_states, value_states, self.layer_idx)
+        key_states, value_states = update_cache(past_key_values, key_states, value_states, self.layer_idx, kwargs)
 
         attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward

@@ -28,6 +28,7 @@ from transformers import (
 from transformers.utils import logging
 
 from diff_transformer import DiffTransformerForCausalLM, DiffTransformerV2Config, DiffTransformerV2ForCausalLM
+from diff_transformer.attention_diff_base import CACHE
 from diff_transformer.conversion import VerificationError, convert, open_checkpoint
 from diff_transformer.conversion.__main__ import main
 from diff_transformer.conversion.layouts import LAYOUTS
@@ -114,7 +115,7 @@ def outputs(model) -> dict[str, torch.Tensor]:
         "static cache": StaticCache(config=model.config, max_cache_len=24),
     }
     for name, cache in caches.items():
-        pieces = [model(x, past_key_values=cache, use_cache=True).logits for x in ids.split((15, 2, 2, 1, 1), 1)]
+        pieces = [model(x, **{CACHE: cache}, use_cache=True).logits for x in ids.split((15, 2, 2, 1, 1), 1)]
         logits[name], logits[f"{name}{STEPS}"] = torch.cat(pieces[:3], 1), torch.cat(pieces[3:], 1)
     return logits
 

@@ -17,6 +17,8 @@ from transformers.integrations.executorch import (
 )
 from transformers.utils import logging as transformers_logging
 
+from diff_transformer.attention_diff_base import CACHE
+
 ROOT = Path(__file__).parents[1]
 DYNAMIC = torch.export.Dim.DYNAMIC
 ROWS = {0: DYNAMIC, 1: DYNAMIC}
@@ -43,7 +45,7 @@ def batch(rows: int = 3, tokens: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
 
 def cache_of(model, ids: torch.Tensor, mask: torch.Tensor) -> DynamicCache:
     with torch.no_grad():
-        return model(ids, attention_mask=mask, use_cache=True).past_key_values
+        return model(ids, attention_mask=mask, use_cache=True)[CACHE]
 
 
 def assert_no_operator_of_ours(program: torch.export.ExportedProgram) -> None:
@@ -80,16 +82,16 @@ def test_torch_export_with_a_dynamic_cache(model):
     register_dynamic_cache_export_support()
     ids, mask = batch(2, 7)
     per_layer = [{0: DYNAMIC, 2: DYNAMIC}] * model.config.num_hidden_layers
-    shapes = {"input_ids": ROWS, "attention_mask": ROWS, "past_key_values": [per_layer, per_layer], "use_cache": None}
+    shapes = {"input_ids": ROWS, "attention_mask": ROWS, CACHE: [per_layer, per_layer], "use_cache": None}
     cache = cache_of(model, ids[:, :5], mask[:, :5])
-    inputs = {"input_ids": ids[:, 5:], "attention_mask": mask, "past_key_values": cache, "use_cache": True}
+    inputs = {"input_ids": ids[:, 5:], "attention_mask": mask, CACHE: cache, "use_cache": True}
     program = torch.export.export(model, (), inputs, dynamic_shapes=shapes)
     assert_no_operator_of_ours(program)
     ids, mask = batch()
     inputs = {
         "input_ids": ids[:, 8:],
         "attention_mask": mask,
-        "past_key_values": cache_of(model, ids[:, :8], mask[:, :8]),
+        CACHE: cache_of(model, ids[:, :8], mask[:, :8]),
     }
     logits = program.module()(**inputs, use_cache=True).logits
     expected = model(ids, attention_mask=mask).logits[:, 8:]
@@ -142,7 +144,7 @@ def test_onnx_export_by_the_recipe_of_the_docs(model, tmp_path):
         inputs = {"input_ids": ids[:, cached:], "attention_mask": mask}
         for i, pair in enumerate(tensors):
             for name, tensor in zip(("keys", "values"), pair, strict=True):
-                inputs[f"input.past_key_values.layers.{i}.{name}"] = tensor
+                inputs[f"input.{CACHE}.layers.{i}.{name}"] = tensor
         (logits,) = session.run(["logits"], {name: tensor.numpy() for name, tensor in inputs.items()})
         kept = mask[:, cached:].bool()
         torch.testing.assert_close(torch.from_numpy(logits)[kept], expected[:, cached:][kept], atol=1e-4, rtol=0)

@@ -28,6 +28,7 @@ from transformers.generation.continuous_batching import initialization
 from transformers.utils import import_utils
 
 from diff_transformer.attention_diff_base import (
+    CACHE,
     cu_seq_lens_from_position_ids,
     document_starts,
     position_ids_from_cu_seq_lens,
@@ -270,8 +271,8 @@ def test_generate(flash_attn, make_model, implementation):
     results = []
     for each in (model, reference):
         cache = DynamicCache(config=each.config)
-        ids = each.generate(first, past_key_values=cache, max_new_tokens=5, do_sample=False)
-        results.append(greedy(each, torch.cat((ids, second), dim=1), past_key_values=cache).tolist())
+        ids = each.generate(first, **{CACHE: cache}, max_new_tokens=5, do_sample=False)
+        results.append(greedy(each, torch.cat((ids, second), dim=1), **{CACHE: cache}).tolist())
     assert results[0] == results[1]
 
 
@@ -283,7 +284,7 @@ def test_static_cache_needs_a_mask_and_no_4d_mask(flash_attn, make_model):
     assert tokens.tolist() == greedy(reference, **batch).tolist()
     cache = StaticCache(config=model.config, max_cache_len=20)
     with pytest.raises(ValueError, match="(?s)flash_attention_2.* static cache .*Pass one"):
-        model(random_ids(1, 5), past_key_values=cache)
+        model(random_ids(1, 5), **{CACHE: cache})
     with pytest.raises(ValueError, match=r'(?s)\(1, 1, 5, 5\), but .*flash_attention_2.*"sdpa"'):
         model(random_ids(1, 5), attention_mask=torch.ones(1, 1, 5, 5, dtype=torch.bool).tril())
 
@@ -293,9 +294,9 @@ def test_positions_with_a_gap_behind_cached_tokens(flash_attn, make_model, imple
     """transformers' wrapper would take them for packed documents that see no cached token."""
     logits = []
     for model in (make_model(implementation), make_model()):
-        cache = model(random_ids(1, 6)).past_key_values
+        cache = model(random_ids(1, 6))[CACHE]
         positions = torch.tensor([[6, 9, 10]])
-        logits.append(model(random_ids(1, 3, seed=1), past_key_values=cache, position_ids=positions).logits)
+        logits.append(model(random_ids(1, 3, seed=1), **{CACHE: cache}, position_ids=positions).logits)
     assert relative_error(*logits) <= 1e-12
 
 

@@ -20,6 +20,7 @@ from diff_transformer import (
     flash_diff_attention_with_kvcache,
 )
 from diff_transformer.attention_diff import differential_lambda
+from diff_transformer.attention_diff_base import CACHE
 from diff_transformer.flash_diff_blocks import HEAD_DIMS, blocks, key_kernels
 
 ON_GPU = torch.cuda.is_available()
@@ -416,13 +417,13 @@ def test_compiled_decoding_from_a_static_cache(models, launches):
     ids = torch.randint(0, 199, (2, 12), device=DEVICE)
     expected = oracle(input_ids=ids).logits
     cache = StaticCache(config=model.config, max_cache_len=16)
-    model(input_ids=ids[:, :9], past_key_values=cache)
+    model(input_ids=ids[:, :9], **{CACHE: cache})
     how = {"mode": "reduce-overhead"} if ON_GPU else {"backend": "aot_eager"}
     step = torch.compile(model, fullgraph=True, **how)
     launches.clear()
     for i in range(9, 12):
         position = torch.tensor([[i]], device=DEVICE)
-        logits = step(input_ids=ids[:, i : i + 1], position_ids=position, past_key_values=cache).logits
+        logits = step(input_ids=ids[:, i : i + 1], position_ids=position, **{CACHE: cache}).logits
         assert relative_error(logits[:, -1], expected[:, i]) < 1e-5
     assert set(launches) == {"flash_diff_attention_with_kvcache"}
 
@@ -587,18 +588,18 @@ def test_unfilled_end_of_a_static_cache_is_not_read(models, monkeypatch):
     ids = torch.randint(0, 199, (2, 30), device=DEVICE)
     expected = oracle(input_ids=ids).logits
     cache = StaticCache(config=model.config, max_cache_len=40)
-    model(input_ids=ids[:, :9], past_key_values=cache)
+    model(input_ids=ids[:, :9], **{CACHE: cache})
     for layer in cache.layers:
         layer.keys[:, :, 9:] = float("nan")
         layer.values[:, :, 9:] = float("nan")
     for start, end in ((9, 27), (27, 29), (29, 30)):  # more tokens than a step of decoding has, a few, one
-        logits = model(input_ids=ids[:, start:end], past_key_values=cache).logits
+        logits = model(input_ids=ids[:, start:end], **{CACHE: cache}).logits
         assert relative_error(logits, expected[:, start:end]) < 1e-5
     real = attention_diff._fused_attention
     monkeypatch.setattr(
         attention_diff, "_fused_attention", lambda *args, **options: real(*args[:6], None, *args[7:], **options)
     )
-    assert model(input_ids=ids[:, :1], past_key_values=cache).logits.isnan().any(), "the test sees what is read"
+    assert model(input_ids=ids[:, :1], **{CACHE: cache}).logits.isnan().any(), "the test sees what is read"
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ repository on the Hub.
 
 import contextlib
 import dataclasses
+import inspect
 from collections.abc import Iterator
 
 import pytest
@@ -25,7 +26,9 @@ from transformers import (
     StaticCache,
 )
 
+from diff_transformer import attention_diff_base
 from diff_transformer.attention_diff import eager_attention_forward, flash_diff_attention_forward
+from diff_transformer.attention_diff_base import CACHE, takes_cache, update_cache
 
 
 def models(*pairs: tuple[str, str]):
@@ -54,6 +57,42 @@ def make_model(tiny_config):
         return AutoModelForCausalLM.from_config(config, attn_implementation=attn_implementation).eval()
 
     return make
+
+
+@pytest.mark.oldest
+@EVERY_CONFIG
+@torch.no_grad()
+def test_the_cache_has_the_names_of_transformers(make_model):
+    model, ids = make_model(), random_ids(2, 9)
+    expected = model(ids, use_cache=False).logits
+    names = {"past_key_values", CACHE}
+    for name in names:
+        first = model.model(ids[:, :5], use_cache=True)
+        second = model.model(ids[:, 5:], **{name: first[CACHE]})
+        assert second[CACHE] is first[CACHE] and first[CACHE].get_seq_length() == 9
+        torch.testing.assert_close(model.lm_head(second.last_hidden_state), expected[:, 5:], **TOLERANCE)
+
+
+def test_takes_cache_where_transformers_has_renamed_it(monkeypatch):
+    def forward(x, past_key_values=None, **kwargs):
+        return past_key_values, kwargs
+
+    assert "cache" in takes_cache(forward)(0, cache=1)[1] or CACHE == "cache", "the paged cache of older versions"
+    monkeypatch.setattr(attention_diff_base, "CACHE", "cache")
+    renamed = takes_cache(forward)
+    assert renamed(0, cache=1) == renamed(0, past_key_values=1) == renamed(0, 1) == (1, {})
+    assert list(inspect.signature(renamed).parameters) == ["x", "cache", "kwargs"]
+
+
+def test_update_cache_lets_a_paged_cache_edit_the_arguments():
+    class Paged:  # that of transformers 5.24 is no `Cache`
+        def update(self, key, value, layer_idx, kwargs):
+            kwargs["block_table"] = layer_idx
+            return key + 1, value + 1
+
+    states, kwargs = torch.zeros(2, 1, 1, 1, 1), {}
+    assert all((x == 1).all() for x in update_cache(Paged(), *states, 3, kwargs)) and kwargs == {"block_table": 3}
+    assert all(map(torch.equal, update_cache(None, *states, 3, kwargs), states))
 
 
 def random_ids(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -92,7 +131,7 @@ def test_generate_with_every_cache_gives_the_tokens_of_a_full_forward(make_model
     assert_same_tokens(argmax_by_full_forward(model, prompt), expected, "full forward passes differ from eager")
     assert_same_tokens(greedy(model, prompt, use_cache=False), expected, "generate without a cache")
     dynamic = DynamicCache(config=model.config)
-    assert_same_tokens(greedy(model, prompt, past_key_values=dynamic), expected, "DynamicCache")
+    assert_same_tokens(greedy(model, prompt, **{CACHE: dynamic}), expected, "DynamicCache")
     assert dynamic.get_seq_length() == 11 + NEW_TOKENS - 1
     assert_same_tokens(greedy(model, prompt, cache_implementation="static"), expected, 'cache_implementation="static"')
     static = StaticCache(config=model.config, max_cache_len=64)  # longer than needed: its end stays unwritten
@@ -102,7 +141,7 @@ def test_generate_with_every_cache_gives_the_tokens_of_a_full_forward(make_model
         # Not NaN: sdpa itself multiplies masked values by 0. A slot that is read would win every softmax
         layer.keys.fill_(1e4)
         layer.values.fill_(1e4)
-    assert_same_tokens(greedy(model, prompt, past_key_values=static), expected, "StaticCache, or its unwritten end")
+    assert_same_tokens(greedy(model, prompt, **{CACHE: static}), expected, "StaticCache, or its unwritten end")
     one_token = argmax_by_full_forward(make_model("eager"), prompt[:, :1])
     assert_same_tokens(greedy(model, prompt[:, :1]), one_token, "a prompt of one token")
 
@@ -238,7 +277,7 @@ def test_generate_continues_the_cache_of_the_first_turn(make_model, attn_impleme
         history = torch.cat((history, random_ids(1, new, seed=turn)), dim=1)
         expected = greedy(model, history, use_cache=False)
         with counted_tokens(model) as tokens:
-            got = greedy(model, history, past_key_values=cache)
+            got = greedy(model, history, **{CACHE: cache})
         assert_same_tokens(got, expected, f"turn {turn} on the cache of the turns before")
         if turn > 0:
             assert tokens[0] == new + 1, "only what the cache lacks should go through the model"

@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.attention_diff_base import CACHE
 
 EVERY_VERSION = pytest.mark.parametrize("tiny_config", ["v1", "v1 shared", "v2"], indirect=True)
 
@@ -49,9 +50,9 @@ def test_same_logits_as_diffllama_with_cache_and_left_padding(twins, implementat
     for start, end in ((0, 20), (20, 21), (21, 22), (22, 40)):
         positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, start:end]
         inputs = {"attention_mask": mask[:, :end], "position_ids": positions, "use_cache": True}
-        a = model(ids[:, start:end], past_key_values=ours, **inputs)
-        b = peer(ids[:, start:end], past_key_values=theirs, **inputs)
-        ours, theirs = a.past_key_values, b.past_key_values
+        a = model(ids[:, start:end], **{CACHE: ours}, **inputs)
+        b = peer(ids[:, start:end], **{CACHE: theirs}, **inputs)
+        ours, theirs = a[CACHE], b[CACHE]
         rows = mask[:, start:end].bool()
         assert_close(a.logits[rows], b.logits[rows])
 
@@ -359,7 +360,7 @@ NOT_THE_NEW_TOKENS = r"position_ids has the shape .*, but there are 5 tokens.*no
 )
 def test_bad_input_is_rejected(model, cached, inputs, message):
     if cached:
-        inputs = {**inputs, "past_key_values": model(ids(1, cached)).past_key_values}
+        inputs = {**inputs, CACHE: model(ids(1, cached))[CACHE]}
     with pytest.raises(ValueError, match=f"(?s){message}"):
         model(**inputs)
 

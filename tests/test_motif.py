@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, StaticCache
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.attention_diff_base import CACHE
 from diff_transformer.conversion.__main__ import main
 from diff_transformer.conversion.layouts.motif import MOTIF
 from diff_transformer.modeling_diff_base import DiffTransformerPolyNorm
@@ -95,10 +96,10 @@ def test_logits_equal_the_formulas_with_padding_cache_and_packing(motif, impleme
     assert relative_error(got[0], expected[0]) <= 1e-5 and relative_error(got[1, 9:], expected[1]) <= 1e-5
 
     for cache in (None, StaticCache(model.config, max_cache_len=23)):
-        first = model(texts[0][None, :15], past_key_values=cache, use_cache=True)
+        first = model(texts[0][None, :15], **{CACHE: cache}, use_cache=True)
         rest = [first.logits[0]]
         for token in texts[0][15:]:
-            rest.append(model(token[None, None], past_key_values=first.past_key_values).logits[0])
+            rest.append(model(token[None, None], **{CACHE: first[CACHE]}).logits[0])
         assert relative_error(torch.cat(rest), expected[0]) <= 1e-5
 
     packed = torch.cat(texts)[None]

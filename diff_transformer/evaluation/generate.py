@@ -6,6 +6,7 @@ Neither the logits nor the attention rows of all positions of a long input are e
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from inspect import signature
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -20,6 +21,7 @@ from transformers import (
 from transformers.cache_utils import Cache
 from transformers.utils import logging
 
+from ..attention_diff_base import CACHE
 from .models import check_length
 
 logger = logging.get_logger(__name__)
@@ -53,9 +55,10 @@ def chunks(
     if getattr(model, "_is_stateful", False):
         raise no_cache
     cache = DynamicCache(config=model.config) if cache is None else cache
+    name = "past_key_values" if "past_key_values" in signature(model.forward).parameters else CACHE
     for start in range(0, input_ids.shape[1], size):
         chunk, before = input_ids[:, start : start + size].to(model.device), cache.get_seq_length()
-        outputs = model(input_ids=chunk, past_key_values=cache, use_cache=True, **kwargs)
+        outputs = model(input_ids=chunk, use_cache=True, **{name: cache}, **kwargs)
         if cache.get_seq_length() != before + chunk.shape[1]:
             raise no_cache
         yield start, outputs

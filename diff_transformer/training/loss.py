@@ -173,7 +173,7 @@ def _forward_without_logits(
     if num_items_in_batch is not None:
         # No label in the whole batch: 0 of 0 is 0 here too
         loss = loss / torch.as_tensor(num_items_in_batch, device=loss.device).clamp(min=1)
-    kept = {name: outputs[name] for name in ("past_key_values", "hidden_states", "attentions") if name in outputs}
+    kept = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
     return CausalLMOutputWithPast(loss=loss, **kept)
 
 

@@ -15,6 +15,7 @@ from rows import write_jsonl
 from tokenizers import processors
 
 from diff_transformer import cl100k_tokenizer
+from diff_transformer.attention_diff_base import CACHE
 from diff_transformer.evaluation.__main__ import Options
 from diff_transformer.evaluation.models import LoadedModel
 from diff_transformer.evaluation.protocols import many_shot
@@ -267,7 +268,7 @@ def test_run_rejects_logits_that_are_nan(loaded, colors, tmp_path, monkeypatch):
 
     def broken(**kwargs):
         outputs = forward(**kwargs)
-        return type(outputs)(logits=outputs.logits * math.nan, past_key_values=outputs.past_key_values)
+        return type(outputs)(logits=outputs.logits * math.nan, **{CACHE: outputs[CACHE]})
 
     monkeypatch.setattr(loaded.model, "forward", broken)
     with pytest.raises(ValueError, match="are NaN. .*--dtype"):

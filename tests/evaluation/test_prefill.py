@@ -44,7 +44,7 @@ def test_prefill_ends_where_the_whole_ends(loaded, size):
 
 @pytest.mark.parametrize("architecture", [MambaForCausalLM, OpenAIGPTLMHeadModel])
 def test_models_that_do_not_continue_over_a_cache_are_rejected(architecture):
-    """They take `past_key_values` and ignore it: each chunk would be the first."""
+    """They take the cache and ignore it: each chunk would be the first."""
     config = architecture.config_class(
         vocab_size=50, hidden_size=16, num_hidden_layers=1, n_embd=16, n_layer=1, n_head=2
     )

@@ -8,6 +8,7 @@ import torch
 from transformers import BloomConfig, BloomForCausalLM, DynamicCache, Gemma2Config, Gemma2ForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from diff_transformer.attention_diff_base import CACHE
 from diff_transformer.evaluation import probe as probe_module
 from diff_transformer.evaluation.models import load_model
 from diff_transformer.evaluation.probe import attention_probe
@@ -79,7 +80,7 @@ def test_attention_probe_without_functions_changes_nothing(loaded, padded):
         found = forward(model, input_ids=input_ids, attention_mask=mask)
         cache = DynamicCache(config=model.config)
         parts = [
-            forward(model, input_ids=ids, attention_mask=mask[:, :end], past_key_values=cache)
+            forward(model, input_ids=ids, attention_mask=mask[:, :end], **{CACHE: cache})
             for ids, end in zip(input_ids.split([9, 1, 11], dim=1), (9, 10, 21), strict=True)
         ]
     torch.testing.assert_close(found[kept], expected[kept], **ROUNDING)
@@ -118,7 +119,7 @@ def test_on_maps_takes_what_eager_returns(loaded, parts, padded):
     with recorder.probe(loaded.model):
         for ids in input_ids.split(parts, dim=1):
             begin, end = end, end + ids.shape[1]
-            forward(loaded.model, input_ids=ids, attention_mask=mask[:, :end], past_key_values=cache)
+            forward(loaded.model, input_ids=ids, attention_mask=mask[:, :end], **{CACHE: cache})
             for found, whole in zip(recorder.maps[-2:], expected, strict=True):
                 kept = mask[:, begin:end].bool()  # what a row of padding sees is no concern
                 found, whole = found.transpose(1, 2)[kept], whole[:, :, begin:end, :end].transpose(1, 2)[kept]

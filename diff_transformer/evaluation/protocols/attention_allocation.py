@@ -92,7 +92,7 @@ def attention_shares(
 
     cache, _ = prefill(model, input_ids[:, :-1], size=chunk_size)
     with attention_probe(model, on_maps=on_maps):
-        model(input_ids=input_ids[:, -1:].to(model.device), past_key_values=cache, use_cache=True)
+        prefill(model, input_ids[:, -1:], cache)
     shares = torch.stack(layers).mean(0)
     total = shares[0].sum(-1, keepdim=True)
     if (total <= 0).any():
