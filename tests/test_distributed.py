@@ -15,19 +15,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import checkpoint
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_state_dict,
-    set_state_dict,
-)
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
-from transformers import (
-    AutoModelForCausalLM,
-    DataCollatorWithFlattening,
-)
+from transformers import AutoModelForCausalLM, DataCollatorWithFlattening
 from transformers.distributed import DistributedConfig
 
 import diff_transformer  # noqa: F401  (registers the models)
@@ -72,14 +62,9 @@ def adamw(model) -> torch.optim.AdamW:
 
 
 def shard(folder: Path, name: str):
-    if name.startswith("by_plan"):  # `_fsdp_plan` of the model, `base_model_fsdp_plan` of the configuration
-        config = DistributedConfig(fsdp_size=WORLD_SIZE)
-        return AutoModelForCausalLM.from_pretrained(folder / name, distributed_config=config)
-    mesh = init_device_mesh("cpu", (WORLD_SIZE,))
-    model = AutoModelForCausalLM.from_pretrained(folder / name)
-    for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    """By `_fsdp_plan` of the model, `base_model_fsdp_plan` of the configuration."""
+    config = DistributedConfig(fsdp_size=WORLD_SIZE)
+    return AutoModelForCausalLM.from_pretrained(folder / name, distributed_config=config)
 
 
 def fsdp(folder: Path, rank: int) -> dict:
@@ -105,13 +90,7 @@ def fsdp(folder: Path, rank: int) -> dict:
         differ = [n for n, parameter in resumed.named_parameters() if not torch.equal(full(parameter), final[n])]
         assert not differ, f"{name}: after the resume these differ: {differ}"
 
-        if name.startswith("by_plan"):
-            model.save_pretrained(folder / f"{name}-saved")
-        else:
-            options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-            state_dict = get_model_state_dict(model, options=options)
-            if rank == 0:
-                model.save_pretrained(folder / f"{name}-saved", state_dict=state_dict)
+        model.save_pretrained(folder / f"{name}-saved")
         results[name] = steps
     return results
 
@@ -159,14 +138,13 @@ def loss_and_gradients(model, input_ids: torch.Tensor) -> dict:
 # Arguments of the configuration; for tensor parallelism also the attention function. "v2" in a name: of V2
 PP_MODELS = {"model": {}, "model_v2": {}}
 FSDP_MODELS = {
-    "fully_shard": {},
-    "by_plan": {
+    "sharded": {
         "tie_word_embeddings": True,
         "hidden_act": "poly_norm",
         "num_attention_heads": 8,
         "num_noise_heads": 4,
     },
-    "by_plan_v2": {"use_qk_norm": True},
+    "sharded_v2": {"use_qk_norm": True},
 }
 TP_MODELS = {
     "untied": ({}, "flash_diff"),

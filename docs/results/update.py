@@ -153,19 +153,16 @@ CAVEATS: dict[str, Callable[[Report], list[str]]] = {
 }
 
 
-def reports(root: Path = ROOT) -> dict[Path, Report]:
+def reports() -> dict[Path, Report]:
     """By the folder of the study."""
-    folders = [root / "docs/results" / scale for scale in SCALES]
+    folders = [ROOT / "docs/results" / scale for scale in SCALES]
     return {x: Report(load_study(x / STUDY), load(x / RESULTS)) for x in folders if (x / RESULTS).exists()}
 
 
-def texts(root: Path = ROOT) -> dict[Path, str]:
-    """The new texts of README.md and of each study's page. Raises ValueError if there is no study, or if README.md
-    lacks the two markers."""
-    found = reports(root)
-    if not found:
-        raise ValueError(f"There is no study in {root / 'docs/results'}.")
-    others = (root / "docs/replications.md").read_text(encoding="utf-8").split("\n\n")[1]
+def texts() -> dict[Path, str]:
+    """The new texts of README.md and of each study's page. Raises ValueError if README.md lacks the two markers."""
+    found = reports()
+    others = (ROOT / "docs/replications.md").read_text(encoding="utf-8").split("\n\n")[1]
     pages = {
         folder / "report.md": markdown_page(
             report.study.title,
@@ -175,15 +172,15 @@ def texts(root: Path = ROOT) -> dict[Path, str]:
         + f"\n## What others have found\n\n{others} [The sources, one by one](../../replications.md).\n"
         for folder, report in found.items()
     }
-    readme = root / "README.md"
+    readme = ROOT / "README.md"
     before, begin, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
         raise ValueError(f"{readme} has no place for the results: it needs the line {BEGIN.strip()} and later {END}.")
-    return {**pages, readme: f"{before}{begin}\n{readme_text(found, root)}\n\n{end}{after}"}
+    return {**pages, readme: f"{before}{begin}\n{readme_text(found)}\n\n{end}{after}"}
 
 
-def readme_text(found: dict[Path, Report], root: Path) -> str:
+def readme_text(found: dict[Path, Report]) -> str:
     """The verdicts by part and task, and the figure, of the study of the mechanism, without tasks that lack seeds.
     Those on text are of `cpu-long`."""
     by_name = {folder.name: (folder, report) for folder, report in found.items()}
@@ -202,14 +199,14 @@ def readme_text(found: dict[Path, Report], root: Path) -> str:
     seeds = " or ".join(map(str, sorted({row.seeds for row in rows})))
     size = f"{min(sizes):.1f} to {max(sizes):.1f} million parameters"
     scale = f"At {size}, with equal data, size and initial matrices, and {seeds} seeds:"
-    figure = f"![{report.study.title}]({(folder / 'figures/forest.png').relative_to(root)})"
+    figure = f"![{report.study.title}]({(folder / 'figures/forest.png').relative_to(ROOT)})"
     return "\n\n".join([scale, table.markdown(), MEANING, figure, KEY])
 
 
-def update(root: Path = ROOT) -> list[Path]:
+def update() -> list[Path]:
     """Writes the pages and their figures; returns the paths of the pages."""
-    pages = texts(root)
-    for folder, report in reports(root).items():
+    pages = texts()
+    for folder, report in reports().items():
         report.write(folder)
     for path, text in pages.items():
         path.write_text(text, encoding="utf-8")

@@ -3,19 +3,16 @@
 
 import math
 import re
-import shutil
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from diff_transformer.reproduction.arms import amplitudes, asked, new_model
-from diff_transformer.reproduction.findings import never_reached, planned_runs, runs_by_arm, tuned
+from diff_transformer.reproduction.findings import never_reached, planned_runs, tuned
 from diff_transformer.reproduction.results import RESULTS, STUDY, load
 from diff_transformer.reproduction.statistics import compare_times
 from diff_transformer.reproduction.study import STUDIES, load_study
-from diff_transformer.reproduction.train import Data, probe_rows
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,19 +21,6 @@ update = module_from_spec(spec)
 spec.loader.exec_module(update)
 
 COMMITTED = sorted(path.parent for path in (ROOT / "docs/results").glob(f"*/{RESULTS}"))
-
-
-@pytest.fixture
-def root(tmp_path):
-    """A copy of the committed results, of the studies in the README."""
-    for name in ("mechanism", "cpu-long"):
-        files = [ROOT / "docs/results" / name / file for file in (RESULTS, STUDY)]
-        (tmp_path / "docs/results" / name).mkdir(parents=True)
-        for file in files:
-            shutil.copy(file, tmp_path / "docs/results" / name)
-    shutil.copy(ROOT / "docs/replications.md", tmp_path / "docs")
-    (tmp_path / "README.md").write_text("# A\n\n<!-- results -->\nold\n<!-- /results -->\n\nmore\n")
-    return tmp_path
 
 
 def test_committed_pages_are_what_would_be_drawn():
@@ -56,67 +40,6 @@ def test_committed_results_are_all_of_the_packages_study_or_the_page_says_that_r
     done, page = {result.run for result in results}, (folder / "report.md").read_text(encoding="utf-8")
     assert done <= set(planned)
     assert (done == set(planned)) != ("The study is not finished (" in page.split("\n\n")[1])
-
-
-def test_caveats_are_the_numbers_of_an_audit():
-    """Recomputed from the results by other code, which had no part of this package."""
-    pages = {
-        folder.name: "\n".join(update.CAVEATS[folder.name](report))
-        for folder, report in update.reports().items()
-        if folder.name in update.CAVEATS
-    }
-    for number in (
-        "768 rows",
-        "× 1.31 [0.90, 1.92]",
-        "0.005 paired and 0.066",
-        "41 %",
-        "0.74 to 0.77",
-        "0.001 and 0.002",
-    ):
-        assert number in pages["cpu"], number
-    for number in ("rate of 0.001", "× 0.98", "5 of 6 arms", "0.007 nats [-0.004, 0.017]"):
-        assert number in pages["cpu-long"], number
-    for number in ("× 0.585 [0.475, 0.721]", "× 0.57", "× 0.37", "× 0.42"):
-        assert number in pages["mechanism"], number
-    assert "Withdrawn: " in pages["cpu"] and "Withdrawn: " in pages["cpu-long"]
-    assert " is withdrawn." in pages["mechanism"]
-
-
-@pytest.mark.slow
-def test_losses_on_retrieval_have_the_order_of_the_amplitudes():
-    """As a caveat says, except among the arms with the head norm, which all begin equally loud."""
-    folder = ROOT / "docs/results/cpu"
-    experiment, results = load_study(folder / STUDY).experiments["retrieval"], load(folder / RESULTS)
-    input_ids, labels = probe_rows(Data(experiment, folder, 0).validation())
-    losses, loud = {}, {}
-    for arm, runs in runs_by_arm(experiment, "retrieval", results).items():
-        losses[arm] = np.mean([x.loss for x in runs])
-        seeds = [new_model(arm, experiment.make_config(), seed) for seed in experiment.seeds]
-        loud[arm] = np.mean([amplitudes(model, input_ids, asked(labels))[0] for model in seeds])
-    normed = {"norm", "wide_norm", "diff"}
-    assert min(loud[x] for x in normed) > 10 * max(loud[x] for x in set(loud) - normed)
-    assert max(losses[x] for x in normed) < min(losses[x] for x in set(loud) - normed)
-    others = sorted(set(loud) - normed, key=losses.get)
-    assert others == sorted(others, key=loud.get, reverse=True)
-    assert 0.5 < loud["diff_v2"] / loud["transformer"] < 0.65
-
-
-def test_readme_text_is_a_table_of_the_verdicts():
-    block = update.readme_text(update.reports(), ROOT)
-    assert [line for line in block.splitlines() if line.startswith("|")] == [
-        "|  | recall | retrieval | recall_8_heads | needles | retrieval_512 | text |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-        "| DIFF instead of the Transformer | ↑ | ↑ | (↑) | ↑ | (↑) | · |",
-        "| DIFF instead of one map with its wide heads, norm and factor | ↑ | = | · | = | = | · |",
-        "| DIFF's second map subtracted instead of added | ↑ | = | (↑) | = | = | – |",
-        "| DIFF's second map subtracted instead of left out | ↑ | = | ↑ | – | – | – |",
-        "| a constant instead of the head norm, in wide heads with one map | · | · | · | ↑ | ↑ | – |",
-        "| a constant instead of the head norm, in DIFF | · | ↑ | · | = | ↑ | – |",
-        "| DIFF V2, with the Transformer's amplitude, instead of the Transformer | ↑ | = | – | · | – | – |",
-    ]
-    assert block.startswith("At 0.1 to 0.3 million parameters") and "and 10 or 20 seeds:" in block
-    words = " ".join(line for line in block.splitlines() if not line.startswith(("|", "!"))).split()
-    assert len(words) <= 255 and block.count("![") == 1
 
 
 def test_the_sentences_of_the_readme_agree_with_the_results():
@@ -192,35 +115,3 @@ def test_the_sentences_of_the_readme_agree_with_the_results():
     assert 1.15 < low < high < 1.55
     assert rows["retrieval", "amplitude_of_v2"].verdict == update.EQUAL
     assert rows["retrieval", "gain_of_v2"].verdict == update.BETTER
-
-
-@pytest.mark.slow
-def test_update_writes_the_pages_and_the_readme(root):
-    readme, *pages = [
-        root / "README.md",
-        *(root / f"docs/results/{name}/report.md" for name in ("mechanism", "cpu-long")),
-    ]
-    assert sorted(update.update(root)) == sorted([readme, *pages])
-    text = readme.read_text()
-    assert text.startswith("# A\n\n<!-- results -->\n\nAt 0.1 to 0.3 million") and "\nold\n" not in text
-    assert "(docs/results/mechanism/figures/forest.png)" in text and text.endswith("\n\n<!-- /results -->\n\nmore\n")
-    assert all("[The sources, one by one](../../replications.md)" in page.read_text() for page in pages)
-    before, file = update.texts(root), root / "docs/results/mechanism" / RESULTS
-    assert all(path.read_text() == content for path, content in before.items()), "drawn again it differs"
-    swapped = {'"arm":"diff"': '"arm":"diff_plus"', '"arm":"diff_plus"': '"arm":"diff"'}
-    file.write_text(re.sub("|".join(swapped), lambda match: swapped[match[0]], file.read_text()))
-    after = update.texts(root)
-    assert before[readme] != after[readme] and before[pages[0]] != after[pages[0]], "the results do not matter"
-
-
-@pytest.mark.parametrize("text", ["# A\n", "<!-- results -->\n", "<!-- /results -->\n<!-- results -->\n"])
-def test_update_writes_nothing_without_a_study_or_a_place(root, text):
-    readme = root / "README.md"
-    readme.write_text(text)
-    with pytest.raises(ValueError, match=r"README.md has no place"):
-        update.update(root)
-    for file in root.glob(f"docs/results/*/{RESULTS}"):
-        file.unlink()
-    with pytest.raises(ValueError, match="There is no study in "):
-        update.update(root)
-    assert readme.read_text() == text and not list(root.rglob("report.md"))
