@@ -8,10 +8,10 @@ There are two kinds of attention function:
 - every other function registered in transformers' `AttentionInterface` (sdpa, flex_attention, flash_attention_2/3/4,
   paged variants, a user's own) is an ordinary softmax attention. `packed_attention` composes differential attention
   from **one** call of it: each head contributes two zero-padded queries, [q1 | 0] and [0 | q2], which attend to the
-  packed keys [k1 | k2] and the shared values as neighbouring heads of one grouped-query attention. It is one call,
+  packed keys [k1 | k2] and the shared values as neighboring heads of one grouped-query attention. It is one call,
   because a paged cache is updated inside it.
 
-In grouped differential attention (arXiv:2510.06949) n neighbouring heads share their second query, and the queries of
+In grouped differential attention (arXiv:2510.06949) n neighboring heads share their second query, and the queries of
 such a group are packed as [q1 of the first | ... | q1 of the last | q2]; the paper's is n = 1.
 
 Legend for shapes: B batch, H heads, N second queries (n = H / N), K key/value heads, T query tokens, S key tokens,
@@ -174,6 +174,8 @@ def flash_diff_kernel(
     """
     if _is_exporting():
         return _sdpa_because("an exported program runs without the operators of this package")
+    if torch._C._are_functorch_transforms_active():  # torch.func has no rules for our operators
+        return "sdpa"
     if is_verified(device):
         if not is_head_dim(head_dim):
             return _sdpa_because(f"the kernels take d up to 128, and this model has {head_dim // 2}")

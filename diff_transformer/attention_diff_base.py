@@ -130,9 +130,9 @@ def check_attention_mask(config, inputs_embeds: torch.Tensor, attention_mask, pa
     shape, (batch_size, q_length) = tuple(attention_mask.shape), inputs_embeds.shape[:2]
     if len(shape) == 4:
         is_mask = attention_mask.dtype == torch.bool or attention_mask.is_floating_point()
-        keys = None  # a static cache has its own number, and one with a sliding window fewer
-        if past_key_values is None or not (past_key_values.is_compileable or any(past_key_values.is_sliding)):
-            keys = q_length + (0 if past_key_values is None else past_key_values.get_seq_length())
+        keys = q_length if past_key_values is None else None
+        if past_key_values is not None and not past_key_values.is_compileable:  # a static cache has its own number
+            keys = past_key_values.get_mask_sizes(q_length, 0)[0]  # with a sliding window, fewer than all
         heads = (1,) if "flex" in config._attn_implementation else (1, config.num_attention_heads)
         is_shape = shape[0] in (1, batch_size) and shape[1] in heads and shape[2] == q_length
         if not is_mask or not is_shape or keys not in (None, shape[3]):

@@ -68,21 +68,29 @@ class DiffTransformerBaseConfig(PreTrainedConfig):
             self.eos_token_id = None  # the default, in another vocabulary
         if self.rope_parameters is not None:
             self.rope_parameters = dict(self.rope_parameters)  # it is completed in place; the caller's stays as it is
-        if self.hidden_act == "poly_norm":  # it normalises over the whole width, of which each rank would have a part
+        self.check_model_type(kwargs.get("model_type", self.model_type))
+        window, kinds = getattr(self, "sliding_window", None), kwargs.get("layer_types") or ()
+        kind = "full_attention" if window is None else "sliding_attention"
+        is_off = window is not None and kwargs.get("use_sliding_window") is False
+        if is_off or any(x != kind for x in kinds):
+            given = "use_sliding_window=False" if is_off else f"layer_types={list(kinds)}"
+            raise ValueError(
+                f"{given} and sliding_window={window} were given, but every layer has {kind!r}: V2 has one window for "
+                "all layers, or None, and V1 has none."
+            )
+        if self.hidden_act == "poly_norm":  # it normalizes over the whole width, of which each rank would have a part
             self.base_model_tp_plan = {**self.base_model_tp_plan, **_POLY_NORM_TP_PLAN}
         super().__post_init__(**kwargs)
 
     @classmethod
-    def from_dict(cls, config_dict, **kwargs):
+    def check_model_type(cls, found: str) -> None:
         """Rejects the configuration of another model type: transformers would only warn, and leave weights random."""
-        found = config_dict.get("model_type", cls.model_type)
         if found != cls.model_type:
             raise ValueError(
-                f"The checkpoint has model_type={found!r}, but {cls.__name__} needs {cls.model_type!r}. Load it with "
-                "an Auto class. A Llama, Qwen2, Qwen3 or Mistral becomes a Differential Transformer V2 with the same "
+                f"The configuration has model_type={found!r}, but {cls.__name__} needs {cls.model_type!r}. Use an "
+                "Auto class. A Llama, Qwen2, Qwen3 or Mistral becomes a Differential Transformer V2 with the same "
                 "logits by `diff-transformer convert SOURCE DEST`."
             )
-        return super().from_dict(config_dict, **kwargs)
 
     def validate_architecture(self):
         """Part of `@strict`-powered validation: every message gives the value, what is needed, and the remedy."""

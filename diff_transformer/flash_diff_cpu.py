@@ -153,7 +153,7 @@ def _groups(span: _Span, query, key, value, scale: float, rows_per_block: int) -
     num_kv_heads, repeats, d = key.shape[1], query.shape[1] // key.shape[1], key.shape[3] // 2
     num_keys, dtype = span.k_end - span.k_start, _compute_dtype(query)
     size = max(1, min(num_kv_heads, _SCORES // (_num_heads(query, key) // num_kv_heads * rows_per_block * num_keys)))
-    triangle = torch.full((rows_per_block, rows_per_block), _MASKED, dtype=dtype).triu()
+    triangle = query.new_full((rows_per_block, rows_per_block), _MASKED, dtype=dtype).triu()
     for start in range(0, num_kv_heads, size):
         heads = slice(start, min(start + size, num_kv_heads))
         q = query[span.batch, heads.start * repeats : heads.stop * repeats, span.q_start : span.q_end]
@@ -179,7 +179,7 @@ def _buffers(count: int, query, key) -> list[torch.Tensor]:
     repeats, num_rows = _num_heads(query, key) // key.shape[1], min(_rows_per_block(query, key), query.shape[2])
     size = max(_SCORES, repeats * num_rows * key.shape[2])
     size = min(size, key.shape[1] * repeats * num_rows * key.shape[2])
-    return [torch.empty(size, dtype=_compute_dtype(query)) for _ in range(count)]
+    return [query.new_empty(size, dtype=_compute_dtype(query)) for _ in range(count)]
 
 
 def _forward(query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal):
@@ -265,14 +265,14 @@ def _decode(query, key, value, lambda_full, attention_mask, scale, is_causal):
 
     # Two zero-padded queries [q1 | 0] and [0 | q2] multiply the packed keys in one product
     dtype = _compute_dtype(query)
-    packed = torch.zeros(batch, num_kv_heads, repeats + groups, q_len, head_dim, dtype=dtype)
+    packed = query.new_zeros(batch, num_kv_heads, repeats + groups, q_len, head_dim, dtype=dtype)
     grouped = query.to(dtype).unflatten(1, (num_kv_heads, groups)) * scale
     packed[:, :, :repeats, :, :d] = grouped[..., :-d].unflatten(-1, (-1, d)).transpose(3, 4).flatten(2, 3)
     packed[:, :, repeats:, :, d:] = grouped[..., -d:]
     packed = packed.view(batch * num_kv_heads, -1, head_dim)
     keys, values = key.flatten(0, 1), value.flatten(0, 1)  # views of a cache
     step = kv_len if key.dtype == dtype else _DECODE_KEYS
-    scores = torch.empty(len(packed), packed.shape[1], kv_len, dtype=dtype)
+    scores = query.new_empty(len(packed), packed.shape[1], kv_len, dtype=dtype)
     for i in range(0, kv_len, step):
         # keys first: a matrix-vector product that walks K row by row
         scores[..., i : i + step] = torch.bmm(keys[:, i : i + step].to(dtype), packed.transpose(1, 2)).transpose(1, 2)
@@ -282,7 +282,7 @@ def _decode(query, key, value, lambda_full, attention_mask, scale, is_causal):
         mask = mask.unflatten(1, (num_kv_heads, repeats)).repeat(1, 1, 2, 1, 1) if mask.shape[1] > 1 else mask[:, None]
         _hide_(by_head, mask)
     if is_causal and q_len > 1:
-        by_head[..., kv_len - q_len :] += torch.full((q_len, q_len), _MASKED, dtype=dtype).triu(1)
+        by_head[..., kv_len - q_len :] += query.new_full((q_len, q_len), _MASKED, dtype=dtype).triu(1)
     torch.softmax(scores, dim=-1, out=scores)
     map1, map2 = by_head.split((repeats, groups), dim=2)
     difference = map1.unflatten(2, (groups, -1)) - lambda_full.item() * map2[:, :, :, None]
@@ -380,6 +380,6 @@ def flash_diff_attention_cpu(
     """
     args = (query, key, value, lambda_full, attention_mask, cu_seq_lens, scale, is_causal)
     needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in args[:4])
-    if needs_grad or torch.compiler.is_compiling():
+    if needs_grad or torch.compiler.is_compiling() or type(query) is not torch.Tensor:  # a fake tensor has no values
         return _forward_op(*args)
     return _attend(*args)  # without the operator's bookkeeping, a tenth of the attention of a decoded token

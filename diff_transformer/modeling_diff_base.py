@@ -39,10 +39,6 @@ class DiffTransformerRMSNorm(LlamaRMSNorm):
 class DiffTransformerRotaryEmbedding(LlamaRotaryEmbedding):
     """identical to Llama's, except that in V1 the rotary dimension is half of `head_dim` (`partial_rotary_factor`)."""
 
-    def __init__(self, config: DiffTransformerBaseConfig):
-        config.standardize_rope_params()  # rope_parameters set after the config was created lack the rotary factor
-        super().__init__(config)
-
     @staticmethod
     def compute_default_rope_parameters(config, *args, **kwargs) -> tuple[torch.Tensor, float]:
         """The inverse frequencies (d / 2,) and a scaling of cos and sin that the default type does not use."""
@@ -127,7 +123,12 @@ class DiffTransformerBasePreTrainedModel(PreTrainedModel):
     model_class: type[PreTrainedModel]  # of a head: the model below it
 
     def __init__(self, config: DiffTransformerBaseConfig, *args, **kwargs):
-        config.validate_architecture()  # fields may have been set since the configuration was created
+        if not isinstance(config, self.config_class):  # another copy of the class, in remote code, is as good
+            self.config_class.check_model_type(config.model_type)
+        # Fields may have been set since the configuration was created, as `from_pretrained` does
+        config.standardize_rope_params()
+        config.validate_rope()
+        config.validate_architecture()
         super().__init__(config, *args, **kwargs)
 
     @torch.no_grad()
@@ -138,11 +139,13 @@ class DiffTransformerBasePreTrainedModel(PreTrainedModel):
             init.zeros_(module.bias)
 
     def save_pretrained(self, *args, **kwargs):
-        if self._auto_class is not None:
-            # every class, so that a causal checkpoint also loads as a classifier through remote code
-            self.config.auto_map = dict(self._auto_map)
-        # FSDP2 replaces the model's class by its own, and transformers copies the file of the class
-        own = next(cls for cls in type(self).__mro__ if not cls.__module__.startswith("torch."))
+        if self._auto_class is None:
+            return super().save_pretrained(*args, **kwargs)
+        # every class, so that a causal checkpoint also loads as a classifier through remote code
+        self.config.auto_map = dict(self._auto_map)
+        # transformers copies the file of the model's class. FSDP2 replaces it by a class of its own, and a user's
+        # subclass would not load without this package: the file is that of the class in auto_map
+        own = next(cls for cls in type(self).__mro__ if "_auto_class" in vars(cls))
         names = type(self).__module__, type(self).__name__
         type(self).__module__, type(self).__name__ = own.__module__, own.__name__
         try:

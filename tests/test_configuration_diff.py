@@ -99,6 +99,8 @@ def test_save_and_load(tmp_path):
         ({"num_attention_heads": 0, "num_key_value_heads": 1, "head_dim": 8}, "num_attention_heads=0 .* at least 1"),
         ({"vocab_size": 0}, "vocab_size=0 .* at least 1"),
         ({"sliding_window": 4, "use_qk_norm": True}, "sliding_window=4, use_qk_norm=True was given, which V1 lacks"),
+        ({"layer_types": ["sliding_attention"] * 28}, "layer_types=.*'full_attention'.* V1 has none"),
+        ({"model_type": "diff_transformer_v2"}, "'diff_transformer_v2', but DiffTransformerConfig needs"),
         ({"intermediate_size": 0}, "intermediate_size=0 .* at least 1"),
         ({"hidden_size": 36, "num_attention_heads": 6}, "head_dim=6 .* multiple of 4"),
         ({"head_dim": 2}, "head_dim=2 .* multiple of 4"),

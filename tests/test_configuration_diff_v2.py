@@ -81,6 +81,8 @@ def test_save_and_load(tmp_path):
         ({"lambda_init": 0.8}, "lambda_init=0.8 was given, which V2 lacks.*DiffTransformerConfig, which is V1"),
         ({"subln_eps": 1e-5, "use_subln": False}, "use_subln=False, subln_eps=1e-05 was given"),
         ({"sliding_window": 1}, "sliding_window=1 .* at least 2"),
+        ({"sliding_window": 8, "use_sliding_window": False}, "use_sliding_window=False .* one window for all"),
+        ({"sliding_window": 8, "layer_types": ["full_attention"] * 28}, "layer_types=.* has 'sliding_attention'"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"\['partial_rotary_factor'\]=0.5 .* always 1.0"),
     ],
 )

@@ -1,9 +1,12 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """The whole model: against DiffLlama, its heads and losses, rope types, compilation, and the errors for bad input."""
 
+import json
+
 import pytest
 import torch
 from diffllama_twin import to_diffllama
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -12,6 +15,7 @@ from transformers import (
     AutoModelForTokenClassification,
     DiffLlamaConfig,
     DiffLlamaForCausalLM,
+    LlamaConfig,
 )
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
@@ -198,6 +202,34 @@ def test_default_runs_on_devices_without_a_kernel(tiny_config):
     assert model.config._attn_implementation == "flash_diff", "no forward changes the configuration"
 
 
+@torch.no_grad()
+def test_runs_under_another_default_device_and_on_fake_tensors(tiny_config):
+    model, tokens = DiffTransformerForCausalLM(tiny_config()).eval(), torch.tensor([[1, 2, 3]])
+    expected = model(tokens).logits
+    with torch.device("meta"):
+        torch.testing.assert_close(model(tokens).logits, expected)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert model(torch.tensor([[1, 2, 3]])).logits.shape == expected.shape
+
+
+@pytest.mark.oldest
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap of SDPA
+def test_gradients_per_sample_by_torch_func(tiny_config):
+    model, tokens = DiffTransformerForCausalLM(tiny_config()).double().eval(), torch.randint(0, 199, (2, 9))
+
+    def loss(parameters, row):
+        inputs = {"input_ids": row[None], "labels": row[None]}
+        return torch.func.functional_call(model, parameters, (), inputs).loss
+
+    parameters = {name: x.detach() for name, x in model.named_parameters()}
+    per_sample = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, tokens)
+    for i, row in enumerate(tokens):
+        model.zero_grad()
+        model(row[None], labels=row[None]).loss.backward()
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(per_sample[name][i], parameter.grad)
+
+
 @EVERY_VERSION
 def test_gradient_checkpointing_changes_no_gradient(tiny_config):
     model = AutoModelForCausalLM.from_config(tiny_config()).train()
@@ -370,6 +402,29 @@ def test_fields_set_after_the_configuration_was_created_are_validated(tiny_confi
     config.num_attention_heads = 1
     with pytest.raises(ValueError, match="num_key_value_heads=2 .* does not divide num_attention_heads=1"):
         DiffTransformerForCausalLM(config)
+
+
+def test_fields_given_to_from_pretrained_are_validated(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    for rope, message in (({"factor": 2.0}, "rope_theta'\\]=None"), ({"rope_theta": 1e4}, "Missing .*'factor'")):
+        with pytest.raises(ValueError, match=message):
+            DiffTransformerForCausalLM.from_pretrained(tmp_path, rope_parameters={"rope_type": "linear", **rope})
+
+
+def test_configuration_of_another_model_is_rejected():
+    with pytest.raises(ValueError, match="model_type='llama', but DiffTransformerConfig needs 'diff_transformer'"):
+        DiffTransformerForCausalLM(LlamaConfig())
+
+
+def test_subclass_is_saved_with_the_code_of_the_model(tiny_config, tmp_path):
+    """Its own file would need this package."""
+
+    class Subclass(DiffTransformerForCausalLM):
+        pass
+
+    Subclass(tiny_config()).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["architectures"] == ["DiffTransformerForCausalLM"] and (tmp_path / "modeling_diff.py").is_file()
 
 
 @pytest.mark.oldest

@@ -4,6 +4,8 @@
 What V2 shares with V1 is tested for both, in the files on V1.
 """
 
+import copy
+
 import pytest
 import torch
 from golden import relative_error
@@ -20,6 +22,7 @@ from transformers import (
 )
 
 from diff_transformer import DiffTransformerV2ForCausalLM, DiffTransformerV2Model
+from diff_transformer.attention_diff_base import CACHE
 from diff_transformer.modeling_diff_v2 import DiffTransformerV2Attention
 
 pytestmark = pytest.mark.parametrize("tiny_config", ["v2"], indirect=True)
@@ -249,6 +252,18 @@ def test_subtraction_in_bfloat16_rounds_once(tiny_config, monkeypatch):
     maps = model(ids, output_attentions=True).attentions[0]
     # The first token sees itself only: both of its maps are 1
     assert torch.equal(maps[:, :, 0, 0], (1 - seen["logits"].float().sigmoid()[:, 0]).bfloat16()), "eager"
+
+
+@torch.no_grad()
+def test_mask_of_a_cache_with_a_sliding_window_has_its_keys(tiny_config):
+    model = DiffTransformerV2ForCausalLM(tiny_config(sliding_window=8)).eval()
+    ids = torch.randint(0, 199, (1, 30))
+    cache = model(ids[:, :20])[CACHE]
+    expected = model(ids[:, 20:], **{CACHE: copy.deepcopy(cache)}).logits
+    window = torch.ones(1, 1, 10, 17, dtype=torch.bool).tril(7).triu()  # 7 cached tokens are left
+    torch.testing.assert_close(model(ids[:, 20:], window, **{CACHE: copy.deepcopy(cache)}).logits, expected)
+    with pytest.raises(ValueError, match=r"\(1, 1, 10, 30\) .* 10 tokens and 17 keys"):
+        model(ids[:, 20:], window.new_ones(1, 1, 10, 30), **{CACHE: cache})
 
 
 # ---------------------------------------------------------------------- tensor parallelism
