@@ -112,6 +112,10 @@ class _Call(NamedTuple):
     eps: float
     out_scale: float
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        return self[:5]
+
     def is_packed(self, x: torch.Tensor) -> bool:
         return self.q_starts is not None and x.shape[0] == 1
 
@@ -185,7 +189,7 @@ def _forward(q, k, v, lambda_full, norm_weight, save: bool, *options):
     for one_map, heads in ((2, q.shape[2]), (1, out.shape[2])):  # the first map subtracts what the second left
         _launch(
             "forward", forward_kernel, q, call.grid(q, heads),
-            q, k, v, lambda_full, norm_weight, out, diff, out2, lse, *call[:5],
+            q, k, v, lambda_full, norm_weight, out, diff, out2, lse, *call.tensors,
             *call.strides(q, k, v, out), *_mask_strides(call.mask),
             call.length(q), call.length(k), lse.shape[2], call.scale, call.eps, call.out_scale,
             **call.constants(q, k), MAP=one_map, SAVE=save,
@@ -207,7 +211,7 @@ def _backward(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, *opt
         grad_diff = _empty_like(grad_out)
         grad_weight = torch.empty(grid[0] * num_heads * batch, width, dtype=torch.float32, device=q.device)
     prepare_kernel[grid](
-        grad_out, diff, out2, norm_weight, lambda_full, grad_diff, deltas, grad_weight, *call[:4],
+        grad_out, diff, out2, norm_weight, lambda_full, grad_diff, deltas, grad_weight, *call.tensors[:4],
         *call.strides(grad_out, diff), *numbers[:3], call.eps, call.out_scale,
         SIGNALS=constants["SIGNALS"], D=constants["D"], BLOCK_M=_PREPARE_ROWS, num_warps=4,
     )  # fmt: skip
@@ -222,13 +226,13 @@ def _backward(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, *opt
     for given, first, second in maps:
         _launch(
             "dq", dq_kernel, q, call.grid(q, given[4].shape[2]),
-            *given, grad_q, *call[:5], *call.strides(q, k, v, given[4], grad_q), *masks, *numbers, **constants,
+            *given, grad_q, *call.tensors, *call.strides(q, k, v, given[4], grad_q), *masks, *numbers, **constants,
             FIRST=first, SECOND=second,
         )  # fmt: skip
     for name in key_kernels(_capability(q.device), q.dtype, constants["D"]):
         _launch(
             name, dkdv_kernel, q, lambda size: (triton.cdiv(call.max_k, size.BLOCK_N), k.shape[2], batch),
-            *tensors, grad_k, grad_v, *call[:5], *strides, *call.strides(grad_k), *masks, *numbers, **constants,
+            *tensors, grad_k, grad_v, *call.tensors, *strides, *call.strides(grad_k), *masks, *numbers, **constants,
             DK="dk" in name, DV="dv" in name,
         )  # fmt: skip
     if norm_weight is not None:
@@ -379,19 +383,21 @@ _lambda_backward_op = _operator(
 
 
 def _setup_context(ctx, inputs, output):
-    q, k, v, lambda_full, norm_weight, _, *spans, mask = inputs[:11]
-    ctx.numbers = inputs[11:]
+    q, k, v, lambda_full, norm_weight, _, *options = inputs
+    call = _Call(*options)
+    ctx.numbers = call[len(call.tensors) :]
     out, diff, out2, lse = output
     diff = out if norm_weight is None else diff  # without a norm the output is the difference
-    ctx.save_for_backward(q, k, v, lambda_full, norm_weight, diff, out2, lse, *spans, mask)
+    ctx.save_for_backward(q, k, v, lambda_full, norm_weight, diff, out2, lse, *call.tensors)
     ctx.set_materialize_grads(False)
 
 
 def _op_backward(ctx, grad_out, *_):
+    others = [None] * (1 + len(_Call._fields))  # save, and the call
     if grad_out is None:
-        return (None,) * 17
+        return *[None] * 5, *others
     *grads, grad_weight = _backward_op(grad_out, *ctx.saved_tensors, *ctx.numbers)
-    return (*grads, grad_weight if ctx.saved_tensors[4] is not None else None, *[None] * 12)
+    return (*grads, None if ctx.saved_tensors[4] is None else grad_weight, *others)
 
 
 torch.library.register_autograd(f"{_NAMESPACE}::flash_diff", _op_backward, setup_context=_setup_context, lib=_LIBRARY)
