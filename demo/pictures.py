@@ -54,7 +54,7 @@ def attention_maps(model, input_ids: torch.Tensor) -> list[tuple[torch.Tensor, t
         attention, name = layer.self_attn, f"model.layers.{i}.self_attn."
         is_v2 = hasattr(attention, "lambda_proj")
         d = attention.head_dim if is_v2 else attention.diff_head_dim
-        # Neighbouring queries are the two of a head. In V2 both read the same keys, which further heads share
+        # Neighboring queries are the two of a head. In V2 both read the same keys, which further heads share
         q, k = (seen[name + kind].view(tokens, -1, d).transpose(0, 1) for kind in ("q_proj", "k_proj"))
         q, k = apply_rotary_pos_emb(q, k, cos[0], sin[0], unsqueeze_dim=0)
         scores = q @ k.repeat_interleave(len(q) // len(k), 0).transpose(1, 2) * attention.scaling

@@ -58,7 +58,7 @@ class DiffTransformerConfig(DiffTransformerBaseConfig):
             of the same size (h = hidden_size / 2d).
         num_key_value_heads (`int`, *optional*): Differential key/value heads; by default `num_attention_heads`.
         num_noise_heads (`int`, *optional*): Second queries, whose maps are subtracted; by default one for each head.
-            With fewer, n = num_attention_heads / num_noise_heads neighbouring heads, which must share a key/value
+            With fewer, n = num_attention_heads / num_noise_heads neighboring heads, which must share a key/value
             head, have one second query: grouped differential attention (arXiv:2510.06949), as in Motif-2-12.7B.
         head_dim (`int`, *optional*): 2d, the width of a head's packed queries, packed keys and values; by default
             `hidden_size / num_attention_heads`. A multiple of 4, so that each half can be rotated.
@@ -67,7 +67,7 @@ class DiffTransformerConfig(DiffTransformerBaseConfig):
             list may have negative numbers because a model was pretrained with one: Motif-2.6B uses Eq. 2, which counts
             layers from 1, with indices from 0, and begins with -0.0099.
         lambda_std_dev (`float`, defaults to 0.1): Standard deviation of the initial lambda vectors.
-        use_subln (`bool`, defaults to `True`): Normalise every head (Eq. 3). `False` is the ablation "- GroupNorm" of
+        use_subln (`bool`, defaults to `True`): Normalize every head (Eq. 3). `False` is the ablation "- GroupNorm" of
             Table 6.
         use_head_scale (`bool`, defaults to `True`): Multiply every head by (1 - lambda_init) (Eq. 3). The paper does
             not say whether its "- GroupNorm" keeps this factor, which compensates for the norm.

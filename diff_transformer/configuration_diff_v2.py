@@ -16,11 +16,11 @@ class DiffTransformerV2Config(DiffTransformerBaseConfig):
 
     Args:
         num_attention_heads (`int`, defaults to 48): *Query* heads, 2h: what serving engines, caches and
-            tensor-parallel plans count. Neighbours are a pair, whose outputs are subtracted: h heads remain.
+            tensor-parallel plans count. Neighbors are a pair, whose outputs are subtracted: h heads remain.
         num_key_value_heads (`int`, *optional*): Key/value heads; by default one for each pair of query heads. Both
             heads of a pair must share a key/value head.
         num_noise_heads (`int`, *optional*): Query heads whose outputs are subtracted; by default half of them. With
-            fewer, the last of each group of neighbours is subtracted from the others (arXiv:2510.06949).
+            fewer, the last of each group of neighbors is subtracted from the others (arXiv:2510.06949).
         head_dim (`int`, *optional*): d, the width of a query, key or value; by default `hidden_size / h`.
         attention_bias (`bool`, defaults to `False`): Biases of the query, key and value projections.
         attention_output_bias (`bool`, *optional*): Bias of the output projection; by default `attention_bias`.
@@ -58,7 +58,7 @@ class DiffTransformerV2Config(DiffTransformerBaseConfig):
         if given := [f"{name}={kwargs[name]!r}" for name in _V1_FIELDS if name in kwargs]:
             raise ValueError(
                 f"{', '.join(given)} was given, which V2 lacks: it projects its lambda from each token, and does not "
-                "normalise its heads. Omit it, or use DiffTransformerConfig, which is V1."
+                "normalize its heads. Omit it, or use DiffTransformerConfig, which is V1."
             )
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads - self.num_differential_heads
@@ -93,7 +93,7 @@ class DiffTransformerV2Config(DiffTransformerBaseConfig):
             raise ValueError(
                 f"num_attention_heads={heads}, num_noise_heads={self.num_noise_heads} and num_key_value_heads="
                 f"{key_heads} were given. num_attention_heads counts query heads, of which num_noise_heads, half by "
-                "default, are subtracted from neighbours over the same keys; it must be a multiple of "
+                "default, are subtracted from neighbors over the same keys; it must be a multiple of "
                 "num_noise_heads, and that of num_key_value_heads. With the keys and values of a Transformer, give "
                 "twice its number of query heads; else choose fewer key/value heads."
             )

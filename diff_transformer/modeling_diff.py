@@ -57,7 +57,7 @@ class DiffTransformerAttention(nn.Module):
     """Multi-head differential attention (Eq. 1-3, arXiv:2410.05258).
 
     `head_i = (1 - lambda_init) RMSNorm((softmax(Q1 K1^T / sqrt d) - lambda softmax(Q2 K2^T / sqrt d)) V)`, the heads
-    concatenated and projected. q_proj gives each head its q1 and q2 as neighbours, k_proj each key head its k1 and k2,
+    concatenated and projected. q_proj gives each head its q1 and q2 as neighbors, k_proj each key head its k1 and k2,
     as in the authors' flash modules; both maps of a head multiply the same values of width 2d. With fewer second
     queries than heads, q_proj gives the q1 of all heads that share a q2, and then the q2 (arXiv:2510.06949).
     """

@@ -1,6 +1,6 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """The Differential Transformer V2 (https://huggingface.co/blog/microsoft/diff-attn-v2): Llama with twice as many query
-heads, where two neighbours share their keys and values and leave the difference of their outputs:
+heads, where two neighbors share their keys and values and leave the difference of their outputs:
 
     attn = attention(q, k, v)
     attn = attn[0::2] - sigmoid(lambda_proj(x)) * attn[1::2]
@@ -74,7 +74,7 @@ def subtract_noise(heads: torch.Tensor, lambda_full: torch.Tensor) -> torch.Tens
     """`heads[:, :, 0::2] - lambda_full * heads[:, :, 1::2]` (B, T, H, ...) of heads (B, T, N, ...) and lambda_full (B,
     T, H), in the type of lambda_full.
 
-    With more signal heads to a noise head, the last of each group of neighbours is subtracted from the others.
+    With more signal heads to a noise head, the last of each group of neighbors is subtracted from the others.
     """
     num_noise_heads = heads.shape[2] - lambda_full.shape[2]
     groups = heads.to(lambda_full.dtype).unflatten(2, (num_noise_heads, -1))

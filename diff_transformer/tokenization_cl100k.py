@@ -95,7 +95,7 @@ def _backend(path: Path, num_ranks: int) -> Tokenizer:
     tokens = [token.decode("latin-1").translate(alphabet) for token in _load_ranks(path)[:num_ranks]]
     vocab = {token: rank for rank, token in enumerate(tokens)}
 
-    # tiktoken joins the neighbours that form the token of lowest rank, so every split of a token into two known
+    # tiktoken joins the neighbors that form the token of lowest rank, so every split of a token into two known
     # tokens is a merge. The order of the list is the priority: (rank, rank of the left part, rank of the right part).
     merges: list[tuple[str, str]] = []
     for token in tokens:

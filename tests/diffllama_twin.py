@@ -11,7 +11,7 @@ from diff_transformer import DiffTransformerForCausalLM
 
 
 def pair(n: int) -> torch.Tensor:
-    """Head order: our neighbours (q1, q2 of a head) to DiffLlama's blocks (all q1, then all q2)."""
+    """Head order: our neighbors (q1, q2 of a head) to DiffLlama's blocks (all q1, then all q2)."""
     return torch.cat((torch.arange(0, n, 2), torch.arange(1, n, 2)))
 
 

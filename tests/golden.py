@@ -20,7 +20,7 @@ def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def interleaved_to_half(weight: torch.Tensor, d: int) -> torch.Tensor:
-    """Rows of a projection whose heads rotate neighbouring pairs, reordered for heads that rotate halves."""
+    """Rows of a projection whose heads rotate neighboring pairs, reordered for heads that rotate halves."""
     order = torch.cat((torch.arange(0, d, 2), torch.arange(1, d, 2)))
     return weight.unflatten(0, (-1, d))[:, order].flatten(0, 1)
 

@@ -130,7 +130,7 @@ def rotary(config: dict, d: int) -> tuple[torch.Tensor, float]:
 
 
 def attention(config: dict, w: dict[str, torch.Tensor], layer: int, x: torch.Tensor) -> torch.Tensor:
-    """The attention module of a layer, w by the names after `self_attn.`, on the normalised input (tokens, hidden)."""
+    """The attention module of a layer, w by the names after `self_attn.`, on the normalized input (tokens, hidden)."""
     tokens = len(x)
     heads, noise_heads, d = heads_of(config)
     kv_heads, shared = config["num_key_value_heads"] // 2, heads // noise_heads

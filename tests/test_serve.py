@@ -32,7 +32,7 @@ CHATS = [
     [{"role": "user", "content": "Hi"}],
     [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}],
     [
-        {"role": "user", "content": "Name a colour."},
+        {"role": "user", "content": "Name a color."},
         {"role": "assistant", "content": "Red"},
         {"role": "user", "content": "Another"},
     ],

@@ -29,7 +29,7 @@ This is my substitute for pistol and ball.
 There is nothing surprising in this.
 """.splitlines()
 USAGE = Path(__file__).parents[1] / "docs/usage.md"
-QUESTIONS = {"The capital of France?": " Paris.", "Two and two?": " Four, of course.", "A colour?": " Blue, or red."}
+QUESTIONS = {"The capital of France?": " Paris.", "Two and two?": " Four, of course.", "A color?": " Blue, or red."}
 # peft 0.21 and TRL 1.16 ask for properties that transformers 5.23 renamed
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*is deprecated:FutureWarning")
 IMPLEMENTATIONS = ["flash_diff", "sdpa", "eager"]

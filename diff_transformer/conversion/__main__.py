@@ -26,7 +26,7 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser("convert", help="write a checkpoint in another layout")
     source = "folder or file of safetensors or torch tensors, GGUF file, or Hub model ID"
     one.add_argument("source", metavar="SOURCE", help=source)
-    one.add_argument("destination", metavar="DEST", help="folder to create; it appears whole, or not at all")
+    one.add_argument("destination", metavar="DEST", help="output folder, which appears when it is complete")
     one.add_argument("--tokenizer", help="cl100k, yoco or a folder; by default that of SOURCE")
     one.add_argument("--max-shard-size", default="5GB", help="size of a weight file")
     one.add_argument("--overwrite", action="store_true", help="replace DEST if it is a checkpoint")
@@ -36,17 +36,27 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--no-verify", dest="verify", action="store_false", help="do not compare the logits")
     other = commands.add_parser("verify", help="compare the logits of two checkpoints")
     other.add_argument("source", metavar="A", help="folder, file or Hub model ID")
-    other.add_argument("destination", metavar="B", help="likewise")
+    other.add_argument("destination", metavar="B", help="folder or file")
     tolerance = "of the logits, relative to the largest; by default 1e-4, or 0 between Llama-family models and diff_v2"
     other.add_argument("--tolerance", type=float, help=tolerance)
-    for add in (one.add_argument, other.add_argument):
-        stated = "by default the one that its config.json states"
-        add("--from", dest="layout", choices=LAYOUTS, help=f"layout of SOURCE or A, {stated}")
-        to = f"layout of DEST, by default diff_transformer (V1) or diff_v2; or of B, {stated}"
+    for add, first, to, dtype in (
+        (
+            one.add_argument,
+            "SOURCE",
+            "layout of DEST, by default diff_transformer (V1) or diff_v2",
+            "type of DEST, by default that of SOURCE",
+        ),
+        (
+            other.add_argument,
+            "A",
+            "layout of B, by default the one in its config.json",
+            "round A to this type first, as `convert --dtype` does",
+        ),
+    ):
+        add("--from", dest="layout", choices=LAYOUTS, help=f"layout of {first}, by default the one in its config.json")
         add("--to", choices=LAYOUTS, help=to)
-        dtype = "type of DEST, by default that of SOURCE; verify rounds A to it, as such a conversion did"
         add("--dtype", choices=("bfloat16", "float16", "float32"), help=dtype)
-        add("--revision", help="branch, tag or commit of SOURCE or A on the Hub")
+        add("--revision", help=f"branch, tag or commit of {first} on the Hub")
         theirs = "of a checkpoint in the authors' layouts"
         theta = f"RoPE base {theirs} (default: 10000; 640000 after the extension to 64K)"
         add("--rope-theta", type=float, help=theta)
@@ -58,7 +68,8 @@ def _parser() -> argparse.ArgumentParser:
         ignore = "tensors to leave out, or fields of config.json (Motif and Llama-family models)"
         add("--ignore", nargs="+", default=[], metavar="REGEX", help=ignore)
         add("--state-key", help="key of the weights in a torch file that holds more")
-        add("--flash-semantics", action="store_true", help="the model was trained with the authors' flash modules")
+        semantics = "confirm that the authors' flash modules trained this grouped-query checkpoint"
+        add("--flash-semantics", action="store_true", help=semantics)
     return parser
 
 

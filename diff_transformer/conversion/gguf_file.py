@@ -62,7 +62,7 @@ class GgufFile(CheckpointFiles):
         own = {name.removeprefix(prefix): value for name, value in stated.items() if name.startswith(prefix)}
         if architecture == "qwen3":
             config.head_dim = own.get("attention.key_length", config.head_dim)
-        # llama.cpp rotates pairs of neighbours in a llama, and the halves of a head in others, as transformers does
+        # llama.cpp rotates pairs of neighbors in a llama, and the halves of a head in others, as transformers does
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
         self._pairs = heads if architecture == "llama" else {}
         with torch.device("meta"):

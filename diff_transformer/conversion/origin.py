@@ -64,7 +64,7 @@ class Origin:
         card, stated = folder / "README.md", stated or {}
         on_card = read_metadata(card.read_text(encoding="utf-8") if card.is_file() else None)
         terms = sorted({path for pattern in TERMS for path in folder.glob(pattern) if path.is_file()})
-        if path.is_file() and not on_card.keys() & {"license", "base_model"}:  # its neighbours are not of one model
+        if path.is_file() and not on_card.keys() & {"license", "base_model"}:  # its neighbors are not of one model
             on_card, terms = {}, []
         known = on_card | stated
         base_model = repo_id or hub_id(known.get("base_model"))

@@ -48,7 +48,7 @@ class Inputs:
 
 @torch.no_grad()
 def hidden_states(source: OpenCheckpoint, runs: list[Inputs]) -> list[torch.Tensor]:
-    """The normalised output of the last layer (batch, tokens, hidden_size) for each run."""
+    """The normalized output of the last layer (batch, tokens, hidden_size) for each run."""
     config, norm, hidden = source.config, source.read(FINAL_NORM), _embed(source, runs)
     own = source.layout.to_theirs(config)
     if not isinstance(own, dict) and (source.files.folder / "config.json").is_file():
@@ -156,7 +156,7 @@ def _poly_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tor
 
 
 def _rotate(x: torch.Tensor, rope: dict[str, Any], interleaved: bool) -> torch.Tensor:
-    """(batch, heads, tokens, d): pairs of neighbours, or of the two halves, rotated by token * theta^(-2j/d), or by
+    """(batch, heads, tokens, d): pairs of neighbors, or of the two halves, rotated by token * theta^(-2j/d), or by
     YaRN's angles and with its factor (arXiv:2309.00071)."""
     d, dim = x.shape[-1], -1 if interleaved else -2
     theta, factor = rope["rope_theta"], rope.get("factor", 1.0)

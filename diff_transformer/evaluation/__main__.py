@@ -21,6 +21,10 @@ from .results import Results
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
+class HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """The description as it is written, and the defaults."""
+
+
 @dataclass
 class Options:
     """The options of all protocols."""
@@ -28,7 +32,7 @@ class Options:
     out: str = option("results", "Folder for the results, in which a run that was stopped resumes.")
     limit: int | None = option(None, "Maximum number of samples per cell, for a quick check.")
     seed: int = option(0, "Seed for all random choices of the protocol.")
-    batch_size: int | None = option(None, "Sequences per batch. By default up to 64, halved when memory runs out.")
+    batch_size: int | None = option(None, "Sequences per batch; by default up to 64, halved when memory runs out.")
     dtype: str = option("auto", "Type of the weights; by default as saved.", choices=DTYPES)
     device: str | None = option(None, "By default cuda if there is a GPU, else cpu.")
     attn_implementation: str | None = option(None, "Attention implementation; by default the model's own.")
@@ -58,11 +62,13 @@ def evaluate(arguments: list[str]) -> None:
         [module.Arguments, Options],  # type: ignore[list-item]  # its type hints do not accept dataclasses
         prog=f"diff-transformer evaluate {protocol}",
         description=module.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
-    what = "folder or Hub id of a causal language model; repeat it for more models"
+    what = "folder or Hub model ID of a causal language model; repeat it for more models"
     parser.add_argument("--model", action="append", required=True, metavar="[LABEL=]PATH", help=what)
-    settings, options, models = parser.parse_args_into_dataclasses(rest)
+    settings, options, models, *unknown = parser.parse_args_into_dataclasses(rest, return_remaining_strings=True)
+    if unknown := unknown[-1]:
+        raise ValueError(f"Unknown options: {' '.join(unknown)}. See `{parser.prog} --help`.")
     run(protocol, models.model, settings, options)
 
 

@@ -2,7 +2,7 @@
 """Inspect and modify attention logits and maps through transformers' attention interface.
 
 `attention_probe` switches a model to an attention function that computes the formula in blocks of rows and passes each
-block to functions. A differential head has two neighbouring heads of logits, (2i, 2i + 1), as `packed_attention` sends
+block to functions. A differential head has two neighboring heads of logits, (2i, 2i + 1), as `packed_attention` sends
 them and as DIFF V2 has them. With a cache only the rows of interest need the probe.
 
 Legend for shapes: B batch, N softmax heads (2h for a differential model), H differential heads, T query tokens, R rows

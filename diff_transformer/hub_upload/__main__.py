@@ -38,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--create-pr", action="store_true", help="open a pull request instead of pushing")
     parser.add_argument("--tag", help="tag for the new commit")
     parser.add_argument("--message", default="Upload with diff_transformer", help="commit message")
-    parser.add_argument("--force", action="store_true", help="replace a model of another type, or a foreign card")
+    parser.add_argument("--force", action="store_true", help="replace a model of another type, or another's card")
     parser.add_argument("--exclude", nargs="+", default=[], metavar="PATTERN", help="files of FOLDER to leave out")
     parser.add_argument("--no-verify", action="store_true", help="do not download and load the uploaded model")
     group = parser.add_argument_group("model card", "values that are not given come from the existing card")

@@ -17,7 +17,10 @@ def _parser() -> argparse.ArgumentParser:
         prog="diff-transformer reproduce", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     which = parser.add_mutually_exclusive_group(required=True)
-    text = "a study of this package: for two CPU cores, 1, 6, 8, 8 or 11 hours; for a GPU; or a test of two minutes"
+    text = (
+        "a study of this package: on two CPU cores, cpu takes 1 hour, cpu-long 6, mechanism 12, upcycle 8 and "
+        "cpu-ladder 11; gpu 4 hours on a GPU; ci two minutes"
+    )
     which.add_argument("--scale", choices=SCALES, help=text)
     which.add_argument("--study", type=Path, metavar="FILE", help="a study of your own")
     parser.add_argument("--out", type=Path, metavar="DIR", help="output folder (default: runs/reproduction-SCALE)")

@@ -78,7 +78,8 @@ class Report:
         runs = [(x.parameters / 1e6, x.tokens / 1e6) for *_, runs in self.runs for x in runs]
         if not runs:
             return [*told, "There are no results yet."]
-        sizes, tokens = (f"{min(x):.2g} to {max(x):.2g} million" for x in zip(*runs, strict=True))
+        ranges = (dict.fromkeys(f"{y:.2g}" for y in (min(x), max(x))) for x in zip(*runs, strict=True))
+        sizes, tokens = (f"{' to '.join(x)} million" for x in ranges)
         papers = "The paper's have 0.83 to 13.1 billion parameters and saw 10 billion to 1 trillion tokens."
         return [*told, f"Models of {sizes} parameters, trained for {tokens} tokens. {papers}"]
 

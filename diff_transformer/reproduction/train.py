@@ -124,7 +124,7 @@ def probe(model: PreTrainedModel, input_ids: torch.Tensor, labels: torch.Tensor)
     for name in "qkv":
         found[name] = [getattr(attention, f"{name}_proj").weight.grad.norm().item() for attention in attentions]
     model.zero_grad()
-    found["activation"] = [x.abs().max().item() for x in output.hidden_states[:-1]]  # the last one is normalised
+    found["activation"] = [x.abs().max().item() for x in output.hidden_states[:-1]]  # the last one is normalized
     if isinstance(model.config, DiffTransformerV2Config):
         norms = [layer.input_layernorm for layer in model.model.layers]
         inputs = [norm(x) for norm, x in zip(norms, output.hidden_states, strict=False)]

@@ -43,23 +43,19 @@ PARTS = {
     "gain_of_diff": "a constant instead of the head norm, in DIFF",
     "amplitude_of_v2": "DIFF V2, with the Transformer's amplitude, instead of the Transformer",
 }
+# The tasks whose names need words
+TASKS = {"recall_8_heads": "recall, 8 heads", "retrieval_512": "retrieval, 512 tokens"}
 # Tests compare both with the verdicts
-MEANING = (
-    "On text a gain like the paper's, 0.025 nats, is excluded at this size. On recall the sign of lambda matters. "
-    "DIFF needs 0.3 to 0.6 of the tokens of the Transformer and its variants with wide heads. With its second map "
-    "added, or left out, DIFF needs about five times as many. With eight heads the direction is the same, but the "
-    "Transformer and the added map never reached 90 %, and against one map with the same norm no difference is "
-    "shown. On retrieval, in 512 tokens too, and on needles the arms with a larger amplitude are better than the "
-    "Transformer, with the norm or with a constant in its place, and subtracting is equal to adding. On needles and "
-    "in 512 tokens one map with a constant is the fastest: DIFF needs 1.1 to 1.5 times its tokens. A large amplitude "
-    "is not enough: on retrieval, DIFF with lambda_init 0.8 has it, and is worse. Nothing here says what holds for "
-    "larger models."
-)
+MEANING = """\
+- **Text**: a gain like the paper's, 0.025 nats, is excluded at this size.
+- **Recall**: the sign of lambda matters. DIFF needs 0.3 to 0.6 times the tokens of the Transformer and its variants with wide heads. With its second map added or left out, it needs about five times as many. With eight heads the direction is the same, but the Transformer and the added map never reached 90 %, and against one map with the same norm no difference is shown.
+- **Retrieval and needles**: the amplitude of attention matters. Arms with a large one are better than the Transformer, with the norm or with a constant in its place, and subtracting is equal to adding. On needles and in 512 tokens, one map with a constant is the fastest: DIFF needs 1.1 to 1.5 times its tokens. Amplitude is not enough: on retrieval, DIFF with lambda_init 0.8 has it, and is worse.
+
+None of this says what holds for larger models."""  # noqa: E501
 KEY = (
     "↑ better, ↓ worse, · no difference shown, = equal (95 % interval within × 0.8 to 1.25 of the tokens, × 0.5 to "
     "2 of the loss), – not tested; in parentheses where one of the two never reached 90 %. All but the first row "
-    "are corrected for the primary contrasts of a study; that of `text` was not registered. Right of the line is "
-    "better."
+    "are corrected for the primary contrasts of a study; that of `text` was not registered."
 )
 
 
@@ -194,13 +190,18 @@ def readme_text(found: dict[Path, Report]) -> str:
     for row in rows:
         if set(never.get(row.experiment, ())) & set(row.contrast.arms):
             signs[row.name, row.experiment] = f"({SIGNS[row.verdict]})"
-    table = Table("", ["", *tasks], [[part, *(signs.get((x, y)) for y in tasks)] for x, part in PARTS.items()])
+    table = Table(
+        "",
+        ["", *(TASKS.get(x, x) for x in tasks)],
+        [[part, *(signs.get((x, y)) for y in tasks)] for x, part in PARTS.items()],
+    )
     sizes = [x.parameters / 1e6 for _, report in by_name.values() for x in report.results]
     seeds = " or ".join(map(str, sorted({row.seeds for row in rows})))
     size = f"{min(sizes):.1f} to {max(sizes):.1f} million parameters"
     scale = f"At {size}, with equal data, size and initial matrices, and {seeds} seeds:"
     figure = f"![{report.study.title}]({(folder / 'figures/forest.png').relative_to(ROOT)})"
-    return "\n\n".join([scale, table.markdown(), MEANING, figure, KEY])
+    in_figure = "Right of the line, the second arm of a contrast is better."
+    return "\n\n".join([scale, table.markdown(), KEY, MEANING, figure, in_figure])
 
 
 def update() -> list[Path]:

@@ -23,8 +23,8 @@ def arguments(tmp_path_factory):
     texts = [{"body": f"{i} " + "The boats went out at dawn. " * 90} for i in range(3)]
     books = write_jsonl(folder / "books.jsonl", texts)
     for split in ("train", "test"):
-        rows = [{"text": f"{colour} {i}", "label": colour} for colour in ("red", "blue") for i in range(8)]
-        write_jsonl(folder / "colours" / f"{split}.jsonl", rows)
+        rows = [{"text": f"{color} {i}", "label": color} for color in ("red", "blue") for i in range(8)]
+        write_jsonl(folder / "colors" / f"{split}.jsonl", rows)
     articles = [{"document": f"{i} ships left.", "summary": f"{i} ships."} for i in range(2)]
     xsum = write_jsonl(folder / "xsum.jsonl", articles)
     write_jsonl(folder / "piqa.jsonl", [{"goal": "Open it.", "sol1": "Turn.", "sol2": "Sing aloud.", "label": 0}])
@@ -35,7 +35,7 @@ def arguments(tmp_path_factory):
             "needle": [*TEXT, books, "--lengths", "700", "--pairs", "1:1", "4:2", "--samples", "1"],
             "attention_allocation": [*TEXT, books, "--length", "500", "--samples", "1"],
             "many_shot": [
-                *("--datasets", str(folder / "colours"), "--lengths", "100", "200"),
+                *("--datasets", str(folder / "colors"), "--lengths", "100", "200"),
                 *("--queries", "16", "--order_seeds", "2"),
             ],
             "hallucination": [
@@ -115,6 +115,12 @@ def test_run_rejects(diff, run, tmp_path, monkeypatch, protocol, changes, messag
 def test_evaluate_rejects_counts_below_one_before_it_loads_a_model(capsys, protocol, options):
     assert main(["evaluate", protocol, "--model", "nowhere", *options.split()]) == 1
     assert capsys.readouterr().err == f"error: Got {options}; it must be 1 or more.\n"
+
+
+def test_evaluate_rejects_unknown_options(capsys):
+    assert main(["evaluate", "needle", "--model", "nowhere", "--lenghts", "4096"]) == 1
+    error = "Unknown options: --lenghts 4096. See `diff-transformer evaluate needle --help`."
+    assert capsys.readouterr().err == f"error: {error}\n"
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_card_states_the_facts_of_v2(pristine_v2, tmp_path):
     header = json.dumps(tensors).encode()  # a card needs no more of the weights
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     text, _, _ = written(tmp_path)
-    for row in ("differential heads | 6", "noise heads | 2", "window | 32", "normalisation | yes"):
+    for row in ("differential heads | 6", "noise heads | 2", "window | 32", "normalization | yes"):
         assert f"{row} |" in text
     assert "with 12.7 billion parameters." in text
 

@@ -3,7 +3,7 @@
 
 As in Zoology (arXiv:2312.04927), a token is an *AR-Hit* (associative recall) if it ends an n-gram that occurred before
 in the same row and is rare in the training data; Zoology takes bigrams that occur at most 1,250 times. A frequent
-n-gram is memorised and need not be recalled. All other tokens are *Others*. Without a training corpus to count in,
+n-gram is memorized and need not be recalled. All other tokens are *Others*. Without a training corpus to count in,
 every repeated n-gram is a hit."""
 
 import math

@@ -4,7 +4,7 @@
 The protocol measures the largest magnitudes, and the median, over 0.4M tokens of
 
 - attention logits: the scaled products of all queries with the keys visible to them, before the softmax, for both maps
-  of a DIFF Transformer. Masked logits are left out. Neighbouring heads with the same logits count once, so a DIFF V2
+  of a DIFF Transformer. Masked logits are left out. Neighboring heads with the same logits count once, so a DIFF V2
   converted from a Transformer, which has each of its query heads twice, has the values of that Transformer.
 - hidden states: the output of each decoder layer, before the final norm.
 
@@ -160,7 +160,7 @@ def section(results: ResultSet) -> Section:
         title="Activation outliers",
         paper="Table 5",
         text="The largest magnitudes, and the median, of attention logits (before the softmax, without masked logits, "
-        "and with two neighbouring heads that are equal counted once) and of hidden states (outputs of the decoder "
+        "and with two neighboring heads that are equal counted once) and of hidden states (outputs of the decoder "
         "layers). Values far above the median make a model hard to quantize; in the paper those of DIFF are smaller.",
         tables=[Comparison("Magnitudes of activations", results, ["of", "magnitude"], rows, PAPER_SETTINGS, digits=1)],
         notes=[f"The largest values are exact; a median is off by at most {MEDIAN_ERROR:.1%}."],
