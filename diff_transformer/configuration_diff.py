@@ -16,7 +16,6 @@ Symbols of the paper and their names here:
 """
 
 import math
-from contextlib import suppress
 
 from huggingface_hub.dataclasses import strict
 
@@ -123,14 +122,6 @@ class DiffTransformerConfig(DiffTransformerBaseConfig):
         if self.subln_eps is None:
             self.subln_eps = self.rms_norm_eps
         super().__post_init__(**kwargs)
-
-    def update_from_string(self, update_str: str) -> None:
-        """As in transformers (`--config_overrides` of its scripts), which parses a value as the type of the present
-        one: a number for `lambda_init` would stay a string. The model validates the result."""
-        super().update_from_string(update_str)
-        if isinstance(self.lambda_init, str):
-            with suppress(ValueError):  # "exponential", or what the model rejects
-                self.lambda_init = float(self.lambda_init)
 
     @classmethod
     def from_paper_size(cls, name: str, **kwargs) -> "DiffTransformerConfig":

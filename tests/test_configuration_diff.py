@@ -151,13 +151,6 @@ def test_bounds_are_valid(kwargs):
     assert config.rope_parameters["rope_theta"] == 10000.0
 
 
-@pytest.mark.parametrize(("update", "expected"), [("0.5", 0.5), ("exponential", "exponential")])
-def test_update_from_string_reads_a_number_for_lambda_init(update, expected):
-    config = DiffTransformerConfig()
-    config.update_from_string(f"lambda_init={update},num_attention_heads=24,num_key_value_heads=8,head_dim=128")
-    assert (config.lambda_init, config.num_attention_heads) == (expected, 24)
-
-
 @pytest.mark.parametrize("kwargs", [{"vocab_size": "100k"}, {"lambda_init": True}, {"use_subln": "no"}])
 def test_wrong_types(kwargs):
     with pytest.raises(StrictDataclassFieldValidationError, match=next(iter(kwargs))):

@@ -24,6 +24,9 @@ class RunOptions:
     peak_tflops: float | None = option(None, "Peak TFLOP/s per device; NVIDIA's data-centre GPUs are known.")
     expected_mfu: float | None = option(None, "The MFU with which the budget estimates hours; 0.4 by default.")
     lambda_lr_multiplier: float = option(1.0, "The learning rate of lambda over that of the rest.")
+    resume_from_checkpoint: str | None = option(
+        None, "last, for the last whole checkpoint in --output_dir, or a checkpoint's folder."
+    )
     record_batches: bool = option(False, "Write batches.txt, a digest of every step's tokens, to compare two runs.")
     smoke: bool = option(
         False, "Run the same code in two minutes on a CPU, with a tiny model and data made on this machine."
