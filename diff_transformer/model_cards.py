@@ -21,13 +21,18 @@ def manual_section(card: str | None) -> str | None:
 def read_metadata(card: str | None) -> dict[str, Any]:
     """The metadata of an existing card; empty if there is none, or none that can be read. A list of one base model
     is that model."""
-    match = METADATA.match(card or "")
+    match = METADATA.match((card or "").lstrip("\ufeff"))
     try:
         data = yaml.safe_load(match[1]) if match else None
     except yaml.YAMLError:
         return {}
     if not isinstance(data, dict):
         return {}
+    # YAML reads Norwegian, no, as false
+    if "language" in data:
+        language = data["language"]
+        data["language"] = ["no" if x is False else x for x in language] if isinstance(language, list) else language
+        data["language"] = "no" if language is False else data["language"]
     base = data.get("base_model")
     return data | {"base_model": base[0]} if isinstance(base, list) and len(base) == 1 else data
 

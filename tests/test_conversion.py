@@ -23,6 +23,7 @@ from diff_transformer import (
     DiffTransformerConfig,
     DiffTransformerForCausalLM,
     DiffTransformerV2Config,
+    DiffTransformerV2ForCausalLM,
     cl100k_tokenizer,
 )
 from diff_transformer.conversion import (
@@ -290,6 +291,13 @@ def test_verify_command_compares_logits(tmp_path, folders, capsys):
     assert main(arguments) == 0
     assert main([*arguments, "--rope-theta", "9000"]) == 1
     assert "WRONG" in capsys.readouterr().out
+    for name, window in (("near", 100), ("far", None)):  # a window that is longer than what is compared
+        torch.manual_seed(0)
+        config = DiffTransformerV2Config(hidden_size=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=96)
+        config.sliding_window = window
+        DiffTransformerV2ForCausalLM(config).save_pretrained(tmp_path / name)
+    assert main(["verify", str(tmp_path / "near"), str(tmp_path / "far")]) == 1
+    assert "sliding_window differs: 100 and None   WRONG" in capsys.readouterr().out
     # A DiffLlama has the names and shapes of ours without head norms: read as ours it computes something else
     arguments = ["verify", str(folders["diff_transformer"]), str(folders["diffllama"])]
     assert main([*arguments, "--to", "diff_transformer"]) == 1
@@ -454,10 +462,19 @@ def test_convert_leaves_all_as_it_was_where_it_fails(tmp_path, folders, monkeypa
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs/precious").write_text("kept")
     assert main(["convert", "not/downloaded", *arguments[2:]]) == 1 and "--overwrite" in capsys.readouterr().err
-    for place in (tmp_path / "theirs", tmp_path / "theirs/precious"):
+
+    def is_refused(place) -> bool:
         assert main([*arguments[:2], str(place), "--to", "yoco", "--overwrite"]) == 1
-        assert f"{place} has no config.json: --overwrite replaces only checkpoints" in capsys.readouterr().err
-    (tmp_path / "theirs/config.json").write_text("{}")
+        return f"{place} is not a checkpoint: --overwrite replaces only" in capsys.readouterr().err
+
+    assert is_refused(tmp_path / "theirs") and is_refused(tmp_path / "theirs/precious")
+    (tmp_path / "theirs/config.json").write_text('{"name": "my web app"}')
+    (tmp_path / "theirs/model.safetensors").touch()
+    assert is_refused(tmp_path / "theirs"), "another program's config.json"
+    (tmp_path / "theirs/config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "theirs/.git").mkdir()
+    assert is_refused(tmp_path / "theirs"), "a clone"
+    (tmp_path / "theirs/.git").rmdir()
     with monkeypatch.context() as patch:
         patch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 2**20})())
         assert main([*arguments, "--overwrite"]) == 1 and "MiB are needed" in capsys.readouterr().err
@@ -465,7 +482,7 @@ def test_convert_leaves_all_as_it_was_where_it_fails(tmp_path, folders, monkeypa
         patch.setattr(tqdm, "update", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             main([*arguments, "--overwrite"])
-    assert {path.name for path in tmp_path.rglob("*")} == {"theirs", "precious", "config.json"}
+    assert {path.name for path in tmp_path.rglob("*")} == {"theirs", "precious", "config.json", "model.safetensors"}
     assert main([*arguments, "--overwrite", "--no-verify"]) == 0
     assert not (tmp_path / "theirs/precious").exists()
 

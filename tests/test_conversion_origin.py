@@ -157,6 +157,12 @@ def test_convert_keeps_how_the_tokenizer_splits_and_generation_stops(checkpoint,
     expected = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
     assert tokenizer(text).input_ids == expected.encode(text).ids
+    file = checkpoint / "tokenizer_config.json"
+    stated = json.loads(file.read_text())
+    stated.pop("padding_side", None)
+    file.write_text(json.dumps(stated | {"tokenizer_class": "LlamaTokenizer"}))
+    assert convert(checkpoint, tmp_path / "left", "--no-verify") == 0
+    assert AutoTokenizer.from_pretrained(tmp_path / "left").padding_side == "left", "LlamaTokenizer's default"
     split = [x.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text) for x in (tokenizer, cl100k_tokenizer())]
     assert split[0] == split[1]
     assert GenerationConfig.from_pretrained(tmp_path / "ours").eos_token_id == [tokenizer.eos_token_id, 7]
@@ -195,6 +201,8 @@ def test_convert_prints_and_writes_the_license_of_a_local_folder(
     text = (tmp_path / "ours" / "README.md").read_text()
     assert "with `diff-transformer convert --from motif --dtype bfloat16`." in text and str(tmp_path) not in text
     assert ("base_model: owner/base" in text) == ("owner/base" in (card or ""))
+    named = "whose card names [owner/base](https://huggingface.co/owner/base) as its base model"
+    assert (named in text) == ("owner/base" in (card or "")), "the card of a fine-tuned model names its parent"
     assert text.startswith("---") == ("---" in (card or ""))
 
 

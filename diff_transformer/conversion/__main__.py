@@ -2,6 +2,7 @@
 """`diff-transformer convert SOURCE DEST [--from LAYOUT] [--to LAYOUT]` and `diff-transformer verify A B`."""
 
 import argparse
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from .checkpoint import find_layout, open_checkpoint, read_stated
 from .converter import check_arguments, convert
 from .layouts import LAYOUTS
 from .origin import Origin, local_path
-from .verification import compare
+from .verification import compare, differing_fields
 
 # What `open_checkpoint` and `convert` take by the names of the options
 OPENING = ("rope_theta", "rms_norm_eps", "max_position_embeddings", "ignore", "state_key", "flash_semantics")
@@ -78,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return _run(options)
-    except (ValueError, OSError, StrictDataclassError) as error:
+    except (ValueError, OSError, StrictDataclassError, re.error) as error:  # re.error: in --ignore
         print(f"error: {error}", file=sys.stderr)
         return 1
 
@@ -105,6 +106,9 @@ def _run(options: argparse.Namespace) -> int:
         verdicts = convert(source, options.destination, to, dtype=dtype, repo_id=repo_id, **converting)
     for verdict in verdicts:
         print(f"Verdict {verdict}")
+    differing = differing_fields(source, other) if options.command == "verify" else {}
+    for name, (a, b) in differing.items():
+        print(f"Verdict {name} differs: {a} and {b}   WRONG")
     if options.command == "convert":
         if not (Path(options.destination) / "tokenizer_config.json").is_file():
             print("Tokenizer none found in SOURCE; add one with --tokenizer")
@@ -112,7 +116,7 @@ def _run(options: argparse.Namespace) -> int:
         known = f"{origin.license}: it applies to DEST too (from {', '.join(map(str, origin.stated_in))})"
         unknown = "none found in SOURCE; find out what its authors allow before you share DEST"
         print(f"License {known if origin.license else unknown}")
-    return 0 if all(verdict.passed for verdict in verdicts) else 1
+    return 0 if all(verdict.passed for verdict in verdicts) and not differing else 1
 
 
 if __name__ == "__main__":

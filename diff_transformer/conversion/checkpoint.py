@@ -108,13 +108,24 @@ def _matches(patterns: tuple[str, ...], name: str) -> bool:
 def find_layout(name: str | None, config: Path) -> Layout:
     """The layout `name`, by default the one that this config.json states."""
     if name is None:
-        stated = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+        stated = read_json(config) if config.is_file() else {}
         says = _says(stated).lower()
         name = next((x.name for x in LAYOUTS.values() if x.model_type.lower() == says), None)
     if name is None:
         what = f"states {_says(stated)}" if config.is_file() else "does not exist"
         raise ValueError(f"{config} {what}. Name the layout with --from: {', '.join(LAYOUTS)}.")
     return LAYOUTS[name]
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} holds no JSON object, but {type(content).__name__}.")
+    return content
 
 
 def _says(stated: dict[str, Any]) -> str:
@@ -127,7 +138,7 @@ def read_stated(layout: Layout, file: Path, ignore: tuple[str, ...]) -> dict[str
         if layout.has_config:
             raise FileNotFoundError(f"{file} does not exist. Copy it there: shapes do not tell all of {layout.name}.")
         return {}
-    stated = json.loads(file.read_text(encoding="utf-8"))
+    stated = read_json(file)
     # DiffLlama's names and shapes are those of V1 without head norms
     says = _says(stated)
     others = {other.model_type.lower() for other in LAYOUTS.values()}

@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from ..folders import check_absent, whole_folder
 from ..tokenization_cl100k import cl100k_tokenizer
-from .checkpoint import OpenCheckpoint
+from .checkpoint import OpenCheckpoint, read_json
 from .checkpoint_files import CheckpointFiles, write_shards
 from .layouts import LAYOUTS, Layout, OurConfig
 from .layouts.base import LAMBDA_VECTORS, Q_PROJ, SPECIAL_IDS, in_layer
@@ -35,10 +36,15 @@ def check_arguments(destination: str | Path, overwrite: bool, tokenizer: str | N
         raise ValueError(f"--tokenizer is {tokenizer!r}; it must be cl100k, yoco or an existing folder.")
     place = Path(destination)
     check_absent(place, overwrite)
-    is_empty = not place.exists() or place.is_dir() and not any(place.iterdir())
-    if not is_empty and not (place / "config.json").is_file():
+    entries = list(place.iterdir()) if place.is_dir() else [place]
+    if not place.exists() or not entries:
+        return
+    stated = read_json(place / "config.json") if (place / "config.json").is_file() else {}
+    has_weights = any(x.suffix in (".safetensors", ".bin") for x in entries)
+    if not (has_weights and stated.keys() & {"model_type", "layout"}) or any(x.is_dir() for x in entries):
         raise FileExistsError(
-            f"{destination} has no config.json: --overwrite replaces only checkpoints. Choose another place."
+            f"{destination} is not a checkpoint: --overwrite replaces only a folder with a model's config.json and "
+            "weights, and without sub-folders. Choose another place."
         )
 
 
@@ -158,7 +164,12 @@ def _tokenizer(name: str | None, source: OpenCheckpoint) -> PreTrainedTokenizerB
     else:
         # Not by its class: some, such as GPT2Tokenizer, take only the vocabulary from this file, and split otherwise
         generic = PreTrainedTokenizerFast if (folder / "tokenizer.json").is_file() else AutoTokenizer
-        tokenizer = generic.from_pretrained(folder)
+        file = folder / "tokenizer_config.json"
+        stated = read_json(file) if file.is_file() else {}
+        side = getattr(getattr(transformers, str(stated.get("tokenizer_class")), None), "padding_side", None)
+        # The class's default, the left of LlamaTokenizer, is not that of the generic class
+        options = {"padding_side": side} if side and "padding_side" not in stated else {}
+        tokenizer = generic.from_pretrained(folder, **options)
     size, vocab_size = max(tokenizer.get_vocab().values(), default=-1) + 1, source.config.vocab_size
     sizes = f"The tokenizer of {name or source.files.path} has {size:,} entries for {vocab_size:,} embeddings"
     if size > vocab_size:

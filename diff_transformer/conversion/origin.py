@@ -50,12 +50,13 @@ def local_path(source: str, revision: str | None = None, weights: bool = True) -
 class Origin:
     """What a checkpoint's folder says about its origin and its license."""
 
-    base_model: str | None  # its id on the Hub, or the one that its README.md was made from
+    base_model: str | None  # its id on the Hub, or what its card names as its base
     revision: str | None  # the commit, if known
     metadata: dict[str, str | list[str]]  # the license and the language, as on its card
     terms: list[Path]  # the files of the license
     stated_in: list[Path]  # what says which license it is, and `terms`
     file: str | None = None  # its name, if it is a single file
+    is_base: bool = False  # whether the weights are those of base_model itself
 
     @classmethod
     def of(cls, path: Path, repo_id: str | None, stated: dict[str, Any] | None = None) -> "Origin":
@@ -75,7 +76,8 @@ class Origin:
         if isinstance(link, str) and repo_id and "://" not in link and not (folder / link).is_file():
             metadata["license_link"] = f"https://huggingface.co/{repo_id}/blob/main/{link}"
         revision = folder.name if repo_id and re.fullmatch("[0-9a-f]{40}", folder.name) else None
-        return cls(base_model, revision, metadata, terms, stated_in, path.name if path.is_file() else None)
+        is_base = bool(repo_id or hub_id(stated.get("base_model")))
+        return cls(base_model, revision, metadata, terms, stated_in, path.name if path.is_file() else None, is_base)
 
     @property
     def license(self) -> str | None:
@@ -91,7 +93,9 @@ class Origin:
         for path in self.terms:
             shutil.copy(path, folder)
         repo = f"[{self.base_model}](https://huggingface.co/{self.base_model})" if self.base_model else None
-        base = " of ".join(filter(None, (self.file and f"`{self.file}`", repo))) or "a checkpoint"
+        base = " of ".join(filter(None, (self.file and f"`{self.file}`", repo if self.is_base else None)))
+        base = base or "a checkpoint"
+        base += f", whose card names {repo} as its base model," if repo and not self.is_base else ""
         revision = f" at revision `{self.revision}`" if self.revision else ""
         text = f"The weights were converted from {base}{revision} with `{command}`."
         text += f" Their license, {self.license}, applies to this model too." if self.license else ""

@@ -238,6 +238,13 @@ def compare(first: OpenCheckpoint, second: OpenCheckpoint, tolerance: float | No
     return verdicts
 
 
+def differing_fields(first: OpenCheckpoint, second: OpenCheckpoint) -> dict[str, tuple[Any, Any]]:
+    """Fields that act on long texts alone, which `compare` does not show: name -> both values, where they differ."""
+    configs = (first.config, second.config)
+    fields = {name: tuple(getattr(x, name, None) for x in configs) for name in ("sliding_window", "rope_parameters")}
+    return {name: (a, b) for name, (a, b) in fields.items() if a != b}
+
+
 def _measure(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """For each token of two logits (tokens, vocabulary): their largest difference, the largest of a, and KL."""
     log_a, log_b = a.double().log_softmax(-1), b.double().log_softmax(-1)

@@ -41,11 +41,17 @@ def load_model(
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
         model = AutoModelForCausalLM.from_pretrained(path, **how, **options)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
         raise ValueError(f"No causal language model with a tokenizer is in {path!r}: {error}") from error
+    size, entries = max(tokenizer.get_vocab().values()) + 1, len(model.get_input_embeddings().weight)
+    if size > entries:
+        raise ValueError(f"The tokenizer of {path} has {size:,} entries for {entries:,} embeddings: it is another's.")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model.to(torch.device(device)).eval()  # type: ignore[arg-type]  # a decorator hides its signature
-    local, entries = Path(path).is_dir(), json.dumps(sorted(tokenizer.get_vocab().items()))
+    try:
+        model.to(torch.device(device)).eval()  # type: ignore[arg-type]  # a decorator hides its signature
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"The model cannot be moved to the device {device!r}: {error}") from error
+    local, vocabulary = Path(path).is_dir(), json.dumps(sorted(tokenizer.get_vocab().items()))
     identity = {  # everything about the model that its results depend on
         "label": label,
         "name": Path(path).resolve().name if local else path,
@@ -56,7 +62,7 @@ def load_model(
         "attn_implementation": str(model.config._attn_implementation),
         "max_positions": max_positions(model),
         # Nats per token cannot be compared between two vocabularies
-        "vocabulary": f"sha256:{hashlib.sha256(entries.encode()).hexdigest()[:16]}",
+        "vocabulary": f"sha256:{hashlib.sha256(vocabulary.encode()).hexdigest()[:16]}",
     }
     return LoadedModel(label, model, tokenizer, identity)
 

@@ -62,7 +62,7 @@ def check_files(staged: Staged) -> Iterator[Problem]:
     except Exception as error:  # each kind of damage has its own class
         yield Problem("weights", f"{error} ({type(error).__name__}). Save the model with save_pretrained.")
     else:
-        if strays := {path.name for path in staged.folder.glob("*.safetensors")} - set(used):
+        if strays := {x for x in staged.files() if x.endswith(".safetensors")} - set(used):
             yield Problem("weights", f"{_some(strays)}: not among the model's files. {REMEDY}")
     if not staged.adapter:
         yield from _check_code(staged)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from diff_transformer import cl100k_tokenizer
 from diff_transformer.evaluation.__main__ import main
 from diff_transformer.evaluation.models import check_length, fingerprint, load_model, split_spec
 
@@ -100,3 +101,13 @@ def test_evaluate_rejects_a_folder_without_a_model_and_two_models_of_one_label(t
         given = [word for model in models for word in ("--model", str(model))]
         assert main(["evaluate", "nll_by_position", *given, "--out", str(tmp_path)]) == 1
         assert said in capsys.readouterr().err
+
+
+def test_evaluate_reports_a_device_and_a_tokenizer_that_do_not_fit(twin_folders, tmp_path, capsys):
+    given = ["evaluate", "nll_by_position", "--out", str(tmp_path / "out"), "--model"]
+    assert main([*given, str(twin_folders["DIFF"]), "--device", "gpu"]) == 1
+    assert "The model cannot be moved to the device 'gpu'" in capsys.readouterr().err
+    shutil.copytree(twin_folders["DIFF"], tmp_path / "model")
+    cl100k_tokenizer().save_pretrained(tmp_path / "model")
+    assert main([*given, str(tmp_path / "model")]) == 1
+    assert "has 100,277 entries for" in capsys.readouterr().err

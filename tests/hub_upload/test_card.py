@@ -137,6 +137,8 @@ def test_card_keeps_the_metadata_that_the_user_gave_and_needs_license_and_langua
     data = written(folder, remote=remote, license=None)[1]
     assert {name: data[name] for name in yaml.safe_load(given)} == yaml.safe_load(given)
     assert data["tags"] == [*card.TAGS, "legal"] and "model-index" not in data
+    norwegian = "\ufeff---\nlanguage: [en, no]\n---\n"
+    assert written(folder, remote=norwegian, language=None)[1]["language"] == ["en", "no"]
     for listed, kept in (("[a/b]", "a/b"), ("[a/b, c/d, /e/f]", ["a/b", "c/d"])):
         text, data, _ = written(folder, remote=remote.replace("owner/base", listed), license=None)
         assert data["base_model"] == kept and "made from [a/b](https://huggingface.co/a/b)" in text

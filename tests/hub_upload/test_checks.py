@@ -72,6 +72,7 @@ BROKEN = [
     (lambda f: one_shard(f).write_bytes(b"\xff" * 64), "weights", "too big"),
     (write(INDEX, "{"), "weights", "JSONDecodeError"),
     (lambda f: shutil.copy(one_shard(f), f / "old.safetensors"), "weights", "old.safetensors: not among"),
+    (lambda f: shutil.copytree(f, f / "old"), "weights", "old/"),
     (lambda f: os.truncate(one_shard(f), 5000), "model", "SafetensorError"),
     (lambda f: edit_tensors(f, **{"model.norm.weight": None}), "model", "{'missing_keys': ['model.norm.weight']}"),
     (lambda f: edit_tensors(f, extra=torch.ones(2)), "model", "{'unexpected_keys': ['extra']}"),

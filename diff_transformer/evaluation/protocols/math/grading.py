@@ -35,7 +35,8 @@ _FACTORS = "hundred|thousand|million|billion|trillion|dozen|hal(?:f|ves)|thirds?
 _QUANTITY = re.compile(  # a number, perhaps with its unit in words
     r"(?P<number>[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+))(?P<percent>\\?%| percent)?"
     rf"(?:\s(?!(?:and|or|sin|cos|tan|log|exp|sqrt|{_FACTORS})\b)"
-    r"(?:[a-z]{3,}[a-z .'-]*|[ckm]m|k?g|m[gl]|ft|in|lb|oz|mi|hr))?"
+    r"[a-z]{3,}[a-z .'-]*"
+    r"|\s?(?:km/h|m/s|[ckm]m|k?g|m[gl]|ft|in|lb|oz|mi|hr)(?:\^?\{?[23]\}?|[²³])?)?"
 )
 _MATHEMATICS = re.compile(r"[\d\\=+*/^_<>|(){}\[\]]")
 
