@@ -43,7 +43,8 @@ def load_model(
         model = AutoModelForCausalLM.from_pretrained(path, **how, **options)
     except (OSError, ValueError, ImportError) as error:
         raise ValueError(f"No causal language model with a tokenizer is in {path!r}: {error}") from error
-    size, entries = max(tokenizer.get_vocab().values()) + 1, len(model.get_input_embeddings().weight)
+    embeddings: Any = model.get_input_embeddings()
+    size, entries = max(tokenizer.get_vocab().values()) + 1, len(embeddings.weight)
     if size > entries:
         raise ValueError(f"The tokenizer of {path} has {size:,} entries for {entries:,} embeddings: it is another's.")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
