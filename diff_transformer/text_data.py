@@ -152,8 +152,7 @@ def load_documents(
     if kind not in (".jsonl", ".txt"):
         return _pick_columns(_load_files(files, kind, streaming), names, dataset)
     if kind == ".jsonl":
-        with fsspec.open(str(files[0]), "rb", compression="infer") as lines:
-            columns = {column for line in islice(lines, 100) for column in _dotted(_row_of(line) or {})}
+        columns = {column for row in islice(_first_rows(files), 100) for column in _dotted(row)}
         _check_columns(names, columns, dataset)
     elif source_column is not None:
         raise ValueError(f"{path} is plain text, which has no source_column {source_column!r}: leave it out.")
@@ -233,6 +232,13 @@ def _read_files(
                     source = _inside(row, source_column)
                     document["source"] = None if source is None else str(source)
                 yield document
+
+
+def _first_rows(files: list[Path]) -> Iterator[dict[str, Any]]:
+    """Those in the first lines of each file: a file may be empty, and a line broken."""
+    for file in files:
+        with fsspec.open(str(file), "rb", compression="infer") as lines:
+            yield from filter(None, map(_row_of, islice(lines, 100)))
 
 
 def _row_of(line: bytes) -> dict[str, Any] | None:

@@ -41,6 +41,9 @@ class RunOptions:
         for name in ("total_tokens", "tokens_per_step"):
             if (value := getattr(self, name)) is not None and not 1 <= value < math.inf:
                 raise ValueError(f"{name}={value} was given; it must be at least 1.")
+        for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "peak_tflops"):
+            if (value := getattr(self, name)) is not None and value <= 0:
+                raise ValueError(f"{name}={value} was given; it must be above 0.")
         if self.expected_mfu is not None and not 0 < self.expected_mfu <= 1:
             raise ValueError(f"expected_mfu={self.expected_mfu} was given; it is a share, above 0 and at most 1.")
         super().__post_init__()  # type: ignore[misc]

@@ -12,6 +12,7 @@ from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantization_config
 
+from ..arguments import option
 from ..folders import whole_folder
 from ..text_data import load_table
 from .architectures import load, load_config, whole_models
@@ -24,6 +25,9 @@ from .trainer import RunTrainer
 @dataclass
 class MathRunArguments(RunOptions, SFTConfig):  # type: ignore[misc]  # the type of an option
     """TRL's SFTConfig with the options of every run."""
+
+    # TRL's own default takes the mask of the answers for prompts and completions in text alone
+    completion_only_loss: bool | None = option(True, "Compute the loss on the answers alone.")
 
 
 ARGUMENTS = (MathArguments, ModelConfig, MathRunArguments)
@@ -56,12 +60,12 @@ def run_stage(
         table = load_table(data.dataset, data.dataset_config, data.dataset_split, columns)
         options = (training.max_length, training.dataset_num_proc)
         rows, left_out = tokenize_messages(table, to_messages, tokenizer, *options)
-    if training.process_index == 0:
-        reasons = [f"{count:,} left out: {reason}" for reason, count in left_out.items()]
-        print(f"Rows     {len(rows):,} to train on", *reasons, sep=", ")
     train, validation = rows, None
     if data.validation_rows:
         train, validation = rows.train_test_split(data.validation_rows, seed=training.seed).values()
+    if training.process_index == 0:
+        reasons = [f"{count:,} left out: {reason}" for reason, count in left_out.items()]
+        print(f"Rows     {len(train):,} to train on", *reasons, sep=", ")
 
     # 3. Trainer, which makes the adapter
     trainer = MathTrainer(

@@ -85,7 +85,8 @@ def _sums() -> Iterable[dict[str, Any]]:
 def write_model(folder: Path, architecture: str = "diff") -> Path:
     """Saves an untrained checkpoint, for a stage that starts from one."""
     values = recipe("pretrain")
-    arguments = NewModelArguments(architecture, "3B", values["config_overrides"], values["tokenizer_ranks"])
+    options = {name: values[name] for name in ("config_overrides", "tokenizer_ranks")}
+    arguments = NewModelArguments(architecture, "3B", **options)
     config, tokenizer = new_config(arguments, LENGTH)
     set_seed(0)
     with whole_models():

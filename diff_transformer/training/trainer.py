@@ -160,7 +160,9 @@ class RunTrainer(Trainer):
         tokens = batch_size * length * self.accelerator.num_processes // self.get_tp_size()
         self._num_tokens += tokens
         config = self.accelerator.unwrap_model(self.model).config
-        flops = model_flops_per_token(config, length * self.get_sp_size(), self.trainable_parameters)
+        # TRL packs the rows of a batch into one, in which none sees another
+        longest = min(length * self.get_sp_size(), getattr(self.args, "max_length", None) or math.inf)
+        flops = model_flops_per_token(config, int(longest), self.trainable_parameters)
         self._num_flops += tokens * flops
         return loss
 
@@ -172,8 +174,8 @@ class RunTrainer(Trainer):
         if norm is not None and not skips and not math.isfinite(float(norm)):
             raise NonFiniteLossError(
                 f"The gradient norm in step {self.state.global_step + 1} is {float(norm)}, and the loss is finite. "
-                f"{self._rows_sentence()}The weights are unchanged: resume with --resume_from_checkpoint last and a "
-                "lower learning_rate."
+                f"{self._rows_sentence()}The weights are unchanged, but a resumed run keeps its learning rate: "
+                "start another run with a lower one."
             )
         return norm
 

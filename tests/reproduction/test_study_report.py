@@ -72,7 +72,7 @@ def test_report_table_of_contrasts_has_the_findings(page):
     assert (subtraction["verdict"], subtraction["p, Holm"]) == ("no difference shown", "1.0000")
     assert "-0.0000" not in page and "Effect on text: difference" in page and "Effect on recall: ratio" in page
     opening = page.partition("\n## ")[0]
-    assert "Models of 1 to 1 million parameters, trained for 0.00064 to 0.0032 million tokens" in opening
+    assert "Models of 1 million parameters, trained for 0.00064 to 0.0032 million tokens" in opening
     assert "not finished" not in opening
 
 

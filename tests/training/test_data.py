@@ -314,6 +314,12 @@ def test_broken_lines_and_text_files_affect_no_others(tmp_path, tokenizer, warni
     (warning,) = warnings
     assert warning.endswith("2 documents used, 5 skipped (1 invalid Unicode, 1 no text, 3 unreadable).")
 
+    (tmp_path / "files").mkdir()
+    write_lines(tmp_path / "files/b.jsonl", [{"text": TEXTS[1]}])
+    (tmp_path / "files/a.jsonl").touch()
+    train, _ = load_rows(arguments(tmp_path / "files"), tokenizer)
+    assert listed(train) == cut(line_of(TEXTS[1:2], tokenizer)), "the first file is empty"
+
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts/a.txt").write_bytes(b"caf\xe9")
     (tmp_path / "texts/b.txt").write_bytes("\ufeffcafé".encode())

@@ -436,6 +436,21 @@ def smoke_model(tmp_path_factory) -> str:
 
 
 @pytest.mark.slow
+def test_loss_of_the_math_stages_is_on_the_answers(tmp_path, smoke_model, monkeypatch):
+    trainers: list = []
+    monkeypatch.setattr(sft_math, "fit", lambda trainer, *args: trainers.append(trainer))
+    argv = ["--smoke", "--output_dir", str(tmp_path), "--model_name_or_path", smoke_model, "--use_cpu"]
+    for stage in (math_stage1, math_stage2):
+        stage.main(argv)
+        trainer = trainers.pop()
+        batch = next(iter(trainer.get_train_dataloader()))
+        ids, labels = batch["input_ids"], batch["labels"]
+        learnt = trainer.processing_class.decode(labels[labels != -100])
+        assert "user" in trainer.processing_class.decode(ids[0]) and "<|im_end|>" in learnt
+        assert "user" not in learnt and "What is" not in learnt and "assistant" not in learnt
+
+
+@pytest.mark.slow
 def test_stages_reject(tmp_path, smoke_model):
     (tmp_path / "config.yaml").write_text("learning_rat: 1.0e-3\n")
     DiffLlamaConfig(num_hidden_layers=1).save_pretrained(tmp_path / "diffllama")
@@ -517,7 +532,7 @@ def test_only_the_first_process_writes_the_inputs_of_smoke(tmp_path):
 def test_twins_take_the_overrides_of_the_design():
     values = {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu", "attention_dropout": 0.1}
     for architecture in ("diff", "transformer", "transformer_head_norm", "diff_v2"):
-        config, _ = new_config(NewModelArguments(architecture, "830M", dict(values), 256), 64)
+        config, _ = new_config(NewModelArguments(architecture, "830M", dict(values), tokenizer_ranks=256), 64)
         assert {name: getattr(config, name) for name in values} == values, architecture
 
 
