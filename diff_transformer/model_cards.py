@@ -28,11 +28,9 @@ def read_metadata(card: str | None) -> dict[str, Any]:
         return {}
     if not isinstance(data, dict):
         return {}
-    # YAML reads Norwegian, no, as false
-    if "language" in data:
-        language = data["language"]
-        data["language"] = ["no" if x is False else x for x in language] if isinstance(language, list) else language
-        data["language"] = "no" if language is False else data["language"]
+    languages = data.get("language")
+    if languages is False or isinstance(languages, list) and False in languages:  # YAML's reading of Norwegian, no
+        data["language"] = ["no" if x is False else x for x in languages] if languages else "no"
     base = data.get("base_model")
     return data | {"base_model": base[0]} if isinstance(base, list) and len(base) == 1 else data
 
