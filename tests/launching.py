@@ -21,7 +21,8 @@ TIMEOUT = 240  # seconds; a scenario takes about 20 on an idle core
 def launch(module: str, *arguments: str, timeout: float = TIMEOUT, **environment: str) -> None:
     """Runs `python -m module arguments`, which starts other processes, on the CPU with one thread each.
 
-    Fails the test with the end of the output if it fails, and ends every process of it if it does not end in time.
+    Fails the test with the end of the output, or with the stack of a process that aborts, if it fails, and ends every
+    process of it if it does not end in time.
     """
     roots = [str(Path(diff_transformer.__file__).parents[1]), str(Path(__file__).parent)]
     paths = [*roots, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -45,7 +46,10 @@ def launch(module: str, *arguments: str, timeout: float = TIMEOUT, **environment
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
     if process.returncode != 0:
-        pytest.fail(f"python -m {module} {' '.join(arguments)} failed:\n{output[-6000:]}")
+        # Where a process aborts, the others' tracebacks follow its own
+        aborted = output.find("Fatal Python error")
+        start = max(aborted - 1000 if aborted >= 0 else len(output) - 6000, 0)
+        pytest.fail(f"python -m {module} {' '.join(arguments)} failed:\n{output[start : start + 6000]}")
 
 
 def watch_process() -> None:
