@@ -24,27 +24,14 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import yaml
 
+from diff_transformer.__main__ import COMMANDS
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = "diff_transformer"
-# What the wheel holds besides the package's modules, and a limit that no figure or result fits under by mistake
-DATA_FILES = {
-    "cl100k_base.tiktoken",
-    "hub_upload/model_card_template.md",
-    "py.typed",
-    *(
-        f"reproduction/studies/{name}.yaml"
-        for name in ("ci", "cpu", "cpu-ladder", "cpu-long", "gpu", "mechanism", "upcycle")
-    ),
-    *(
-        f"training/smoke_recipes/{name}.yaml"
-        for name in ("extend_64k", "math_stage1", "math_stage2", "pretrain", "upcycle")
-    ),
-}
 METADATA_FILES = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt"}
-MAX_WHEEL_BYTES = 3 * 2**20
+MAX_WHEEL_BYTES = 3 * 2**20  # no figure or result fits under it by mistake
 # flash-attn comes as source only, which needs CUDA's compiler even to say what it depends on
 UNRESOLVED_EXTRAS = {"flash-attn"}
-COMMANDS = ("convert", "verify", "evaluate", "report", "reproduce", "upload")
 
 # Stands in for the model of `make demo`, which the README's first code loads
 SMALL_MODEL = """
@@ -105,8 +92,7 @@ def released_version(root: Path) -> str:
 
 def package_files(root: Path) -> set[str]:
     """The files that the wheel must hold, from the root of the wheel, without its metadata."""
-    modules = {name for name in git(root, "ls-files", PACKAGE) if name.endswith(".py")}
-    return modules | {f"{PACKAGE}/{name}" for name in DATA_FILES}
+    return set(git(root, "ls-files", PACKAGE))
 
 
 def contents(wheel: Path) -> dict[str, bytes]:
@@ -124,8 +110,8 @@ def check_wheel(wheel: Path, expected: set[str]) -> None:
     present = set(contents(wheel))
     if unexpected := present - expected:
         raise NotReady(
-            f"{wheel.name} has files that no list names: {sorted(unexpected)}. Take them out of setup.py, or add "
-            "them to DATA_FILES in tests/release_check.py."
+            f"{wheel.name} has files that are not in the repository: {sorted(unexpected)}. Add them to it, or take "
+            "them out of setup.py."
         )
     if missing := expected - present:
         raise NotReady(f"{wheel.name} lacks {sorted(missing)}; setup.py must name them in package_data.")

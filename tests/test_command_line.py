@@ -23,14 +23,6 @@ from diff_transformer.training import runs
 from diff_transformer.training.run_arguments import RunArguments
 
 ROOT = Path(__file__).parents[1]
-OPTION = {
-    "convert": "--max-shard-size",
-    "verify": "--tolerance",
-    "evaluate": "needle",
-    "report": "--title",
-    "reproduce": "--scale",
-    "upload": "--dry-run",
-}
 
 
 @pytest.fixture
@@ -136,7 +128,6 @@ def test_help_needs_no_extras_and_a_stage_says_which_it_needs():
     for name in commands:
         code, output, error = said[name]
         assert (code, error) == (0, "None") and f"usage: diff-transformer {name.split()[0]}" in output, name
-        assert OPTION.get(name, "usage") in output
     message = "error: accelerate is not installed. Install it with: pip install 'diff_transformer[train]'"
     for stage in ("pretrain", "extend_64k", "math_stage1", "math_stage2"):
         assert said[stage] == message

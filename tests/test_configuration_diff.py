@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
+from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import AutoConfig
 
 from diff_transformer import PAPER_SIZES, DiffTransformerConfig, DiffTransformerForCausalLM
@@ -149,12 +149,6 @@ def test_bounds_are_valid(kwargs):
     config = DiffTransformerConfig(**kwargs)
     assert kwargs.items() <= {**config.to_dict(), "rope_parameters": kwargs.get("rope_parameters")}.items()
     assert config.rope_parameters["rope_theta"] == 10000.0
-
-
-@pytest.mark.parametrize("kwargs", [{"vocab_size": "100k"}, {"lambda_init": True}, {"use_subln": "no"}])
-def test_wrong_types(kwargs):
-    with pytest.raises(StrictDataclassFieldValidationError, match=next(iter(kwargs))):
-        DiffTransformerConfig(**kwargs)
 
 
 def test_vllm_finds_every_entry_of_the_tensor_parallel_plan():

@@ -2,7 +2,7 @@
 import json
 
 import pytest
-from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
+from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import AutoConfig
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerV2Config
@@ -88,10 +88,4 @@ def test_save_and_load(tmp_path):
 )
 def test_bad_values_say_what_was_given_and_what_is_needed(kwargs, message):
     with pytest.raises((ValueError, StrictDataclassClassValidationError), match=f"(?s){message}"):
-        DiffTransformerV2Config(**kwargs)
-
-
-@pytest.mark.parametrize("kwargs", [{"sliding_window": "all"}, {"use_qk_norm": "no"}, {"attention_output_bias": 2}])
-def test_wrong_types(kwargs):
-    with pytest.raises(StrictDataclassFieldValidationError, match=next(iter(kwargs))):
         DiffTransformerV2Config(**kwargs)

@@ -139,18 +139,6 @@ def test_convert_downloads_no_weights_for_what_it_cannot_do(hub, repo, tmp_path,
     assert "model.safetensors" not in fetched_files(hub, repo)
 
 
-def test_convert_cites_the_paper_of_grouped_noise_heads(checkpoint, tmp_path):
-    grouped = (
-        CONFIG | SMALL | {"num_attention_heads": 12, "num_noise_heads": 4, "num_key_value_heads": 4, "head_dim": 8}
-    )
-    (checkpoint / "config.json").write_text(json.dumps(grouped))
-    save_file(random_weights(grouped), checkpoint / "model.safetensors", metadata={"format": "pt"})
-    (checkpoint / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
-    assert convert(checkpoint, tmp_path / "ours", "--no-verify") == 0
-    card = (tmp_path / "ours" / "README.md").read_text()
-    assert "eprint        = {2510.06949}" in card and "2508.09148" not in card and "license: apache-2.0" in card
-
-
 def test_convert_keeps_how_the_tokenizer_splits_and_generation_stops(checkpoint, tmp_path):
     assert convert(checkpoint, tmp_path / "ours", "--no-verify") == 0
     text = "I'M\n\n x = 12345;\r\n안녕하세요"

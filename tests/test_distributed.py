@@ -14,6 +14,7 @@ import launching
 import pytest
 import torch
 import torch.distributed as dist
+from tolerances import assert_all_close
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
@@ -194,17 +195,6 @@ def run(tmp_path_factory, tiny_config) -> tuple[Path, dict[str, list[dict]]]:
         scenario: [torch.load(folder / f"{scenario}-{rank}.pt", weights_only=True) for rank in range(WORLD_SIZE)]
         for scenario in ("fsdp", "tensor_parallel", "pipeline_parallel")
     }
-
-
-def assert_all_close(actual: dict, expected: dict, what: str, rtol: float = 1e-3, atol: float = 1e-5) -> None:
-    """Tensor by tensor; `atol` is relative to the largest entry of each."""
-    assert actual.keys() == expected.keys(), f"{what}: other names"
-    for name, tensor in expected.items():
-        scale = tensor.abs().max().item()
-        assert scale > 0, f"{what}: the expected {name} is all zero, which compares nothing"
-        torch.testing.assert_close(
-            actual[name], tensor, rtol=rtol, atol=atol * scale, msg=lambda m, name=name: f"{what} of {name}: {m}"
-        )
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:

@@ -165,6 +165,7 @@ def test_every_field_of_the_published_configuration_with_noise_heads_has_its_pla
     assert all(getattr(config, name) == getattr(expected, name) for name in SAME)
     assert (config.num_attention_heads, config.num_noise_heads, config.num_key_value_heads) == (32, 8, 8)
     assert not MOTIF.unrepresented(GROUPED)
+    assert "2510.06949" in MOTIF.citation(config) and "2508.09148" not in MOTIF.citation(config)
     written = MOTIF.to_theirs(config)
     assert {name: written.get(name) for name in GROUPED} == GROUPED | dict.fromkeys(GROUPED.keys() & NOT_WRITTEN)
 

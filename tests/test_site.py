@@ -175,14 +175,3 @@ def test_page_in_a_browser(browser, path, scheme, width):
     assert page.evaluate("document.documentElement.scrollWidth") <= width, "the page scrolls sideways"
     assert not faults
     page.close()
-
-
-def test_search_finds_a_page(browser):
-    chromium, url = browser
-    page = chromium.new_page()
-    page.goto(url, wait_until="networkidle")
-    page.keyboard.press("Control+k")
-    page.get_by_role("combobox").fill("cl100k_tokenizer")
-    page.get_by_role("option", name="cl100k_tokenizer").first.click()
-    page.wait_for_url(f"{url}docs/api/models/*#diff_transformer.cl100k_tokenizer")
-    page.close()

@@ -220,23 +220,6 @@ def test_added_tokens_follow_every_id(tokenizer):
     assert len(tokenizer) == len(cl100k_tokenizer()) == 100_277, "tokenizers share their vocabulary"
 
 
-@pytest.mark.oldest
-@pytest.mark.slow
-def test_batch_with_padding_and_truncation(oracle):
-    texts = ["a", "The quick brown fox", ""]
-    ids = [oracle.encode_ordinary(text) for text in texts]
-    longest = max(map(len, ids))
-    for side in ("right", "left"):
-        batch = cl100k_tokenizer(padding_side=side)(texts, padding=True, return_tensors="pt")
-        for row, mask, need in zip(batch["input_ids"].tolist(), batch["attention_mask"].tolist(), ids, strict=True):
-            fill = longest - len(need)
-            pad, off, on = [100_261] * fill, [0] * fill, [1] * len(need)
-            assert (row, mask) == ((need + pad, on + off) if side == "right" else (pad + need, off + on))
-    tokenizer = cl100k_tokenizer(model_max_length=3)
-    assert tokenizer.model_max_length == 3
-    assert tokenizer(texts, truncation=True)["input_ids"] == [need[:3] for need in ids]
-
-
 # The vocabulary file
 
 

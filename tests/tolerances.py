@@ -20,3 +20,14 @@ def assert_same_computation(actual: torch.Tensor, reference: torch.Tensor, exact
     assert actual.shape == exact.shape, f"shape {tuple(actual.shape)} in place of {tuple(exact.shape)}"
     error, allowed = (actual.to(exact.dtype) - exact).abs().max(), allowed_error(exact, reference)
     assert error <= allowed, f"off by {error.item():.1e} where {allowed.item():.1e} are allowed"
+
+
+def assert_all_close(actual: dict, expected: dict, what: str, rtol: float = 1e-3, atol: float = 1e-5) -> None:
+    """Tensor by tensor; `atol` is relative to the largest entry of each."""
+    assert actual.keys() == expected.keys(), f"{what}: other names"
+    for name, tensor in expected.items():
+        scale = tensor.abs().max().item()
+        assert scale > 0, f"{what}: the expected {name} is all zero, which compares nothing"
+        torch.testing.assert_close(
+            actual[name], tensor, rtol=rtol, atol=atol * scale, msg=lambda m, name=name: f"{what} of {name}: {m}"
+        )
