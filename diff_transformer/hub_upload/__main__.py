@@ -152,9 +152,8 @@ def stale_files(repo: ModelInfo | None, card: str, files: set[str]) -> list[str]
     """Files of an earlier upload that this one lacks. Plots and results count only if its card links to them."""
     remote = {sibling.rfilename for sibling in (repo and repo.siblings) or ()} - files
     linked = re.findall(r"\]\(((?:figures|results)/[^)]+)\)", card)
-    entries = [f".eval_results/{name.split('/')[1]}.yaml" for name in linked]
     loaded = filter_repo_objects([name for name in remote if "/" not in name], allow_patterns=LOADED)
-    return sorted({*loaded, *(remote & {*linked, *entries})})
+    return sorted({*loaded, *(remote & {*linked})})
 
 
 def push(files: dict[str, Path], repo: ModelInfo | None, stale: list[str], options: argparse.Namespace) -> CommitInfo:

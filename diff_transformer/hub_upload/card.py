@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardData, eval_result_entries_to_yaml
-from huggingface_hub.utils import yaml_dump
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import AutoConfig, TrainerState
 
 from .. import __version__
@@ -37,7 +36,7 @@ HOUSEKEEPING = (
 
 
 def write_card(staged: Staged, options: argparse.Namespace, remote_card: str = "") -> list[Problem]:
-    """README.md with the figures, results and leaderboard entries that it shows. Returns what is wrong or missing.
+    """README.md with the figures and results that it shows. Returns what is wrong or missing.
 
     Needs a sound model or adapter. remote_card: the README.md of the repository.
     """
@@ -208,10 +207,9 @@ def published(results: Results, repo_id: str) -> Results:
 
 
 def card_files(found: Sections, repo_id: str) -> dict[str, str | bytes]:
-    """Path in the repository -> content of the figures, results and leaderboard entries of a card."""
+    """Path in the repository -> content of the figures and results of a card."""
     files: dict[str, str | bytes] = {f"figures/{x.name}.png": x.png() for s in found for x in s.figures}
-    files |= {f"results/{r.path.as_posix()}": r.text() for section in found for r in section.results}
-    return files | leaderboard_files(found, repo_id)
+    return files | {f"results/{r.path.as_posix()}": r.text() for section in found for r in section.results}
 
 
 def model_index(found: Sections, repo_id: str) -> list[EvalResult]:
@@ -237,33 +235,6 @@ def model_index(found: Sections, repo_id: str) -> list[EvalResult]:
                 source_url=f"https://huggingface.co/{repo_id}/tree/main/results",
             )
     return list(numbers.values())
-
-
-def leaderboard_files(found: Sections, repo_id: str) -> dict[str, str]:
-    """`.eval_results/PROTOCOL.yaml`: the accuracy on whole datasets of the Hub that were measured once."""
-    files = {}
-    for results in (section.results[0] for section in found):
-        scored = [cell for cell in results.cells if "accuracy" in cell.measures]
-        if results.settings.get("limit") is not None:
-            scored = []  # a leaderboard ranks whole datasets
-        datasets = [_dataset(cell, {}) for cell in scored]
-        file = f"results/{results.protocol}/{repo_id.rpartition('/')[2]}.json"
-        entries = [
-            EvalResultEntry(
-                dataset_id=dataset,
-                task_id="default",
-                value=cell["accuracy"],
-                date=results.runs[-1]["date"],
-                source_url=f"https://huggingface.co/{repo_id}/blob/main/{file}",
-                source_name="results",
-                notes=", ".join([*(f"{k} {v}" for k, v in cell.key.items()), f"n {cell.measures['accuracy'].n}"]),
-            )
-            for cell, dataset in zip(scored, datasets, strict=True)
-            if dataset is not None and datasets.count(dataset) == 1
-        ]
-        if entries:
-            files[f".eval_results/{results.protocol}.yaml"] = yaml_dump(eval_result_entries_to_yaml(entries))
-    return files
 
 
 def _dataset(cell: Cell, settings: dict[str, Any]) -> str | None:

@@ -6,10 +6,8 @@ import re
 import shutil
 from argparse import Namespace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import yaml
 from huggingface_hub import ModelCard
 
 from diff_transformer.evaluation.__main__ import main as evaluate
@@ -17,8 +15,8 @@ from diff_transformer.evaluation.models import load_model
 from diff_transformer.evaluation.protocols.math import _SHARES as SHARES
 from diff_transformer.evaluation.protocols.math.benchmarks import BENCHMARKS
 from diff_transformer.evaluation.protocols.nll_by_position import condense
-from diff_transformer.evaluation.results import Cell, Measure, Results
-from diff_transformer.hub_upload.card import leaderboard_files, write_card
+from diff_transformer.evaluation.results import Measure, Results
+from diff_transformer.hub_upload.card import write_card
 from diff_transformer.hub_upload.checks import check_texts
 from diff_transformer.hub_upload.staging import stage
 
@@ -84,23 +82,6 @@ def test_card_shows_the_numbers_of_the_results(pristine, results):
     assert datasets["accuracy, benchmark svamp"] == "math", "a file of this machine is not a dataset of the Hub"
 
     assert data.model_name == "small-diff" and len(data.eval_results) == len(numbers)
-    (entry,) = yaml.safe_load(files[".eval_results/math.yaml"])
-    assert entry["dataset"] == {"id": "openai/gsm8k", "task_id": "default"}
-    assert entry["notes"] == "benchmark gsm8k, n 7"
-    assert entry["value"] == 3 / 7 and entry["source"]["url"].endswith("/results/math/small-diff.json")
-
-
-@pytest.mark.parametrize(
-    ("limit", "datasets", "named"),
-    [(None, ["a/b", "c/d"], ["a/b", "c/d"]), (2, ["a/b"], []), (None, ["a/b", "a/b", "c/d"], ["c/d"])],
-)
-def test_leaderboard_files_have_whole_datasets_once(limit, datasets, named):
-    results = Results(Path("math/x.json"), "math", {"label": "x"}, {"limit": limit}, 0)
-    results.runs = [{"date": "2026-01-01"}]
-    results.cells = [Cell({"part": i}, {"accuracy": Measure(0.5, 2)}, {"dataset": d}) for i, d in enumerate(datasets)]
-    files = leaderboard_files([SimpleNamespace(results=[results])], REPO)
-    entries = [entry for text in files.values() for entry in yaml.safe_load(text)]
-    assert [entry["dataset"]["id"] for entry in entries] == named
 
 
 def test_card_publishes_results_without_what_is_private(pristine, results):

@@ -269,7 +269,6 @@ def test_upload_deletes_what_an_earlier_one_left_and_nothing_else(hub, folder):
     for name, data in {
         **FOREIGN,
         "README.md": text,
-        ".eval_results/math.yaml": b"",
         **dict.fromkeys((*linked, "added_tokens.json"), b"x"),
     }.items():
         HfApi().upload_file(repo_id=repo, path_or_fileobj=data, path_in_repo=name)
@@ -277,10 +276,10 @@ def test_upload_deletes_what_an_earlier_one_left_and_nothing_else(hub, folder):
     for path in [*folder.glob("model-*"), folder / "model.safetensors.index.json"]:
         path.unlink(missing_ok=True)
     printed = hub.upload_well(folder, repo)
-    assert f"earlier upload: .eval_results/math.yaml, added_tokens.json, {linked[1]}, model-00001" in printed
+    assert f"earlier upload: added_tokens.json, {linked[1]}, model-00001" in printed
     files = hub.head(repo).files
     assert {name: hub.read(repo, name) for name in FOREIGN} == FOREIGN
-    assert not {*linked, ".eval_results/math.yaml", "added_tokens.json"} & set(files)
+    assert not {*linked, "added_tokens.json"} & set(files)
     assert [name for name in files if "safetensors" in name and "/" not in name] == ["model.safetensors"]
 
 
