@@ -130,7 +130,8 @@ def never_reached(experiment: Experiment, name: str, results: Sequence[Result]) 
     threshold = experiment.endpoint.accuracy
     if threshold is None or not experiment.tunes:
         return []
-    found = {arm: [x.accuracy for x in results if (x.experiment, x.arm) == (name, arm)] for arm in experiment.arms}
+    ours = [x for x in results if x.experiment == name and x.curve]  # others diverged before the first evaluation
+    found = {arm: [x.accuracy for x in ours if x.arm == arm] for arm in experiment.arms}
     return [arm for arm, accuracies in found.items() if accuracies and max(accuracies) < threshold]
 
 

@@ -21,6 +21,7 @@ from diff_transformer.reproduction.findings import (
     findings,
     floor_of,
     has_learnt,
+    never_reached,
     number_of_runs,
     planned_runs,
     runs_by_arm,
@@ -311,6 +312,7 @@ def test_the_grid_grows_downwards_where_all_rates_diverge():
     experiment = replace(RETRIEVAL, more_learning_rates=1)
     diverged = [replace(x, diverged=True, curve=[]) for x in losses_of({1e-3: 1, 2e-3: 1, 4e-3: 1})]
     assert tuned(experiment, "retrieval", "transformer", diverged) == ([5e-4, 1e-3, 2e-3, 4e-3], None)
+    assert never_reached(replace(experiment, endpoint=Endpoint("tokens", 0.9)), "retrieval", diverged) == []
 
 
 def test_at_equal_rates_compares_the_tuning_runs_of_each_common_rate():
