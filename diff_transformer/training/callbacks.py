@@ -1,9 +1,8 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Callbacks of the stages: progress bar, warning when gradients spike, clean stop on a signal, record of the data."""
+"""Callbacks of the stages: progress bar, clean stop on a signal, record of the data."""
 
 import hashlib
 import signal
-import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +11,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from transformers import ProgressCallback, TrainerCallback
-from transformers.utils import logging
 
 from ..folders import whole_file
-
-logger = logging.get_logger(__name__)
 
 
 class Bar(ProgressCallback):
@@ -27,16 +23,6 @@ class Bar(ProgressCallback):
             return
         shown = ("loss", "grad_norm", "tokens_per_second", "mfu")
         self.training_bar.set_postfix({name: f"{logs[name]:.4g}" for name in shown if name in logs})
-
-
-class SpikeWarning(TrainerCallback):
-    """Warns of a gradient norm above ten times the median of the last 50 entries of the log."""
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        before = [entry["grad_norm"] for entry in state.log_history[-51:-1] if "grad_norm" in entry]
-        norm = logs.get("grad_norm", 0.0)
-        if state.is_world_process_zero and len(before) >= 10 and norm > 10 * statistics.median(before):
-            logger.warning(f"Step {state.global_step}: the gradient norm spiked to {norm:.3g}.")
 
 
 class StopOnSignal(TrainerCallback):

@@ -29,7 +29,7 @@ from ..extras import skip_unused_deepspeed
 from ..model_cards import check_path_or_id
 from . import smoke
 from .budget import Budget
-from .callbacks import Bar, SpikeWarning, StopOnSignal
+from .callbacks import Bar, StopOnSignal
 from .run_arguments import RunArguments
 from .trainer import RunTrainer
 from .whole_checkpoints import FILES, fault, last_whole_checkpoint, set_aside
@@ -254,7 +254,6 @@ def fit(trainer: RunTrainer, resume_from_checkpoint: str | None, name: str = "mo
     output_dir, stop = Path(trainer.args.output_dir), StopOnSignal()
     if trainer.pop_callback(ProgressCallback) is not None:
         trainer.add_callback(Bar)
-    trainer.add_callback(SpikeWarning)
     trainer.add_callback(stop)
     with stop.listening():
         trainer.train(resume_from_checkpoint=resume_from_checkpoint)

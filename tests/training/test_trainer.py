@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, TrainerCallback, TrainerState, TrainingArguments
+from transformers import AutoModelForCausalLM, TrainerCallback, TrainingArguments
 
 from diff_transformer import DiffTransformerForCausalLM, DiffTransformerV2ForCausalLM
-from diff_transformer.training import callbacks as callbacks_module
 from diff_transformer.training import trainer as trainer_module
 from diff_transformer.training.architectures import diff_v2_twin, head_norm_twin
-from diff_transformer.training.callbacks import SpikeWarning
 from diff_transformer.training.runs import fit
 from diff_transformer.training.trainer import NonFiniteLossError, RunTrainer
 from diff_transformer.training.whole_checkpoints import FILES, fault
@@ -168,16 +166,6 @@ def test_tokens_per_second_counts_every_micro_batch_and_no_evaluation(make_train
     assert speeds == [2 * 2 * LENGTH / (2 * 3)] * 4
     evaluations = [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry]
     assert evaluations == [0, 2, 4] and now[0] == 3 * 600 + 4 * 2 * 3
-
-
-def test_spike_of_the_gradient_norm_is_warned_of_and_drift_is_not(monkeypatch):
-    callback, messages = SpikeWarning(), []
-    monkeypatch.setattr(callbacks_module.logger, "warning", messages.append)
-    history = [{"loss": 5.0, "grad_norm": 1.0 + 0.02 * (i % 5)} for i in range(30)] + [{"eval_loss": 2.0}]
-    for norm in (*(entry.get("grad_norm", 0.0) for entry in history), 9.9, 10.6, 1.0):
-        history.append({"loss": 5.0, "grad_norm": norm})
-        callback.on_log(None, TrainerState(log_history=history, global_step=7), None, logs=history[-1])
-    assert messages == ["Step 7: the gradient norm spiked to 10.6."]
 
 
 @pytest.mark.parametrize("number", [math.nan, -math.inf])
