@@ -82,6 +82,8 @@ def token_log_probs(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor
 
 def token_nll(model: PreTrainedModel, input_ids: torch.Tensor, chunk_size: int = CHUNK) -> torch.Tensor:
     """-log p in nats of each token but the first: input_ids (1, tokens) -> (tokens - 1,) float64."""
+    if input_ids.shape[1] < 2:
+        raise ValueError("Rows of 1 token have none to predict. Choose a larger --length.")
     losses = []
     for start, outputs in chunks(model, input_ids[:, :-1], size=chunk_size):
         logits = outputs.logits[0]

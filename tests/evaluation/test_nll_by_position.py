@@ -31,6 +31,8 @@ def test_token_nll_of_five_tokens_by_hand(chunk_size):
     assert losses.dtype == torch.float64
     expected = [-probabilities[: n + 1].double().log().sum() / (n + 1) for n in range(4)]
     torch.testing.assert_close(cumulative_mean(losses), torch.stack(expected), rtol=1e-6, atol=1e-6)
+    with pytest.raises(ValueError, match="Rows of 1 token have none to predict"):
+        token_nll(model, torch.tensor([[0]]))
 
 
 def test_positions_are_even_and_end_at_the_last():
