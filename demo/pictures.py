@@ -7,7 +7,8 @@ from collections.abc import Callable
 import matplotlib
 import torch
 from matplotlib.figure import Figure
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from diff_transformer.evaluation.probe import attention_probe
 
 matplotlib.use("Agg")
 
@@ -36,33 +37,19 @@ def draw_loss(history: list[dict], unigram_entropy: float, path) -> None:
 def attention_maps(model, input_ids: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Both softmax maps of every layer, (heads, tokens, tokens) each, and lambda, (heads, tokens, 1), of V1 or V2.
 
-    They are computed from the module's own projections (Eq. 1, arXiv:2410.05258). Their difference must equal the map
-    that the model returns, which requires `attn_implementation="eager"`. input_ids: (1, tokens).
+    input_ids: (1, tokens).
     """
-    seen, handles = {}, []
-    for name, module in model.named_modules():
-        if name.endswith(("q_proj", "k_proj", "lambda_proj")):
-            handles.append(module.register_forward_hook(lambda _, __, out, name=name: seen.update({name: out[0]})))
-    returned = model(input_ids=input_ids, output_attentions=True).attentions
-    for handle in handles:
-        handle.remove()
+    pairs, differences = [], []
 
-    tokens, maps = input_ids.shape[1], []
-    cos, sin = model.model.rotary_emb(seen["model.layers.0.self_attn.q_proj"], torch.arange(tokens)[None])
-    future = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
-    for i, layer in enumerate(model.model.layers):
-        attention, name = layer.self_attn, f"model.layers.{i}.self_attn."
-        is_v2 = hasattr(attention, "lambda_proj")
-        d = attention.head_dim if is_v2 else attention.diff_head_dim
-        # Neighboring queries are the two of a head. In V2 both read the same keys, which further heads share
-        q, k = (seen[name + kind].view(tokens, -1, d).transpose(0, 1) for kind in ("q_proj", "k_proj"))
-        q, k = apply_rotary_pos_emb(q, k, cos[0], sin[0], unsqueeze_dim=0)
-        scores = q @ k.repeat_interleave(len(q) // len(k), 0).transpose(1, 2) * attention.scaling
-        map1, map2 = scores.masked_fill(future, -torch.inf).softmax(-1).unflatten(0, (-1, 2)).unbind(1)
-        weight = seen[name + "lambda_proj"].sigmoid().T if is_v2 else attention.get_lambda().expand(map1.shape[:2])
-        torch.testing.assert_close(map1 - weight[..., None] * map2, returned[i][0])
-        maps.append((map1, map2, weight[..., None]))
-    return maps
+    def on_logits(logits, visible):
+        maps = logits.masked_fill(~visible, -torch.inf).softmax(-1)[0]
+        pairs.append(maps.unflatten(0, (-1, 2)).unbind(1))  # neighboring maps are the two of a head
+        return logits
+
+    with attention_probe(model, on_logits, lambda maps: differences.append(maps[0]), all_rows=True):
+        model(input_ids=input_ids)
+    # The rows of both maps sum to 1, those of their difference to 1 - lambda
+    return [(*pair, 1 - x.sum(-1, keepdim=True)) for pair, x in zip(pairs, differences, strict=True)]
 
 
 def cancelled(map1: torch.Tensor, map2: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ import transformers  # noqa: E402
 from datasets import Dataset  # noqa: E402
 from peft import LoraConfig, get_peft_model  # noqa: E402
 from pictures import draw_maps, separated  # noqa: E402
-from timed import Bar, Clock, claim  # noqa: E402
+from timed import Clock, claim  # noqa: E402
 from transformers import (  # noqa: E402
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -40,6 +40,7 @@ import diff_transformer  # noqa: E402, F401  (registers the model with the Auto 
 from diff_transformer.extras import skip_unused_deepspeed  # noqa: E402
 from diff_transformer.folders import whole_file, whole_folder  # noqa: E402
 from diff_transformer.text_data import standard_library_sources  # noqa: E402
+from diff_transformer.training.callbacks import Bar  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 # SmolLM2-135M-Instruct of Hugging Face (Apache-2.0), 4-bit: the only pretrained Llama that a package index has
@@ -215,7 +216,6 @@ def main() -> None:
     show("the same question after the training, by a process that loaded the saved model with its remote code", after)
 
     # 6. Results
-    model.set_attn_implementation("eager")
     with whole_file(out / "maps.png") as path:
         head = draw_maps(model, tokenizer, SENTENCE, separated, path)
     result = {

@@ -24,7 +24,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from muon import MuonAdamW  # noqa: E402
 from pictures import cancelled, draw_loss, draw_maps  # noqa: E402
-from timed import Bar, Clock, claim  # noqa: E402
+from timed import Clock, claim  # noqa: E402
 from transformers import (  # noqa: E402
     AutoModelForCausalLM,
     ProgressCallback,
@@ -36,6 +36,7 @@ from transformers import (  # noqa: E402
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, cl100k_tokenizer  # noqa: E402
 from diff_transformer.folders import whole_file, whole_folder  # noqa: E402
 from diff_transformer.text_data import STDLIB, standard_library_sources  # noqa: E402
+from diff_transformer.training.callbacks import Bar  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 NOT_DATA = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
@@ -206,7 +207,7 @@ def main() -> None:
     print(f"\n--- prompt\n{args.prompt}\n--- completion, by a process that loaded the saved model\n{completion}\n---")
 
     transformers.utils.logging.disable_progress_bar()  # for loading the weights
-    reloaded = AutoModelForCausalLM.from_pretrained(out / "model", attn_implementation="eager")
+    reloaded = AutoModelForCausalLM.from_pretrained(out / "model")
     with whole_file(out / "loss.png") as path:
         draw_loss(trainer.state.log_history, unigram_entropy, path)
     with whole_file(out / "maps.png") as path:

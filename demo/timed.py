@@ -1,11 +1,11 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""What both demos share: a training that ends in time, its progress bar, and a folder of results."""
+"""What both demos share: a training that ends in time, and a folder of results."""
 
 import sys
 import time
 from pathlib import Path
 
-from transformers import ProgressCallback, TrainerCallback
+from transformers import TrainerCallback
 
 MARK = ".diff_transformer_demo"  # marks a folder that a demo may overwrite
 
@@ -33,17 +33,6 @@ class Clock(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         control.should_training_stop |= self.elapsed() >= 1.0
-
-
-class Bar(ProgressCallback):
-    """Trainer's progress bar, showing the loss instead of printing a line for every log entry."""
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        if self.training_bar is not None and "loss" in logs:
-            self.training_bar.set_postfix(loss=logs["loss"])
-
-    def on_prediction_step(self, args, state, control, **kwargs):
-        pass
 
 
 def claim(out: Path) -> None:

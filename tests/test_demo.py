@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from diff_transformer import DiffTransformerForCausalLM
@@ -125,16 +125,20 @@ def test_clock_ends_in_time_with_a_complete_decay(demo, monkeypatch, seconds_per
         assert rates == [min(1.0, (step + 1) / 30) * (1.0 - step / 600) for step in range(600)], "the clock interfered"
 
 
+@pytest.mark.parametrize("tiny_config", ["v1", "v2"], indirect=True)
 def test_attention_maps_are_those_of_the_model(demo, tiny_config):
     import pictures
 
-    model = DiffTransformerForCausalLM(tiny_config(num_key_value_heads=4, attn_implementation="eager")).eval()
-    maps = pictures.attention_maps(model, torch.randint(0, 199, (1, 9)))  # checks the difference by itself
-    assert len(maps) == 2
-    for map1, map2, _ in maps:
-        assert map1.shape == map2.shape == (4, 9, 9)
-        torch.testing.assert_close(map1.sum(-1), torch.ones(4, 9))
+    model = AutoModelForCausalLM.from_config(tiny_config(attn_implementation="eager")).eval()
+    input_ids = torch.randint(0, 199, (1, 9))
+    maps, returned = pictures.attention_maps(model, input_ids), model(input_ids, output_attentions=True).attentions
+    assert len(maps) == len(returned) == 2
+    for (map1, map2, weight), difference, layer in zip(maps, returned, model.model.layers, strict=True):
+        assert map1.shape == map2.shape == (4, 9, 9) and weight.shape == (4, 9, 1)
+        torch.testing.assert_close(map1 - weight * map2, difference[0])
         assert (map1 - map2).abs().max() > 0.05, "both maps are the same"
+        if hasattr(layer.self_attn, "lambda_q1"):
+            torch.testing.assert_close(weight, layer.self_attn.get_lambda().expand(4, 9, 1))
 
 
 def test_muon_agrees_with_torch(demo):
