@@ -100,7 +100,7 @@ class Report:
 
     def _contrasts(self) -> Section:
         columns = ["experiment", "contrast", "seeds", "effect [95 %]", "test", "p", "p, Holm", "detectable", "verdict"]
-        shown = {x.name for x in self.findings}
+        shown, compared = {x.name for x in self.findings}, dict.fromkeys(x.experiment for x in self.findings)
         forest = Figure("forest", "Effects with 95 % intervals.", self.draw_forest, (11.0, 1.5 + 0.3 * len(shown)))
         asked: list[list] = [
             [" → ".join(x.arms), x.question, x.hypothesis] for x in self.study.contrasts.values() if x.hypothesis
@@ -118,7 +118,7 @@ class Report:
             ],
             figures=[forest] if self.findings else [],
             notes=[
-                *(f"Effect on {name}: {_EFFECTS[self._kind(name)]}; less is better." for name in self.arms),
+                *(f"Effect on {name}: {_EFFECTS[self._kind(name)]}; less is better." for name in compared),
                 "Detectable: the effect that a repetition would find in 80 % of cases, for primary contrasts at the "
                 "strictest level of Holm's method; for tokens as a ratio of hazards.",
                 "Where the log-rank test and the ratio of tokens have different directions, neither arm can be called "
