@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Texts and the standard library's sources; tests/training/test_data.py reads corpora, tests/evaluation tables."""
+"""Texts and the standard library's sources; tests/training/test_data.py reads corpora."""
 
 import json
 import sysconfig

@@ -129,7 +129,7 @@ class Results:
             results = cls(path, *(content[name] for name in ("protocol", "model", "settings", "seed", "runs")))
             for cell in content["cells"]:
                 measures = {name: Measure(**measure) for name, measure in cell["measures"].items()}
-                results.cells.append(Cell(cell["key"], measures, cell.get("data", {})))
+                results.cells.append(Cell(cell["key"], measures, cell["data"]))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not JSON with results: {error!r}. Move it away.") from error
         return results

@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Texts from tables, and rows of tokens from texts; tests/test_text_data.py reads files of text."""
+"""The arguments of a text, and rows of its tokens; tests/test_text_data.py reads files of text."""
 
 import pytest
 from datasets import Dataset, DatasetDict
@@ -10,33 +10,14 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from diff_transformer import cl100k_tokenizer
-from diff_transformer.evaluation.text import DocumentArguments, load_documents, start_ids, token_rows
-
-TEXTS = ["one two", "three\r\n", "größer"]
+from diff_transformer.evaluation.text import DocumentArguments, load_documents, prompt_ids, start_ids, token_rows
 
 
-def load(dataset, **changes):
-    return list(load_documents(DocumentArguments(str(dataset), **changes)))
-
-
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet", "csv"])
-@pytest.mark.parametrize("column", ["text", "story"])
-def test_load_documents_reads_a_file_of_rows(tmp_path, suffix, column):
-    rows = Dataset.from_dict({"id": [1, 2, 3], column: TEXTS})
-    path = str(tmp_path / f"rows.{suffix}")
-    {"parquet": rows.to_parquet, "csv": rows.to_csv}.get(suffix, rows.to_json)(path)
-    assert load(path, text_column=column) == TEXTS
-
-
-def test_load_documents_reads_a_saved_dataset(tmp_path):
-    rows = Dataset.from_dict({"text": TEXTS})
-    rows.save_to_disk(tmp_path / "one")
-    DatasetDict(train=rows.select([0]), test=rows.select([2])).save_to_disk(tmp_path / "several")
-    assert load(tmp_path / "one") == TEXTS
-    assert load(tmp_path / "several") == TEXTS[:1]
-    assert load(tmp_path / "several", dataset_split="test") == TEXTS[2:]
-    with pytest.raises(ValueError, match="has the splits train, test, not 'validation'"):
-        load(tmp_path / "several", dataset_split="validation")
+def test_load_documents_takes_all_arguments(tmp_path):
+    splits = {"train": Dataset.from_dict({"story": ["one"]}), "test": Dataset.from_dict({"story": ["größer"]})}
+    DatasetDict(splits).save_to_disk(tmp_path)
+    arguments = DocumentArguments(str(tmp_path), dataset_split="test", text_column="story")
+    assert list(load_documents(arguments)) == ["größer"]
 
 
 def words_tokenizer(bos=False, eos=True):
@@ -79,7 +60,7 @@ def test_token_rows_join_documents_with_an_end_of_text():
 
 def test_token_rows_begin_as_the_tokenizer_begins_a_text():
     tokenizer = words_tokenizer(bos=True)
-    assert tokenizer(TEXT[0])["input_ids"] == [50, 0, 1, 2]
+    assert prompt_ids(tokenizer, TEXT[0]) == tokenizer(TEXT[0])["input_ids"] == [50, 0, 1, 2]
     assert token_rows(TEXT, tokenizer, 4, rows=3) == [[50, 0, 1, 2], [50, 10, 11, 12], [50, 20, 21, 22]]
     joined = token_rows(TEXT, tokenizer, 4, rows=3, join=True)
     assert joined == [[50, 0, 1, 2], [50, 51, 3, 51], [50, 10, 11, 12]]
@@ -93,7 +74,7 @@ def test_token_rows_read_special_tokens_as_text():
     tokenizer = cl100k_tokenizer(vocab_size=300)
     text = f"a{tokenizer.eos_token}b"
     [row] = token_rows([text], tokenizer, 10, rows=1)
-    assert tokenizer.eos_token_id not in row
+    assert tokenizer.eos_token_id not in row + prompt_ids(tokenizer, text)
     assert tokenizer.decode(row) == text[: len(tokenizer.decode(row))]
     [row] = token_rows([text], tokenizer, len(text) - 1, rows=1, join=True)
     assert row.count(tokenizer.eos_token_id) <= 1

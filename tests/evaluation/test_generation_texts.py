@@ -114,20 +114,6 @@ def test_longest_come_first_and_memory_halves_the_batch(loaded, monkeypatch):
     assert [generated for _, generated in sorted(found)] == expected
 
 
-def test_prompt_ids_special_tokens_are_text_and_beginning_token_is_kept():
-    assert TOKENIZER.eos_token_id not in prompt_ids(TOKENIZER, f"a{TOKENIZER.eos_token}b")
-
-    class Beginning:
-        """As Llama's: a token of its own before every text."""
-
-        bos_token_id = 7
-
-        def __call__(self, text, add_special_tokens, **kwargs):
-            return {"input_ids": [7] * add_special_tokens + [ord(c) for c in text]}
-
-    assert prompt_ids(Beginning(), "ab") == [7, 97, 98]
-
-
 def test_iterate_texts_rejects_rows_without_room_and_models_without_an_end(clean):
     with pytest.raises(ValueError, match="2,048"):
         generate_texts(clean, [[65] * 2040], 9)

@@ -108,15 +108,6 @@ def test_load_results_rejects_a_file_of_another_kind(tmp_path, text):
         load_results(tmp_path)
 
 
-def test_load_reads_files_of_earlier_commits(tmp_path):
-    """They have the seconds of each cell, and no stderr or data where there is none."""
-    content = {"schema": 1, "protocol": "needle", "model": MODEL, "settings": {}, "seed": 0, "runs": []}
-    cell = {"key": {"length": 1}, "measures": {"accuracy": {"value": 0.5, "n": 4}}, "seconds": 1.5}
-    (tmp_path / "x.json").write_text(json.dumps({**content, "cells": [cell]}))
-    (found,) = Results.load(tmp_path / "x.json").cells
-    assert (found.key, found.measures, found.data) == ({"length": 1}, HALF, {})
-
-
 def test_journal_without_results_is_of_another_run(tmp_path):
     results = opened(tmp_path)
     results.begin()

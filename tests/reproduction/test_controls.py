@@ -78,19 +78,6 @@ def test_layer_rows_have_the_means_of_what_an_arm_has():
     assert layer_rows("text", "diff", runs, ("amplitude", "activation")) == [], "of an earlier version"
 
 
-def test_pairs_are_measured_where_an_experiment_begins_with_another():
-    runs = [probed(x, "amplitude", *"qkv", "pairs", "lambda", "activation") for x in RUNS["text"]["diff"]]
-    text = STUDY.experiments["text"]
-    continued = {"first": text, "text": replace(text, arms=["transformer", "upcycled"], begins_with="first")}
-    (section,) = controls(replace(STUDY, experiments=continued), RESULTS, {"text": {"upcycled": runs}}, INK)
-    assert section.tables[-1].rows == [
-        ["text", "upcycled", 1, "5 → 25", "6 → 30", "7 → 35"],
-        ["text", "upcycled", 2, "10 → 50", "12 → 60", "14 → 70"],
-    ]
-    (section,) = controls(STUDY, RESULTS, {"text": {"diff": runs}}, INK)
-    assert not any(x.caption.startswith("Pairs") for x in section.tables), "it is trained from scratch"
-
-
 @pytest.mark.parametrize("name", ["text", "retrieval"])
 def test_the_section_is_left_out_of_a_study_without_either(name):
     study, runs = replace(STUDY, experiments={name: STUDY.experiments[name]}), {name: RUNS[name]}

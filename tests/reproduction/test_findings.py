@@ -50,16 +50,6 @@ def p_of_t3(t: float) -> float:
     return 1 - 2 / math.pi * (x / (1 + x * x) + math.atan(x))
 
 
-def test_findings_are_the_contrasts_whose_arms_are_trained():
-    assert list(found()) == [
-        ("text", "design"),
-        ("text", "subtraction"),
-        *[("retrieval", name) for name in ("design", "subtraction", "factor")],
-        ("recall", "design"),
-    ]
-    assert all(x.seeds == 4 for x in found().values())
-
-
 def test_findings_compare_losses_by_paired_differences():
     row = found()["text", "design"]
     stderr = math.sqrt(0.0008 / 3 / 4)  # of -0.10, -0.12, -0.08 and -0.10

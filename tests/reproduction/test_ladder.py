@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from made_up_study import make_result, make_study
 from matplotlib.figure import Figure as Canvas
-from safetensors import safe_open
 from scipy import optimize, stats
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from diff_transformer import DiffTransformerConfig
 from diff_transformer.evaluation.render import markdown_page
 from diff_transformer.reproduction import ladder
 from diff_transformer.reproduction.findings import findings
@@ -23,7 +24,7 @@ from diff_transformer.reproduction.results import RESULTS, STUDY, load
 from diff_transformer.reproduction.run import run_study
 from diff_transformer.reproduction.statistics import LEVEL
 from diff_transformer.reproduction.study import STUDIES, load_study
-from diff_transformer.training import pretrain
+from diff_transformer.training.architectures import transformer_twin
 
 ROOT = Path(__file__).parents[2]
 SIZES = {"1M": 1e6, "3M": 3e6, "10M": 1e7}
@@ -259,46 +260,41 @@ def test_docs_say_which_difference_the_seeds_of_a_size_can_find():
         assert [x.strip() for x in line.strip("|").split("|")[1:]] == [f"{x:.3f}" for x in found]
 
 
-# -------------------------------------------------------------------------------------------- trainings of `pretrain`
+# ---------------------------------------------------------------------------------------------------------- trainings
 
 
-@pytest.fixture(scope="module")
-def trainings(tmp_path_factory):
-    """Of `pretrain`: two architectures in two sizes."""
-    folder = tmp_path_factory.mktemp("runs")
-    steps = ["--max_steps", "2", "--eval_strategy", "steps", "--eval_steps", "1", "--save_strategy", "no"]
-    for architecture in ("diff", "transformer"):
-        for layers in (1, 2):
-            sizes = {"num_hidden_layers": layers, "hidden_size": 32 * layers, "intermediate_size": 64}
-            config = ["--config_overrides", json.dumps(sizes | {"num_attention_heads": 2})]
-            out = ["--output_dir", str(folder / f"scaling_{layers}_{architecture}")]
-            pretrain.main(["--smoke", "--architecture", architecture, *config, *steps, *out])
-    return folder
+@pytest.fixture
+def trainings(tmp_path):
+    """The folders of two architectures in two sizes, in order, with what is read of them. Their losses are 1 to 4."""
+    folders = []
+    for layers in (1, 2):
+        sizes = {"num_hidden_layers": layers, "hidden_size": 32 * layers, "intermediate_size": 64}
+        config = DiffTransformerConfig(vocab_size=64, num_attention_heads=2, **sizes)
+        for architecture, made in (("diff", config), ("transformer", transformer_twin(config))):
+            folders.append(tmp_path / f"runs/scaling_{layers}_{architecture}")
+            made.save_pretrained(folders[-1] / "model")
+            losses = [{"step": 1, "eval_loss": 9.0}, {"step": 2, "eval_loss": float(len(folders))}, {"step": 2}]
+            (folders[-1] / "trainer_state.json").write_text(json.dumps({"max_steps": 2, "log_history": losses}))
+    return folders
 
 
 @pytest.mark.slow
 def test_ladder_of_trainings_reads_their_last_losses_and_parameters(trainings, tmp_path, capsys):
-    folders = sorted(map(str, trainings.iterdir()))
-    assert ladder.main([*folders, "--out", str(tmp_path)]) == 0
+    assert ladder.main([*map(str, trainings), "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines() == [str(tmp_path / "report.html"), str(tmp_path / "report.md")]
-    runs = ladder.folder_runs(sorted(trainings.iterdir()))
-    assert [(x.arm, x.rung) for x in runs] == [
-        ("diff", "1 x 32"), ("transformer", "1 x 32"), ("diff", "2 x 64"), ("transformer", "2 x 64")
+    runs = ladder.folder_runs(trainings)
+    assert [(x.arm, x.rung, x.loss) for x in runs] == [
+        ("diff", "1 x 32", 1), ("transformer", "1 x 32", 2), ("diff", "2 x 64", 3), ("transformer", "2 x 64", 4)
     ]  # fmt: skip
-    for folder, x in zip(sorted(trainings.iterdir()), runs, strict=True):
-        history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
-        losses = [entry["eval_loss"] for entry in history if "eval_loss" in entry]
-        with safe_open(folder / "model/model.safetensors", "pt") as file:
-            number = sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
-        assert len(losses) == 2 and x.loss == losses[-1] and x.parameters == number
+    models = [AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(x / "model")) for x in trainings]
+    assert [x.parameters for x in runs] == [x.num_parameters() for x in models]
     text = (tmp_path / "report.md").read_text()
     assert "× 0.622" in text and "a line through two points" in text and "FLOPs" not in text
     assert (tmp_path / "figures/ladder.png").is_file()
 
 
-@pytest.mark.slow
 def test_trainings_of_one_size_are_seeds_and_unfinished_ones_are_errors(trainings, tmp_path, capsys):
-    first = next(trainings.iterdir())
+    first = trainings[0]
     assert [x.seed for x in ladder.folder_runs([first, first])] == [0, 1]
     shutil.copytree(first, tmp_path / "stopped")
     state = json.loads((first / "trainer_state.json").read_text())

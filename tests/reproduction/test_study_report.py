@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from made_up_study import changed, make_result, make_results, make_study
+from made_up_study import changed, make_results, make_study
 from matplotlib.figure import Figure as Canvas
 
 from diff_transformer.evaluation.render import markdown_page
@@ -65,32 +65,14 @@ def test_report_table_of_contrasts_has_the_findings(page):
     assert (design["p"], design["p, Holm"]) == ("< 0.0001", "< 0.0001")
     factor = rows["retrieval", "diff_no_norm_no_factor → diff_no_norm"]
     assert (factor["p"], factor["p, Holm"], factor["verdict"]) == ("–", "descriptive", "not learnt by either")
-    recall = rows["recall", "transformer → diff"]
-    assert recall["effect [95 %]"].startswith(f"× {(2 * 3 * 4 * 5 / (9 * 10**3)) ** 0.25:.3g} [")
-    assert (recall["test"], recall["p"], recall["verdict"]) == ("log-rank", "0.0351", "no difference shown")
-    subtraction = rows["text", "wide_norm → diff"]
-    assert (subtraction["verdict"], subtraction["p, Holm"]) == ("no difference shown", "1.0000")
     assert "-0.0000" not in page and "Effect on text: difference" in page and "Effect on recall: ratio" in page
-    opening = page.partition("\n## ")[0]
-    assert "Models of 1 million parameters, trained for 0.00064 to 0.0032 million tokens" in opening
-    assert "not finished" not in opening
 
 
-def test_report_shows_endpoints_beside_table_6(page):
-    """Tokens have no decimals, and a loss has two digits of its standard error."""
+def test_report_shows_the_losses_of_table_6(page):
     rows = {x["arm"]: x for x in table(page, "Validation loss of the paper, and our endpoints")}
     paper = {arm: row["paper"] for arm, row in rows.items()}
     losses = ("3.087", "3.088", "3.086", "3.062", "3.122")
     assert paper == dict(zip(("transformer", "wide", "wide_norm", "diff", "diff_no_norm"), losses, strict=True))
-    # 640 to 1,600 tokens: a mean of 1,120 and a standard error of 320 · √(5/3) / 2 = 207
-    assert rows["diff"]["recall"] == "1,120 ± 207"
-    assert rows["transformer"]["recall"] == "3,120 ± 80"  # 2,880 once, and 3,200
-    # 3.0 to 3.3: √(0.05 / 3) / 2 = 0.065
-    assert rows["transformer"]["text"] == "3.150 ± 0.065"
-    low, high = math.exp(-5.1), math.exp(-4.9)
-    error = (high - low) / 2 * math.sqrt(4 / 3) / 2
-    assert rows["diff"]["retrieval"] == f"{(low + high) / 2:.5f} ± {error:.5f}"
-    assert rows["wide"]["text"] == rows["diff_no_norm"]["recall"] == "–"
 
 
 def test_report_table_of_arms_has_endpoints_rates_and_kinds_of_rows(page):
@@ -124,20 +106,6 @@ def test_report_opening_names_registrations_and_diverged_runs():
     lost = {"experiment": "text", "arm": "diff", "seed": 12}
     diverged, _ = Report(STUDY, changed(RESULTS, lost, diverged=True, curve=[], batches=[])).opening()
     assert diverged == "The loss became infinite or NaN in text diff 12. These arms are not compared."
-
-
-def test_report_lists_hypotheses_margins_and_equal_arms():
-    text = STUDY.experiments["text"]
-    text = replace(text, endpoint=replace(text.endpoint, equal_within=0.02))
-    contrasts = {**STUDY.contrasts, "subtraction": replace(STUDY.contrasts["subtraction"], hypothesis="equal")}
-    page = markdown(replace(STUDY, experiments={**STUDY.experiments, "text": text}, contrasts=contrasts), RESULTS)
-    assert table(page, "What was asked, and expected") == [
-        {"contrast": "wide_norm → diff", "question": "Does the subtraction help?", "hypothesis": "equal"}
-    ]
-    rows = {(x["experiment"], x["contrast"]): x["verdict"] for x in table(page, "Contrasts")}
-    assert rows["text", "wide_norm → diff"] == "equal"
-    assert "- Equal on text: no difference is shown, and the 95 % interval, not corrected, is within ± 0.02." in page
-    assert "What was asked" not in markdown(STUDY, RESULTS) and "Equal on" not in markdown(STUDY, RESULTS)
 
 
 def test_report_pages_are_self_contained_and_figures_repeat(folder, page, tmp_path):
@@ -224,18 +192,6 @@ def test_report_of_an_unfinished_study_says_what_is_missing(tmp_path, monkeypatc
     assert page.startswith(f"# Made up\n\nThe study is not finished {told}")
     assert not re.search(r"\bnan\b", page) and html.stat().st_size > 2000
     assert ("There are no results yet." in page) == (list((tmp_path / "figures").iterdir()) == []) == (not results)
-
-
-def test_report_of_a_study_without_lambda_and_effect():
-    experiments = {"text": replace(STUDY.experiments["text"], arms=["transformer", "wide"])}
-    contrasts = {"width": Contrast("Do wide heads help?", ["transformer", "wide"])}
-    results = [
-        make_result("text", arm, seed, 1e-3, [[640, 3.0 + seed / 100, 0.5]], data="text", unigram_loss=4.0)
-        for arm in ("transformer", "wide")
-        for seed in (10, 11, 12, 13)
-    ]
-    page = markdown(replace(STUDY, experiments=experiments, contrasts=contrasts), results)
-    assert "| 0.0000 [0.0000, 0.0000] |" in page and LAMBDA not in page
 
 
 def test_report_draws_enormous_intervals():

@@ -268,25 +268,6 @@ def test_budget_rejects_other_models():
         model_flops_per_token(GPT2Config(), 1)
 
 
-@pytest.mark.slow
-def test_recipes_say_what_fits():
-    """recipes/pretrain/scaling.yaml on 8 GPUs, and recipes/README.md on one; V2 needs the most."""
-
-    def fits(size: str, length: int, rows: int, batch: int, **kwargs) -> bool:
-        layout = {"per_device_batch_size": rows, "gradient_accumulation_steps": batch // rows}
-        config = diff_v2_twin(DiffTransformerConfig.from_paper_size(size))
-        return sum(make_budget(config, length, **layout, **kwargs).memory.values()) <= 0.9 * 80e9
-
-    node, checkpointing = {"data_parallel": 8, "shard": 8}, {"activation_checkpointing": True}
-    assert fits("830M", 2048, 8, 16, data_parallel=8) and fits("1.4B", 2048, 8, 16, **node)
-    assert fits("2.8B", 2048, 4, 16, **node) and not fits("2.8B", 2048, 8, 16, **node)
-    assert fits("6.8B", 2048, 8, 16, **node, **checkpointing) and not fits("6.8B", 2048, 8, 16, **node)
-    assert fits("13.1B", 2048, 8, 16, **node, **checkpointing, sync_each_batch=True)
-    assert not fits("13.1B", 2048, 8, 16, **node, **checkpointing)
-    assert fits("3B", 4096, 2, 1024, **checkpointing) and not fits("3B", 4096, 2, 1024)
-    assert fits("1.4B", 65536, 1, 64, **checkpointing) and not fits("3B", 16384, 1, 64, **checkpointing)
-
-
 def test_docs_show_what_is_printed():
     config = DiffTransformerConfig.from_paper_size("3B")
     layout = {"data_parallel": 64, "shard": 64, "activation_checkpointing": True}

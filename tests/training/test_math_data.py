@@ -4,7 +4,6 @@
 import pytest
 from datasets import Dataset
 
-from diff_transformer import cl100k_tokenizer
 from diff_transformer.training.math_data import question_and_answer, reasoning_trace, tokenize_messages
 
 ANSWER = "<|begin_of_thought|>\n\nOkay, so 1/3 + 1/6.\n\n<|end_of_thought|>\n\n"
@@ -86,10 +85,3 @@ def test_stage_1_takes_its_columns_by_name(tokenizer):
     assert tokenizer.decode(rows[0]["input_ids"]) == expected
     reasons = ("a text with a special token in it", "an answer that changes the tokens before it")
     assert left_out == {"a question or answer that is empty or no text": 2, **dict.fromkeys(reasons, 1)}
-
-
-def test_math_data_rejects_a_template_that_rewrites_the_prompt():
-    tokenizer = cl100k_tokenizer(vocab_size=512)
-    tokenizer.chat_template = "{{ messages | length }}" + tokenizer.chat_template
-    with pytest.raises(ValueError, match="an answer that changes the tokens before it"):
-        tokenize_messages(Dataset.from_list([TRACE]), reasoning_trace, tokenizer, 16384)
