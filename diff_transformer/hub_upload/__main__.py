@@ -153,7 +153,7 @@ def stale_files(repo: ModelInfo | None, card: str, files: set[str]) -> list[str]
     remote = {sibling.rfilename for sibling in (repo and repo.siblings) or ()} - files
     linked = re.findall(r"\]\(((?:figures|results)/[^)]+)\)", card)
     loaded = filter_repo_objects([name for name in remote if "/" not in name], allow_patterns=LOADED)
-    return sorted({*loaded, *(remote & {*linked})})
+    return sorted({*loaded, *remote.intersection(linked)})
 
 
 def push(files: dict[str, Path], repo: ModelInfo | None, stale: list[str], options: argparse.Namespace) -> CommitInfo:
