@@ -69,7 +69,7 @@ class Report:
         if len(registrations) > (None in registrations):
             named = [f"{n} runs in {commit or 'no commit'}" for commit, n in registrations.items()]
             told.append(
-                f"Registered before it ran. So far: {', '.join(named)}, the commit that last changed the study file, "
+                f"Registered before it ran: {', '.join(named)}, the commit that last changed the study file, "
                 "with its experiments, hypotheses and primary contrasts. findings.py and statistics.py in it are the "
                 "analysis."
             )

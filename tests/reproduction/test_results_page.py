@@ -104,3 +104,29 @@ def test_the_sentences_of_the_readme_and_of_docs_diff_v2_agree_with_the_results(
     # Of docs/diff_v2.md
     low, high = (math.exp(x) for x in rows["needles", "v2"].comparison.interval)
     assert 1.15 < low < high < 1.55
+
+
+VERDICTS_OF_UPCYCLE = {
+    update.BETTER: "text convert, text convert_with_noise, text heads",
+    update.WORSE: "text more_queries, text rate_of_lambda, needles more_queries",
+    update.EQUAL: "text lambda, text noise, text more_noise, text redrawn",
+    update.NOT_SHOWN: "needles convert, needles convert_with_noise",
+}
+
+
+def test_the_sentences_of_docs_upcycling_agree_with_the_results():
+    (report,) = (report for folder, report in update.reports().items() if folder.name == "upcycle")
+    rows = {(x.experiment, x.name): x for x in report.findings}
+    for verdict, contrasts in VERDICTS_OF_UPCYCLE.items():
+        for contrast in contrasts.split(", "):
+            assert rows[tuple(contrast.split())].verdict == verdict, contrast
+    assert {x.verdict for x in report.findings if x.experiment == "recall"} == {update.NOT_SHOWN}
+    text = (ROOT / "docs/upcycling.md").read_text(encoding="utf-8")
+    for name in ("convert", "heads", "rate_of_lambda"):
+        assert f" {abs(rows['text', name].comparison.effect):.4f}" in text
+    assert max(map(abs, rows["text", "convert"].comparison.interval)) < 0.01
+    low, high = (math.exp(x) for x in rows["needles", "more_queries"].comparison.interval)
+    assert 1.1 < low < high < 1.5
+    needles = report.study.experiments["needles"]
+    rates = [tuned(needles, "needles", arm, report.results)[1] for arm in ("more_heads", "upcycled")]
+    assert rates[0] == rates[1] / 4
