@@ -358,6 +358,8 @@ RESULT = ROOT / "benchmarks/results/kernel_model_2026-11-22"
 @pytest.mark.compile
 @pytest.mark.parametrize("architecture", ["86", "90", "100"])  # each with tensor instructions of its own
 def test_kernel_model_repeats_the_committed_row_of_a_kernel(kernel_model, tmp_path, architecture):
+    if f"triton {kernel_model.triton.__version__};" not in RESULT.with_suffix(".md").read_text():
+        pytest.skip("another version of triton compiles otherwise")
     which = [architecture, "64", "dkdv"]
     [committed] = [row for row in read(RESULT.with_suffix(".csv")) if list(row.values())[:3] == which]
     arguments = ["--kernels", "dkdv", "--architectures", architecture, "--head-dims", "64"]

@@ -296,6 +296,7 @@ def test_a_mask_that_is_learnt_has_its_gradient(tiny_config, length):
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")  # from torch 2.14 on
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # tracing reads every attribute
 @torch.no_grad()
 def test_a_traced_model_follows_the_mask_and_the_length(tiny_config):

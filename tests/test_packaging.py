@@ -2,6 +2,7 @@
 """What is published: the files of both distributions, the checks before a release, and the workflows that run them."""
 
 import re
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -49,7 +50,7 @@ def test_workflows_run_targets_of_the_makefile(workflow):
             word
             for step in job["steps"]
             for line in re.findall(r"^make (.*)", step.get("run", ""), re.MULTILINE)
-            for word in line.split()
+            for word in shlex.split(line)
             if "=" not in word
         }
         assert called <= targets, f"{name} runs targets that the Makefile lacks"
