@@ -36,8 +36,9 @@ class RunOptions:
         if self.gradient_checkpointing not in (None, self.activation_checkpointing):
             raise ValueError("gradient_checkpointing was given; use its new name, activation_checkpointing.")
         self.gradient_checkpointing = self.activation_checkpointing  # the only name before transformers 5.23
-        if not 0.0 <= self.lambda_lr_multiplier < math.inf:
-            raise ValueError(f"lambda_lr_multiplier={self.lambda_lr_multiplier} was given; it must be at least 0.")
+        for name in ("lambda_lr_multiplier", "learning_rate", "weight_decay"):  # torch would reject the last two later
+            if not 0 <= (value := getattr(self, name)) < math.inf:
+                raise ValueError(f"{name}={value} was given; it must be at least 0.")
         for name in ("total_tokens", "tokens_per_step"):
             if (value := getattr(self, name)) is not None and not 1 <= value < math.inf:
                 raise ValueError(f"{name}={value} was given; it must be at least 1.")

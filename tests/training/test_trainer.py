@@ -5,6 +5,7 @@ import json
 import math
 import os
 import signal
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -91,14 +92,14 @@ def test_lambda_lr_multiplier_holds_throughout_the_schedule(make_trainer, make_m
     assert seen == [[rate, rate, rate / 4] for rate in (0.0, 0.5e-3, 1e-3, 0.5e-3)]
 
 
-def test_arguments_are_run_arguments_with_a_multiplier_of_at_least_0(tiny_config, training_arguments, tmp_path):
+def test_arguments_are_run_arguments_with_rates_of_at_least_0(tiny_config, training_arguments, tmp_path):
     args = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
     with pytest.raises(TypeError, match="args is TrainingArguments; RunTrainer needs RunArguments"):
         RunTrainer(DiffTransformerForCausalLM(tiny_config()), args)
     assert training_arguments(lambda_lr_multiplier=0.0).lambda_lr_multiplier == 0.0
-    for multiplier in (-0.1, math.nan, math.inf):
-        with pytest.raises(ValueError, match=f"^lambda_lr_multiplier={multiplier} was given"):
-            training_arguments(lambda_lr_multiplier=multiplier)
+    for name, value in product(("lambda_lr_multiplier", "learning_rate", "weight_decay"), (-0.1, math.nan, math.inf)):
+        with pytest.raises(ValueError, match=f"^{name}={value} was given"):
+            training_arguments(**{name: value})
 
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen"])
