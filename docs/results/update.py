@@ -156,9 +156,10 @@ def of_upcycle(report: Report) -> list[str]:
     contrast = study.contrasts["more_queries"]
     effects = at_equal_rates(needles, "needles", contrast, report.results)
     at_equal = ", ".join(f"× {math.exp(np.mean(found)):.2f} at {rate:g}" for rate, found in effects.items())
+    assert all(x.curve for x in report.results), "the last sentence is wrong"
     return [
         UPCYCLING,
-        f"Three expectations did not hold: the arms of the three primary contrasts are not equal on `text`. V2 has "
+        "Three expectations did not hold: the arms of the three primary contrasts are not equal on `text`. V2 has "
         f"{100 * more['upcycled']:.0f} % more parameters than the Transformer, `more_heads` "
         f"{100 * more['more_heads']:.0f} %.",
         f"On `needles` {len(lowest)} of {len(rates)} arms have the lowest rate of their grid, {min(lowest):g}, "
