@@ -2,13 +2,16 @@
 """Text and tables: datasets of the Hub, local files and folders, and the Python standard library's own sources."""
 
 import json
+import lzma
 import re
 import sysconfig
+import zlib
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import filterfalse, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import fsspec
 
@@ -137,9 +140,11 @@ def load_documents(
         Rows of `text`, with `source_column` of `source`, and from .jsonl and .txt (a document each) of `fault`: why a
         line or file has no text, or None. Rows of `input_ids` without a text are packed already, and left unchanged.
 
-    Raises ValueError for a corpus, configuration, split or column that does not exist; the message lists what does.
+    Raises ValueError for a corpus, configuration, split or column that does not exist (the message lists what does),
+    and for a compressed file that ends too early.
     """
     from datasets import Dataset, Features, IterableDataset, Value
+    from datasets.exceptions import DatasetGenerationError
 
     # Their name -> ours, the text first
     names = {text_column: "text"} | ({} if source_column is None else {source_column: "source"})
@@ -164,7 +169,12 @@ def load_documents(
     if streaming:
         return IterableDataset.from_generator(_read_files, features=features, gen_kwargs=options)
     processes = min(num_proc, len(files)) if num_proc else None
-    return Dataset.from_generator(_read_files, features=features, gen_kwargs=options, num_proc=processes)
+    try:
+        return Dataset.from_generator(_read_files, features=features, gen_kwargs=options, num_proc=processes)
+    except DatasetGenerationError as error:
+        if isinstance(error.__cause__, ValueError):  # ours; of another process it is but a text
+            raise error.__cause__ from None
+        raise
 
 
 def fault_of(text: Any, max_characters: int | None = None) -> str | None:
@@ -216,7 +226,7 @@ def _read_files(
     Arrow cannot hold what is not Unicode: `fault` takes its place.
     """
     for name, *_ in files:
-        with fsspec.open(name, "rb", compression="infer") as file:
+        with _opened(name) as file:
             if _kind(Path(name)) == ".txt":
                 try:
                     yield {"text": file.read().decode("utf-8-sig"), "fault": None}
@@ -234,10 +244,20 @@ def _read_files(
                 yield document
 
 
+@contextmanager
+def _opened(name: str) -> Iterator[IO[bytes]]:
+    """The file, decompressed."""
+    try:
+        with fsspec.open(name, "rb", compression="infer") as file:
+            yield file
+    except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+        raise ValueError(f"{name} cannot be read to its end: {error}. Fetch it again, or move it away.") from error
+
+
 def _first_rows(files: list[Path]) -> Iterator[dict[str, Any]]:
     """Those in the first lines of each file: a file may be empty, and a line broken."""
     for file in files:
-        with fsspec.open(str(file), "rb", compression="infer") as lines:
+        with _opened(str(file)) as lines:
             yield from filter(None, map(_row_of, islice(lines, 100)))
 
 

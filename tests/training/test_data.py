@@ -1,8 +1,10 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """Corpora as rows: what is read, how it is packed, what is left out, and what a resumed run sees."""
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import re
 from pathlib import Path
@@ -326,6 +328,16 @@ def test_broken_lines_and_text_files_affect_no_others(tmp_path, tokenizer, warni
     train, _ = load_rows(arguments(tmp_path / "texts", streaming=streaming), tokenizer)
     assert [row for row in listed(train) if row] == [line_of(["café"], tokenizer)]
     assert warnings[-1].endswith("1 skipped (1 invalid Unicode).")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_truncated_file_is_named(tmp_path, streaming):
+    lines = write_lines(tmp_path / "a.jsonl", [{"text": f"{i * 7919}"} for i in range(3000)]).read_bytes()
+    for kind, compress, share in (("gz", gzip.compress, 0.9), ("xz", lzma.compress, 0.9), ("bz2", bz2.compress, 0.01)):
+        file = tmp_path / f"b.jsonl.{kind}"
+        file.write_bytes(compress(lines)[: int(len(compress(lines)) * share)])
+        with pytest.raises(ValueError, match=f"{re.escape(str(file))} cannot be read to its end: .*Fetch it again"):
+            list(arguments(file, streaming=streaming).load_documents())
 
 
 def stream_of(texts) -> IterableDataset:
