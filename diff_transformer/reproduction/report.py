@@ -47,6 +47,11 @@ _EFFECTS = {
     "log_loss": "ratio of the validation losses (geometric means)",
     "tokens": "ratio of the tokens until the accuracy (geometric means)",
 }
+_NOTES_ON_TOKENS = [
+    "Where the log-rank test and the ratio of tokens have different directions, neither arm can be called faster, and "
+    "p is 1. Runs that never reach the accuracy count with all their tokens, which makes a ratio too close to 1; arms "
+    "with such runs are not called equal."
+]
 
 
 class Report:
@@ -105,6 +110,7 @@ class Report:
         asked: list[list] = [
             [" → ".join(x.arms), x.question, x.hypothesis] for x in self.study.contrasts.values() if x.hypothesis
         ]
+        has_tokens = any(self._kind(x) == "tokens" for x in compared)
         margins = {name: x.endpoint.equal_within for name, x in self.study.experiments.items()}
         return Section(
             title="What each part of the design does",
@@ -120,10 +126,8 @@ class Report:
             notes=[
                 *(f"Effect on {name}: {_EFFECTS[self._kind(name)]}; less is better." for name in compared),
                 "Detectable: the effect that a repetition would find in 80 % of cases, for primary contrasts at the "
-                "strictest level of Holm's method; for tokens as a ratio of hazards.",
-                "Where the log-rank test and the ratio of tokens have different directions, neither arm can be called "
-                "faster, and p is 1. Runs that never reach the accuracy count with all their tokens, which makes a "
-                "ratio too close to 1; arms with such runs are not called equal.",
+                f"strictest level of Holm's method{'; for tokens as a ratio of hazards' * has_tokens}.",
+                *(_NOTES_ON_TOKENS if has_tokens else []),
                 *(
                     f"On {name}, {' and '.join(never)} never reached the accuracy, at any learning rate. All rates "
                     "tie then, and the lowest is taken: their ratios say which arm is faster, and not by how much."

@@ -68,6 +68,12 @@ def test_report_table_of_contrasts_has_the_findings(page):
     assert "-0.0000" not in page and "Effect on text: difference" in page and "Effect on recall: ratio" in page
 
 
+def test_report_explains_the_log_rank_test_where_tokens_are_compared(page):
+    without = markdown(STUDY, [x for x in RESULTS if x.experiment != "recall"])
+    told = ["log-rank test" in x and "ratio of hazards" in x for x in (page, without)]
+    assert told == [True, False] and "at the strictest level of Holm's method." in without
+
+
 def test_report_shows_the_losses_of_table_6(page):
     rows = {x["arm"]: x for x in table(page, "Validation loss of the paper, and our endpoints")}
     paper = {arm: row["paper"] for arm, row in rows.items()}
