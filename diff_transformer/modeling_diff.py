@@ -22,7 +22,7 @@ from transformers.modeling_layers import (
 )
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, auto_docstring, logging
+from transformers.utils import TransformersKwargs, logging
 from transformers.utils.import_utils import is_tracing
 
 from .attention_diff import (
@@ -167,7 +167,6 @@ class DiffTransformerDecoderLayer(DiffTransformerBaseDecoderLayer):
     attention_class = DiffTransformerAttention
 
 
-@auto_docstring
 class DiffTransformerPreTrainedModel(DiffTransformerBasePreTrainedModel):
     """What the models share: initial weights, and what transformers must know of the classes."""
 
@@ -211,7 +210,6 @@ class DiffTransformerPreTrainedModel(DiffTransformerBasePreTrainedModel):
         return super().get_correct_attn_implementation(requested_attention, is_init_check)
 
 
-@auto_docstring
 class DiffTransformerModel(DiffTransformerPreTrainedModel, DiffTransformerBaseModel):
     """The decoder without a head: identical to Llama's, except for the attention and for packed documents."""
 
@@ -236,10 +234,9 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel, DiffTransformerBaseMo
         return prepare_attention(self.config, inputs_embeds, *inputs, **options, **kwargs)
 
 
-@auto_docstring
 class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, DiffTransformerBaseForCausalLM, GenerationMixin):
-    r"""
-    identical to Llama's, except that continuous batching switches from flash_diff to sdpa.
+    """The decoder with a language modeling head: identical to Llama's, except that continuous batching switches from
+    flash_diff to sdpa.
 
     ```python
     >>> import diff_transformer

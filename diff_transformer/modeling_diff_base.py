@@ -105,7 +105,6 @@ class DiffTransformerBaseDecoderLayer(GradientCheckpointingLayer):
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
 
-@auto_docstring
 class DiffTransformerBasePreTrainedModel(PreTrainedModel):
     config: DiffTransformerBaseConfig
     base_model_prefix = "model"
@@ -154,7 +153,6 @@ class DiffTransformerBasePreTrainedModel(PreTrainedModel):
             type(self).__module__, type(self).__name__ = names
 
 
-@auto_docstring
 class DiffTransformerBaseModel(DiffTransformerBasePreTrainedModel):
     layer_class: type[DiffTransformerBaseDecoderLayer]
 

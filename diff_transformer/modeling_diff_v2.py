@@ -28,7 +28,7 @@ from transformers.modeling_layers import (
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, auto_docstring
+from transformers.utils import TransformersKwargs
 from transformers.utils.generic import is_flash_attention_requested
 
 from .attention_diff_base import additive_mask, reject_dropout, takes_cache, update_cache
@@ -189,7 +189,6 @@ class DiffTransformerV2DecoderLayer(DiffTransformerBaseDecoderLayer):
     attention_class = DiffTransformerV2Attention
 
 
-@auto_docstring
 class DiffTransformerV2PreTrainedModel(DiffTransformerBasePreTrainedModel):
     """What the models share: initial weights, and what transformers must know of the classes."""
 
@@ -209,7 +208,6 @@ class DiffTransformerV2PreTrainedModel(DiffTransformerBasePreTrainedModel):
     }
 
 
-@auto_docstring
 class DiffTransformerV2Model(DiffTransformerV2PreTrainedModel, DiffTransformerBaseModel):
     """The decoder without a head: identical to Llama's, except for the attention and for packed documents."""
 
@@ -221,9 +219,8 @@ class DiffTransformerV2Model(DiffTransformerV2PreTrainedModel, DiffTransformerBa
             self._tp_plan = {name: style for name, style in self._tp_plan.items() if not name.endswith("_norm")}
 
 
-@auto_docstring
 class DiffTransformerV2ForCausalLM(DiffTransformerV2PreTrainedModel, DiffTransformerBaseForCausalLM, GenerationMixin):
-    """identical to Llama's."""
+    """The decoder with a language modeling head: identical to Llama's."""
 
     model_class = DiffTransformerV2Model
 
