@@ -101,10 +101,7 @@ def recorded(module, settings) -> dict[str, Any]:
     left_out = getattr(module, "UNRECORDED", ())
     kept = {name: value for name, value in asdict(settings).items() if name not in left_out}
     for name in {"dataset", "train_dataset", "data_dir"} & set(kept):
-        if isinstance(kept[name], str):
-            kept[name] = located(kept[name])
-        elif kept[name]:  # NAME=PATH
-            kept[name] = [f"{x}={located(path)}" for x, _, path in (entry.partition("=") for entry in kept[name])]
+        kept[name] = kept[name] and located(kept[name])
     return kept
 
 

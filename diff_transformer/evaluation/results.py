@@ -6,6 +6,7 @@ has a key (`{"length": 4096, "needles": 4}`), measures (`{"accuracy": {"value": 
 that a figure needs. A cell is written as soon as it is finished, so that a run that was stopped resumes with the next.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -153,10 +154,11 @@ class Results:
             logger.warning(f"{self.path}: {len(different) - len(missing)} of {len(different)} cells exist already.")
         return missing
 
-    def check_sources(self, sources: Mapping[str, str]) -> None:
-        """Raises ValueError if a cell's dataset now has another source than when it was measured."""
+    def check_sources(self, sources: Mapping[str, str], named: str = "dataset") -> None:
+        """Raises ValueError if a cell's dataset, which is `named` so in its key, now has another source than when it
+        was measured."""
         for cell in self.cells:
-            dataset, source = cell.key["dataset"], cell.data["source"]
+            dataset, source = cell.key[named], cell.data["source"]
             if sources.get(dataset, source) != source:
                 raise ValueError(
                     f"{self.path} has cells of {dataset} from {source}, not from {sources[dataset]}. Choose another "
@@ -228,6 +230,11 @@ class Journal:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(self.records[id]) + "\n")
+
+
+def digest(*content: Any) -> str:
+    """For the id of a record: of everything that the record depends on, so that no other one is taken for it."""
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
 class ResultSet:

@@ -239,4 +239,4 @@ def model_index(found: Sections, repo_id: str) -> list[EvalResult]:
 
 def _dataset(cell: Cell, settings: dict[str, Any]) -> str | None:
     """The Hub's dataset on which a cell was measured."""
-    return hub_id(cell.key.get("dataset") or cell.data.get("dataset") or settings.get("dataset"))
+    return hub_id(cell.data.get("source") or settings.get("dataset"))

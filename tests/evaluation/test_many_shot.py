@@ -98,7 +98,7 @@ def test_sources_have_the_published_prompts_and_words():
     fine |= {"DESC:desc": "description description", "LOC:mount": "location mountain", "NUM:date": "numeric date"}
     assert {code: SOURCES["trec_fine"].readable(code) for code in fine} == fine
     assert find_source("org/set")[1] == Source("org/set") and find_source("org/set")[0] == "set"
-    assert find_source("clinic150")[1].config == "plus" and find_source("clinic150=here")[1].config is None
+    assert find_source("clinic150")[1].config == find_source("clinic150=here")[1].config == "plus"
 
 
 @pytest.mark.parametrize(

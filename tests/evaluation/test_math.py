@@ -8,7 +8,7 @@ import pytest
 import torch
 from rows import ROWS, write_jsonl, write_rows
 
-from diff_transformer.evaluation.__main__ import Options
+from diff_transformer.evaluation.__main__ import Options, recorded
 from diff_transformer.evaluation.comparison import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
 from diff_transformer.evaluation.generate import Generated
 from diff_transformer.evaluation.protocols import math as protocol
@@ -63,18 +63,16 @@ def test_run_scores_correct_solutions_one_and_wrong_ones_zero(diff, tmp_path, an
             assert [m.value for m in cell.measures.values()] == [score, 7, 0, 0, 0], name
 
 
-def test_measure_by_hand(tmp_path, monkeypatch):
-    journal = Journal(tmp_path / "journal.jsonl")
-    solutions = [("\\boxed{3}", 10, True), ("\\boxed{4}", 20, True)]
-    solutions += [("3, so the answer is 3", 90, False), ("?", 0, False)]
-    for i, solution in enumerate(solutions):
-        journal.add(str(i), **Generated(*solution)._asdict())
+def test_measure_by_hand(monkeypatch):
+    written = [("\\boxed{3}", 10, True), ("\\boxed{4}", 20, True)]
+    written += [("3, so the answer is 3", 90, False), ("?", 0, False)]
+    solutions = [Generated(*x)._asdict() for x in written]
     problems = [protocol.MathProblem("1 + 2 = ?", "3")] * 4
-    measures = protocol.measure(problems, journal)
+    measures = protocol.measure(problems, solutions)
     assert [measure.value for measure in measures.values()] == [0.5, 30, 0.5, 0, 0]
     outcomes = ["timed out", "crashed", "right", "crashed"]
     monkeypatch.setattr(protocol, "grade", lambda pairs: outcomes[: len(list(pairs))])
-    measures = protocol.measure(problems, journal)
+    measures = protocol.measure(problems, solutions)
     assert [measures[name].value for name in ("accuracy", "timed_out", "crashed")] == [0.25, 0.25, 0.5]
 
 
@@ -92,6 +90,33 @@ def test_run_resumes_with_the_next_problem(diff, tmp_path, stop_after):
     assert plain[0] == plain[1]
     journals = [resumed.journal(name).path.read_text() for name in settings.benchmarks]
     assert [journal.count("\n") for journal in journals] == [3, 3], "a solution was written twice"
+
+
+def test_run_adds_a_benchmark_from_another_place_and_rejects_another_source(diff, tmp_path, answering):
+    answering(lambda i: Generated("\\boxed{1500}", 7, True))
+    first, second = (write_rows(tmp_path / name) for name in ("first", "second"))
+    hub = protocol.Arguments(["gsm8k"], max_new_tokens=6, dataset=[f"gsm8k={first}/gsm8k/test.jsonl"])
+    for settings, benchmarks in ((hub, ["gsm8k"]), (replace(hub, data_dir=second), ["gsm8k", "mawps"])):
+        results = Results.open(tmp_path / "out", "math", {"label": "DIFF"}, recorded(protocol, settings), 0)
+        cells = run(diff, replace(settings, benchmarks=benchmarks), results)
+    sources = {name: cell.data["source"] for name, cell in cells.items()}
+    assert sources == {"gsm8k": f"{first}/gsm8k/test.jsonl", "mawps": f"{second}/mawps/test.jsonl"}
+    with pytest.raises(ValueError, match=f"cells of gsm8k from {first}/gsm8k/test.jsonl, not from {second}/gsm8k/"):
+        run(diff, protocol.Arguments(data_dir=second), results)
+
+
+def test_run_keeps_solutions_of_the_same_prompts_alone(diff, tmp_path, answering, stop_after):
+    """A benchmark that was stopped, and resumed with other problems in its place."""
+    answering(lambda i: Generated("\\boxed{1}", 7, True))
+    path, settings = tmp_path / "gsm8k.jsonl", protocol.Arguments(["gsm8k"], str(tmp_path), max_new_tokens=6)
+    rows = [{"question": f"{i}?", "answer": "#### 1"} for i in range(3)]
+    write_jsonl(path, rows)
+    with stop_after(Journal, "add", 2):
+        run(diff, settings, open_results(tmp_path / "out", settings))
+    write_jsonl(path, [rows[0], rows[1], {"question": "another?", "answer": "#### 2"}])
+    answering(lambda i: Generated("\\boxed{2}", 7, True))
+    cells = run(diff, settings, open_results(tmp_path / "out", settings))
+    assert cells["gsm8k"]["accuracy"] == 2 / 3, "of the second problem alone there was a solution"
 
 
 def test_run_begins_its_file_before_the_first_solution(diff, tmp_path, answering):
@@ -162,7 +187,7 @@ def test_report_of_figure_10(diff, tmp_path, answering):
     assert accuracy.columns == ["benchmark", PAPER_TRANSFORMER, PAPER_DIFF, "DIFF", DIFFERS]
     assert accuracy.rows[0][:3] == ["GSM-8K", 41.2, 42.6] and accuracy.rows[-1][:3] == ["Average", 43.3, 50.8]
     differs = "max new tokens 100 (paper: 16,384); "
-    assert accuracy.rows[1][-1] == f"{differs}not stated in the paper: samples 2, dataset {data}/math/test.jsonl"
+    assert accuracy.rows[1][-1] == f"{differs}not stated in the paper: samples 2, source {data}/math/test.jsonl"
     assert length.rows[-1][:3] == ["Average", 6913, 6144] and section.paper == "Figure 10"
     assert length.rows[-1][3].value == section.tables[2].rows[0][1].value == 50
     (tmp_path / "data" / "gsm8k" / "test.jsonl").unlink()
@@ -184,7 +209,7 @@ def test_report_of_a_part_of_figure_9(diff, tmp_path, answering):
     # One of two is correct in MAWPS, none in CARP: 50 and 0, and their mean
     assert mawps[:3] == ["MAWPS", None, None] and [m.value for m in mawps[3:5]] == [50, 50]
     assert carp[3].value == 0 and carp[4] is None
-    assert mawps[-1] == f"not stated in the paper: samples 2, dataset {data}/mawps/test.jsonl"
+    assert mawps[-1] == f"not stated in the paper: samples 2, source {data}/mawps/test.jsonl"
     assert average[:3] == ["Average", None, None] and average[4] is None
     assert average[3].value == 25 and average[3].stderr == pytest.approx(sqrt(50**2 + 0) / 2)
     assert average[-1].endswith("2 benchmarks (paper: 8)")

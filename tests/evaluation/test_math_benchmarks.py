@@ -67,6 +67,38 @@ def test_load_problems_draws_a_limit_by_the_seed(write):
     assert load_problems("mawps", path, limit=100) == everything
 
 
+CARD = """---
+configs:
+- {config_name: socratic, data_files: [{split: train, path: s/a.jsonl}, {split: test, path: s/b.jsonl}]}
+- {config_name: main, data_files: [{split: train, path: m/a.jsonl}, {split: test, path: m/b.jsonl}]}
+---
+"""
+
+
+def test_load_problems_of_a_copy_has_the_published_configuration_and_splits(tmp_path):
+    def rows(name, file, *numbers):
+        row = ROWS[name][0]
+        column = "question" if "question" in row else "Question"
+        return write_jsonl(tmp_path / name / file, [{**row, column: f"{i}?"} for i in numbers])
+
+    def numbers(name, place):
+        return [int(x.question.split()[-1][:-1]) for x in load_problems(name, str(tmp_path / place))]
+
+    for i, file in enumerate(("m/a", "m/b", "s/a", "s/b")):
+        rows("gsm8k", f"{file}.jsonl", i)
+    (tmp_path / "gsm8k" / "README.md").write_text(CARD)
+    for split, i in (("train", 0), ("test", 1)):
+        rows("svamp", f"{split}.jsonl", i)
+    rows("asdiv", "validation.jsonl", 5)
+    rows("math", "test.jsonl")
+    rows("college_math", "test.jsonl", 6)
+    assert numbers("gsm8k", "gsm8k") == [1] and numbers("svamp", "svamp") == [0, 1]
+    assert numbers("svamp", "svamp/test.jsonl") == [1] and numbers("college_math", "college_math") == [6]
+    assert numbers("asdiv", "asdiv") == [5], "published as validation"
+    (tmp_path / "asdiv/validation.jsonl").rename(tmp_path / "asdiv/test.jsonl")
+    assert numbers("asdiv", "asdiv") == [5]
+
+
 def test_find_datasets(tmp_path, monkeypatch):
     folder = write_rows(tmp_path / "data")
     (tmp_path / "data" / "mawps" / "test.jsonl").rename(tmp_path / "data" / "mawps.jsonl")

@@ -49,13 +49,13 @@ def results(pristine, tmp_path_factory) -> Path:
     text.write_text("The quick brown fox jumps over the lazy dog. " * 40)
     command = ["evaluate", "nll_by_position", "--model", f"here={pristine}", "--dataset", str(text), "--length", "64"]
     assert evaluate([*command, "--documents", "1", "--out", str(folder), "--device", "cpu"]) == 0
-    math = {"prompt": "cot", "data_dir": None, "dataset": [], "max_new_tokens": None, "chat": False, "limit": None}
+    math = {"prompt": "cot", "max_new_tokens": None, "chat": False, "limit": None}
     identity = load_model(f"here={pristine}", device="cpu").identity
     of_math = Results.open(folder, "math", identity, math, 0)
     for name, dataset, share in (("gsm8k", "openai/gsm8k", 3 / 7), ("svamp", "/data/me/svamp.jsonl", 1 / 7)):
         measures = {name: Measure(share, 7, 0.1) for name in ("accuracy", *SHARES)}
         measures["length"] = Measure(100 * share, 7)
-        of_math.add({"benchmark": name}, measures, {"dataset": dataset, "chat": False})
+        of_math.add({"benchmark": name}, measures, {"source": dataset, "chat": False})
     other = {**identity, "label": "other", "name": "other", "revision": "sha256:0"}
     Results.open(folder, "math", other, math, 0).save()
     return folder

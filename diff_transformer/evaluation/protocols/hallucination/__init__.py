@@ -6,8 +6,6 @@ accurate, given the reference and the document, as far as the model read it. Bot
 Without a judge the outputs are kept, and a later run has them judged.
 """
 
-import hashlib
-import json
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -23,7 +21,7 @@ from ...comparison import UNSTATED, Comparison, Row
 from ...generate import Batches, iterate_texts
 from ...models import LoadedModel
 from ...render import Section
-from ...results import Journal, Measure, Results, ResultSet
+from ...results import Journal, Measure, Results, ResultSet, digest
 from .judge import PROMPT, Judge
 from .samples import TASKS, draw, load_rows
 
@@ -93,7 +91,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     for name, drawn in samples_of.items():
         task = TASKS[name]
         how = (model, task.max_new_tokens, task.stop, "skip_breaks")
-        ids = [f"{sample.id}/{_digest(*how, sample.prompt)}" for sample in drawn]
+        ids = [f"{sample.id}/{digest(*how, sample.prompt)}" for sample in drawn]
         missing = [i for i, id in enumerate(ids) if id not in outputs]
         inputs = (loaded.model, loaded.tokenizer, [drawn[i].prompt for i in missing], task.max_new_tokens)
         texts = iterate_texts(*inputs, batches, [task.stop], skip_breaks=True)
@@ -130,7 +128,7 @@ def ask(
     """The judge's replies to (document, reference, output) by id, as records; it is not asked again for those in the
     journal."""
     prompts = {id: PROMPT.format(document=d, ground_truth=r, output=o) for id, (d, r, o) in questions.items()}
-    ids = {f"{id}/{_digest(judge.model, judge.max_tokens, prompt)}": prompt for id, prompt in prompts.items()}
+    ids = {f"{id}/{digest(judge.model, judge.max_tokens, prompt)}": prompt for id, prompt in prompts.items()}
     missing = {id: prompt for id, prompt in ids.items() if id not in journal}
     with judge.connect() as client, ThreadPoolExecutor(concurrency) as pool:
         futures = {pool.submit(judge.ask, client, prompt): id for id, prompt in missing.items()}
@@ -140,11 +138,6 @@ def ask(
         finally:
             pool.shutdown(cancel_futures=True)  # after a failure or an interrupt no request begins
     return [journal.records[id] for id in ids]
-
-
-def _digest(*content: Any) -> str:
-    """A digest of everything that a record depends on, so that no other record is taken for it."""
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
 def section(results: ResultSet) -> Section:

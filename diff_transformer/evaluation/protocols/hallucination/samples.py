@@ -5,12 +5,11 @@ import json
 import random
 import zipfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from huggingface_hub import hf_hub_download
 
-from ....text_data import load_table
+from ....text_data import load_copy
 from ...models import LoadedModel, check_length, max_positions
 from ...text import check_enough, prompt_ids, start_ids
 
@@ -87,8 +86,7 @@ def load_rows(task: JudgedTask, source: str) -> "Dataset":
     from datasets import Dataset
 
     if source != LONGBENCH:
-        config = None if Path(source).expanduser().exists() else task.config
-        return load_table(source, config, "test", task.columns)
+        return load_copy(source, task.source, task.config, "test", task.columns)
     try:
         path = hf_hub_download(LONGBENCH, "data.zip", repo_type="dataset", revision=LONGBENCH_REVISION)
     except (ValueError, OSError) as error:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from ....text_data import load_table
+from ....text_data import load_copy
 from ...text import check_enough, start_ids
 from .labels import continuation_ids, label_ids
 
@@ -79,7 +79,7 @@ def find_source(spec: str) -> tuple[str, Source]:
     a local folder."""
     name, equals, path = spec.partition("=")
     if name in SOURCES:
-        return name, replace(SOURCES[name], dataset=path, config=None) if equals else SOURCES[name]
+        return name, replace(SOURCES[name], dataset=path) if equals else SOURCES[name]
     return (name, Source(path)) if equals else (Path(name).name, Source(name))
 
 
@@ -91,17 +91,18 @@ def load_task(name: str, source: Source) -> ClassificationTask:
     path = Path(source.dataset).expanduser()
     if path.is_file() or (path / "state.json").is_file():
         raise ValueError(f"{path} has one split, not train and test. Name a folder with train.jsonl and test.jsonl.")
-    task = ClassificationTask(name, source, _read(source, "train"), _read(source, "test"))
+    published = SOURCES.get(name, source).dataset
+    task = ClassificationTask(name, source, *(_read(source, published, split) for split in ("train", "test")))
     unknown = {example.label for example in task.test} - {example.label for example in task.train}
     if unknown:
         raise ValueError(f"{path}: 'train' has no example of labels of 'test': {', '.join(sorted(unknown)[:5])}.")
     return task
 
 
-def _read(source: Source, split: str) -> list[Example]:
+def _read(source: Source, published: str, split: str) -> list[Example]:
     from datasets import ClassLabel
 
-    rows = load_table(source.dataset, source.config, split, ["text", source.label_column])
+    rows = load_copy(source.dataset, published, source.config, split, ["text", source.label_column])
     feature, examples = rows.features[source.label_column], []
     for text, label in zip(rows["text"], rows[source.label_column], strict=True):
         if isinstance(feature, ClassLabel) and label is not None:

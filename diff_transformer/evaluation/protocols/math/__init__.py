@@ -9,6 +9,7 @@ number. math-verify grades it. Finished solutions are kept in a journal beside t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tqdm.auto import tqdm
 
@@ -19,12 +20,12 @@ from ...comparison import UNSTATED, Comparison, Row, percent
 from ...generate import Batches, iterate_continuously, iterate_texts
 from ...models import LoadedModel, check_length
 from ...render import Figure, Section, Table, color
-from ...results import Cell, Journal, Measure, Results, ResultSet, average
+from ...results import Cell, Measure, Results, ResultSet, average, digest
 from .benchmarks import BENCHMARKS, PROMPTS, STOP_STRINGS, MathProblem, encode_prompt, find_datasets, load_problems
 from .grading import CRASHED, RIGHT, TIMED_OUT, final_answer, grade
 
 ORDER = 10
-UNRECORDED = ("benchmarks",)  # points of the grid, to which a later run may add
+UNRECORDED = ("benchmarks", "data_dir", "dataset")  # points of the grid, to which a later run may add
 
 MAX_NEW_TOKENS = {"cot": 1024, "boxed": 16384}  # the paper's limits of the output
 
@@ -78,6 +79,8 @@ class Arguments:
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
     todo = [str(key["benchmark"]) for key in results.todo([{"benchmark": name} for name in arguments.benchmarks])]
+    sources = find_datasets(arguments.benchmarks, arguments.data_dir, arguments.dataset, todo)
+    results.check_sources({name: located(source) for name, source in sources.items()}, "benchmark")
     if not todo:
         return
     require("math_verify")  # which grades what is generated first
@@ -88,8 +91,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
             "Use a tokenizer with a chat template, or leave it out."
         )
     max_new_tokens = arguments.max_new_tokens or MAX_NEW_TOKENS[arguments.prompt]
-    datasets = find_datasets(todo, arguments.data_dir, arguments.dataset)
-    problems = {name: load_problems(name, datasets[name], options.limit, options.seed) for name in todo}
+    problems = {name: load_problems(name, sources[name], options.limit, options.seed) for name in todo}
     rows = {
         name: [encode_prompt(loaded.tokenizer, problem.question, arguments.prompt, chat) for problem in found]
         for name, found in problems.items()
@@ -101,7 +103,8 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     batches = Batches(options.batch_size)
     for name in todo:
         journal = results.journal(name)
-        missing = [i for i in range(len(rows[name])) if str(i) not in journal]
+        ids = [f"{i}/{digest(row)}" for i, row in enumerate(rows[name])]
+        missing = [i for i, id in enumerate(ids) if id not in journal]
         prompts = [rows[name][i] for i in missing]
         inputs = (loaded.model, loaded.tokenizer, prompts, max_new_tokens)
         if arguments.continuous_batching:
@@ -110,15 +113,14 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
             solutions = iterate_texts(*inputs, batches, () if chat else STOP_STRINGS)
         title, total = f"{loaded.label}: {BENCHMARKS[name].title}", len(rows[name])
         for i, solution in tqdm(solutions, title, total, initial=total - len(missing), unit="problem"):
-            journal.add(str(missing[i]), **solution._asdict())
-        data = {"dataset": located(datasets[name]), "chat": chat}
-        results.add({"benchmark": name}, measure(problems[name], journal), data)
+            journal.add(ids[missing[i]], **solution._asdict())
+        data = {"source": located(sources[name]), "chat": chat}
+        results.add({"benchmark": name}, measure(problems[name], [journal.records[id] for id in ids]), data)
 
 
-def measure(problems: Sequence[MathProblem], journal: Journal) -> dict[str, Measure]:
-    """The measures of a benchmark whose solutions are in the journal. `length` is in tokens; a solution that is
+def measure(problems: Sequence[MathProblem], solutions: Sequence[Mapping[str, Any]]) -> dict[str, Measure]:
+    """The measures of a benchmark and of the records of its solutions. `length` is in tokens; a solution that is
     `cut_off` by the limit is graded as it is; what has `timed_out` or `crashed` in grading counts as wrong."""
-    solutions = [journal.records[str(i)] for i in range(len(problems))]
     answers = [final_answer(solution["text"]) for solution in solutions]
     outcomes = grade(zip((problem.answer for problem in problems), answers, strict=True))
     return {
@@ -181,7 +183,7 @@ def _comparison(
     fewer = [] if whole else [f"{len(names)} benchmarks (paper: {len(BENCHMARKS)})"]
     rows.append(Row(["Average"], metric, {"benchmark": _AVERAGE}, paper.get(_AVERAGE, ()) if whole else (), fewer))
     limit = MAX_NEW_TOKENS[results.settings["prompt"]]
-    settings = {"max_new_tokens": limit, "limit": None, "samples": UNSTATED, "dataset": UNSTATED}
+    settings = {"max_new_tokens": limit, "limit": None, "samples": UNSTATED, "source": UNSTATED}
     return Comparison(caption, results, ["benchmark"], rows, settings, percent=metric == "accuracy", digits=digits)
 
 

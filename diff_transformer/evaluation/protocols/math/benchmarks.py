@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from ....text_data import load_table
+from ....text_data import load_copy
 from ...text import prompt_ids
 from .grading import last_boxed
 
@@ -80,10 +80,12 @@ BENCHMARKS = {
 }
 
 
-def find_datasets(names: list[str], data_dir: str | None, datasets: list[str]) -> dict[str, str]:
+def find_datasets(
+    names: list[str], data_dir: str | None, datasets: list[str], needed: list[str] | None = None
+) -> dict[str, str]:
     """The Hub id or local path of each benchmark; `datasets` (BENCHMARK=PATH) take precedence over `data_dir`.
 
-    Raises ValueError for an unknown benchmark and for one without a dataset.
+    Raises ValueError for an unknown benchmark, and for one without a dataset, if it is `needed` (default: all are).
     """
     chosen = dict(dataset.partition("=")[::2] for dataset in datasets)
     if not set(chosen) <= set(BENCHMARKS) or not all(chosen.values()):
@@ -95,7 +97,7 @@ def find_datasets(names: list[str], data_dir: str | None, datasets: list[str]) -
         place = chosen.get(name) or (local if data_dir else BENCHMARKS[name].dataset)
         if place:
             found[name] = place
-    missing = [name for name in names if name not in found]
+    missing = [name for name in (names if needed is None else needed) if name not in found]
     if missing:
         raise ValueError(
             f"No dataset is known for {', '.join(missing)}. evaluation/data of github.com/QwenLM/Qwen2.5-Math has all "
@@ -110,8 +112,8 @@ def load_problems(name: str, dataset: str, limit: int | None = None, seed: int =
     Raises ValueError for missing columns, and for a row without a gold answer.
     """
     benchmark, problems = BENCHMARKS[name], []
-    config, split = (benchmark.config, benchmark.split) if dataset == benchmark.dataset else (None, "test")
-    for number, row in enumerate(load_table(dataset, config, split), 1):
+    rows = load_copy(dataset, benchmark.dataset, benchmark.config, benchmark.split)
+    for number, row in enumerate(rows, 1):
         try:
             problem = benchmark.read(row)
             problems += [] if problem is None else [_closed(problem)]
