@@ -8,6 +8,7 @@ time, even inside C code and whatever the number of processes.
 
 import json
 import logging
+import math
 import os
 import re
 import signal
@@ -16,28 +17,42 @@ import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from fractions import Fraction
 from functools import cache
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{|\S+)")
 _BRACE = re.compile(r"(?<!\\)[{}]")
-_ANSWER_IS = re.compile(r"\banswer(?:\s+is\b|:)(?:[\s:*]|\\\[)*", re.IGNORECASE)
-_SENTENCE_END = re.compile(r"(?<!Mr)(?<!Mrs)(?<!Dr)(?<!\\left)(?<!\\right)\.(?:\s|$)")
+_ANSWER_IS = re.compile(
+    r"\banswer(?:\s+is\b|:)(?:[\s:*]|\\\[|(?:about|approximately|equal to|therefore|thus)\b)*", re.IGNORECASE
+)
+_VERDICT = re.compile(r"(?:indeed |also )?(?:(?:in)?correct|right|wrong|valid|reasonable)\b", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"(?<!Mr)(?<!Mrs)(?<!Dr)(?<!\\left)(?<!\\right)\.(?:\s|$)|,?\s(?:because|since|which)\b")
+_BOLD = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])")  # not the power of "2**3"
 _NUMBER = re.compile(r"(?:(?<![\w)])-)?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?")
 
 _DELIMITERS = re.compile(r"\\?\$|(?<!\\)\\[()\[\]]")
 _THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!:;]|\{,\})(?=\d{3})")
 _MIXED = re.compile(r"(?<![\w.}])(\d+) (\d+)/(\d+)")
 _SPACES = re.compile(r"(?:(?<!\\)\\[,;:! ]|\\quad|~|\s)+")
+_LEADING = re.compile(r"^(?:[ *`=≈]|\\approx\b)+")
 _LOOSE_SPACE = re.compile(r"(?<!\w) | (?!\w)")  # the spaces of "x < 0", not that of "1 1/2"
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox)\s*\{([^{}]*)\}")
-_TEXT_AT_END = re.compile(rf"(?<=.)\s*{_TEXT.pattern}(?:\^\{{?\d\}}?)?$")
-_FACTORS = "hundred|thousand|million|billion|trillion|dozen|hal(?:f|ves)|thirds?|quarters?|fifths?|squared|cubed"
+_SCALES = {"dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALE = rf"(?P<scale>{'|'.join(_SCALES)})s?\b"
+_NO_UNIT = (
+    "(?:and|or|plus|minus|divided|sin|cos|tan|log|exp|sqrt|hal(?:f|ves)|squared|cubed|factorial"
+    r"|(?:third|quarter|fourth|(?:fif|six|seven|eigh|nin|ten|hundred|thousand|million)th)s?)\b"
+)
+_TEXT_AT_END = re.compile(rf"(?<=.)\s*(?!\\\w+\s*\{{\s*(?:{_SCALE}|{_NO_UNIT})){_TEXT.pattern}(?:\^\{{?\d\}}?)?$")
 _QUANTITY = re.compile(  # a number, perhaps with its unit in words
-    r"(?P<number>[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+))(?P<percent>\\?%| percent)?"
-    rf"(?:\s(?!(?:and|or|sin|cos|tan|log|exp|sqrt|{_FACTORS})\b)"
-    r"[a-z]{3,}[a-z .'-]*"
+    r"(?P<number>[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)(?:/[1-9]\d*)?)(?P<percent>\\?%| per ?cent\b)?"
+    rf"(?:\s{_SCALE})?"
+    rf"(?:[\s/](?!{_NO_UNIT})(?:of )?[a-z]{{3,}}[a-z .'/-]*"
+    r"|\s?\([a-z]{3,}[a-z .'/-]*\)"
     r"|\s?(?:km/h|m/s|[ckm]m|k?g|m[gl]|ft|in|lb|oz|mi|hr)(?:\^?\{?[23]\}?|[²³])?)?"
 )
+_DECIMAL = re.compile(r"[-+]?\d*\.?\d+")
+_ROUNDED = re.compile(r"[-+]?\d*\.\d{5,}")
 _MATHEMATICS = re.compile(r"[\d\\=+*/^_<>|(){}\[\]]")
 
 RIGHT, WRONG, TIMED_OUT, CRASHED = "right", "wrong", "timed out", "crashed"
@@ -66,15 +81,15 @@ def last_boxed(text: str) -> str | None:
 
 
 def final_answer(solution: str) -> str | None:
-    """The last `\\boxed{}` of a solution; else the rest of the sentence after the last "answer is" or "answer:"; else
-    the last number; else None."""
+    """The last `\\boxed{}` of a solution; else the rest of the sentence after the last "answer is" or "answer:" (not
+    of "the answer is correct"); else the last number; else None."""
     boxed = last_boxed(solution)
     if boxed is not None:
         return boxed
     for match in reversed(list(_ANSWER_IS.finditer(solution))):
         line = solution[match.end() :].split("\n")[0]
-        if line.strip():
-            return _SENTENCE_END.split(line, maxsplit=1)[0].strip()
+        if line.strip() and not _VERDICT.match(line):
+            return _SENTENCE_END.split(_BOLD.sub("", line), maxsplit=1)[0].strip()
     numbers = _NUMBER.findall(solution)
     return numbers[-1].rstrip(",") if numbers else None
 
@@ -82,12 +97,16 @@ def final_answer(solution: str) -> str | None:
 def is_correct(gold: str, answer: str) -> bool:
     """Whether an answer equals the gold one: the same words, or the same mathematics by the rules of math-verify.
 
-    A unit after the answer is ignored. The time is not limited here; see `grade`.
+    A unit after the answer is ignored. A gold answer of five decimals or more is taken for a rounded one, as MAWPS has
+    them: there a number may differ by 1e-4 of it, as in Qwen2.5-Math's grader. The time is not limited; see `grade`.
     """
     if _words(gold) == _words(answer):
         return True
     if len(_words(gold)) > 1 and not _MATHEMATICS.search(_words(gold)):
         return False  # as mathematics, "on" would be o * n, which equals "no"
+    number = _number(answer)
+    if number is not None and _DECIMAL.fullmatch(number) and _ROUNDED.fullmatch(gold):
+        return math.isclose(float(gold), float(number), rel_tol=1e-4)
     from math_verify import verify
 
     return verify(_expressions(gold), _expressions(answer), timeout_seconds=None)
@@ -95,20 +114,29 @@ def is_correct(gold: str, answer: str) -> bool:
 
 def _latex(text: str) -> str:
     text = _SPACES.sub(" ", _THOUSANDS.sub("", _DELIMITERS.sub("", text))).replace("°", "^{\\circ}")
-    return text.lstrip(" *").rstrip(" .*")
+    return _LEADING.sub("", text).rstrip(" .*`")
 
 
 def _words(text: str) -> str:
     return _LOOSE_SPACE.sub("", _SPACES.sub(" ", _TEXT.sub(r" \1 ", _latex(text)))).casefold()
 
 
+def _number(text: str) -> str | None:
+    """The LaTeX of an answer that is a number, without its unit; None if it is not."""
+    quantity = _QUANTITY.fullmatch(_words(text))
+    if quantity is None:
+        return None
+    number = quantity["number"]
+    if quantity["scale"]:
+        number = str(Fraction(number.replace(",", "")) * _SCALES[quantity["scale"]])
+    return number + ("\\%" if quantity["percent"] else "")
+
+
 def _expressions(text: str) -> list:
     """The expressions that math-verify finds in an answer; empty if it finds none."""
     from math_verify import parse
 
-    quantity, latex = _QUANTITY.fullmatch(_words(text)), _TEXT_AT_END.sub("", _latex(text))
-    if quantity:
-        latex = quantity["number"] + ("\\%" if quantity["percent"] else "")
+    latex = _number(text) or _TEXT_AT_END.sub("", _latex(text))
     latex = _MIXED.sub(r"\1\\frac{\2}{\3}", latex)  # 1 1/2 would be a product
     return parse(f"${latex}$", [_extraction()], "no_fallback", parsing_timeout=None)
 
