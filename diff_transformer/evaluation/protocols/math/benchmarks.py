@@ -1,6 +1,6 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""The eight mathematics benchmarks, with the columns of Qwen2.5-Math's evaluation (arXiv:2409.12122) and its questions,
-but for the wording around the tables of TABMWP."""
+"""The eight mathematics benchmarks, with the columns of Qwen2.5-Math's evaluation (arXiv:2409.12122) and its
+questions; the words around the tables of TABMWP are our own."""
 
 import random
 import re
