@@ -1,25 +1,16 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""DIFF V2 against its formula, against Llama and its relatives, and what its attention returns and rejects.
+"""DIFF V2 against its formula, and what its attention returns and rejects.
 
-What V2 shares with V1 is tested for both, in the files on V1.
+What V2 shares with V1 is tested for both, in the files on V1; that it is Llama, Mistral and Qwen where these are
+converted, in test_conversion_llama.py.
 """
 
 import copy
 
 import pytest
 import torch
-from golden import relative_error
-from test_flash_attn import BATCHES, run
 from torch import nn
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen3Config,
-    modeling_utils,
-)
+from transformers import modeling_utils
 
 from diff_transformer import DiffTransformerV2ForCausalLM, DiffTransformerV2Model
 from diff_transformer.attention_diff_base import CACHE
@@ -87,7 +78,7 @@ def attention_by_formula(
 
 
 def model_by_formula(model: DiffTransformerV2Model, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Norms and MLPs are the model's own: they are compared with Llama's below."""
+    """Norms and MLPs are the model's own: they are compared with Llama's in test_conversion_llama.py."""
     visible, maps = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril(), []
     if model.config.sliding_window is not None:
         visible = visible.triu(1 - model.config.sliding_window)
@@ -156,71 +147,6 @@ def test_is_the_formula(tiny_config, variant, implementation):
         assert len(maps) == config.num_hidden_layers
         for layer_maps, expected_map in zip(maps, expected_maps, strict=True):
             assert torch.allclose(layer_maps, expected_map, atol=1e-12, rtol=0)
-
-
-# ---------------------------------------------------------------------- Llama and its relatives
-
-TWINS = {
-    "Llama": (LlamaConfig, {"attention_bias": True}, {"attention_bias": True}),
-    "Mistral": (MistralConfig, {"sliding_window": 5}, {"sliding_window": 5}),
-    "Qwen2": (Qwen2Config, {}, {"attention_bias": True, "attention_output_bias": False}),
-    "Qwen3": (Qwen3Config, {}, {"use_qk_norm": True}),
-}
-
-
-@pytest.fixture(params=TWINS)
-def twins(tiny_config, request) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """A V2 model with lambda = 1/2, and the Transformer with all of its query heads that computes the same: its output
-    projection subtracts one half of the noise head from each signal head."""
-    peer_class, peers_own, ours_own = TWINS[request.param]
-    heads = {"num_attention_heads": 6, "num_noise_heads": 2, "head_dim": 8}
-    config = tiny_config(hidden_size=60, **heads, **ours_own)
-    ours = AutoModelForCausalLM.from_config(config)
-    names = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
-    names += ["num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps"]
-    shared = {name: getattr(config, name) for name in names}
-    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    peer = AutoModelForCausalLM.from_config(peer_class(**shared, **ids, **peers_own))
-    state = {}
-    with torch.no_grad():
-        for name, parameter in ours.named_parameters():
-            if name.endswith(("norm.weight", "bias")):
-                nn.init.normal_(parameter, mean=float("norm" in name), std=0.5)
-            if name.endswith("lambda_proj.weight"):
-                parameter.zero_()
-            else:
-                state[name] = to_peer(name, parameter)
-    peer.load_state_dict(state)
-    return ours, peer
-
-
-def to_peer(name: str, weight: torch.Tensor) -> torch.Tensor:
-    if not name.endswith("o_proj.weight"):
-        return weight
-    signal = weight.unflatten(1, (-1, 2, 8))  # (width, groups, signal heads, d)
-    return torch.cat((signal, -signal.sum(2, keepdim=True) / 2), dim=2).flatten(1)
-
-
-def gradient_of_ours(name: str, gradient: torch.Tensor) -> torch.Tensor:
-    """The chain rule through `to_peer`."""
-    if not name.endswith("o_proj.weight"):
-        return gradient
-    groups = gradient.unflatten(1, (-1, 3, 8))
-    return (groups[:, :, :2] - groups[:, :, 2:] / 2).flatten(1)
-
-
-@pytest.mark.oldest
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_same_gradients_as_a_transformer_with_all_query_heads(twins, implementation):
-    results = []
-    for model in twins:
-        model.set_attn_implementation(implementation)
-        results.append(run(model, *BATCHES["left padding"]))
-    (logits, grads), (expected, expected_grads) = results
-    assert relative_error(logits, expected) <= 1e-5
-    for name, gradient in expected_grads.items():
-        assert relative_error(grads[name], gradient_of_ours(name, gradient)) <= 1e-5, name
-    assert len(grads) == len(expected_grads) + 2, "lambda_proj of two layers"
 
 
 # ---------------------------------------------------------------------- precision

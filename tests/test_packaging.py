@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.release_check import git, package_files
+from tests.release_check import git
 
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
@@ -31,15 +31,6 @@ def test_source_distribution_is_the_repository(tmp_path):
         packed = {name.partition("/")[2] for name in files.getnames()}
     assert not set(git(ROOT, "ls-files")) - packed, "these files lack a line in MANIFEST.in"
     assert not [name for name in packed if "__pycache__" in name]
-
-
-@needs_git
-@pytest.mark.process
-def test_wheel_has_the_files_of_the_package(tmp_path):
-    """setup.py lists data files by patterns."""
-    setup("egg_info", "-e", tmp_path, "build", "-b", tmp_path / "build")
-    files = {path for path in (tmp_path / "build/lib").rglob("*") if path.is_file()}
-    assert {path.relative_to(tmp_path / "build/lib").as_posix() for path in files} == package_files(ROOT)
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)

@@ -9,7 +9,7 @@ from tolerances import assert_same_computation
 from torch.nn.functional import cross_entropy, silu
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer import DiffTransformerConfig
 from diff_transformer.llama_head_norm import LlamaHeadNormConfig
 from diff_transformer.reproduction.arms import (
     ARMS,
@@ -96,37 +96,6 @@ def test_head_norm_equals_its_formula(arm, groups, init, attention):
     assert sum("o_proj.norm" in name for name in ours) == 2
     for name in ours:
         assert_same_computation(ours[name], reference[name], exact[name])
-
-
-@torch.no_grad()
-def test_diff_without_subtraction_is_a_transformer_with_wide_heads_and_the_norm():
-    """With lambda = 0, q2 and k2 do not count. The wide head has q1 and k1 in the pairs of channels that turn as fast,
-    and nothing in the others."""
-    d, theta = 8, 100.0
-    config = DiffTransformerConfig(
-        vocab_size=61, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=3,
-        num_key_value_heads=1, head_dim=2 * d, rope_parameters={"rope_type": "default", "rope_theta": theta},
-        initializer_range=0.2,
-    )  # fmt: skip
-    diff = DiffTransformerForCausalLM(config)
-    faster = {"rope_type": "default", "rope_theta": theta**2}
-    wide = new_model("wide_norm", DiffTransformerConfig.from_dict({**config.to_dict(), "rope_parameters": faster}), 0)
-    weights = {name.replace("subln", "o_proj.norm"): x for name, x in diff.state_dict().items()}
-    for i, layer in enumerate(diff.model.layers):
-        attention = layer.self_attn
-        for vector in (attention.lambda_q1, attention.lambda_k1, attention.lambda_q2, attention.lambda_k2):
-            vector.zero_()
-        attention.lambda_q2[0], attention.lambda_k2[0] = 1.0, math.log(1 + config.layer_lambda_init(i))
-        assert attention.get_lambda().item() == pytest.approx(0.0, abs=1e-6)
-        for name, scale in (("q_proj", math.sqrt(2)), ("k_proj", 1.0)):
-            ours = getattr(attention, name).weight.unflatten(0, (-1, 4, d // 2))
-            moved = torch.zeros_like(ours)
-            moved[:, 0], moved[:, 2] = scale * ours[:, 0], scale * ours[:, 1]
-            weights[f"model.layers.{i}.self_attn.{name}.weight"] = moved.flatten(0, 2)
-    wide.load_state_dict({name: x for name, x in weights.items() if "lambda" not in name})
-    ids = random_ids(config)
-    exact = formula(wide.config, {name: x.double() for name, x in wide.named_parameters()}, ids)
-    assert_same_computation(diff(ids).logits, wide(ids).logits, exact)
 
 
 # ----------------------------------------------------------------------------------------------------------- all arms
