@@ -138,6 +138,36 @@ def test_convert_keeps_every_bit_of_the_logits(case, dtype, attention):
             assert torch.equal(got[name], value), name
 
 
+@pytest.mark.parametrize("kind", ["bin", "safetensors"])
+def test_convert_takes_a_tied_head_that_is_stored_a_second_time(tmp_path, kind):
+    """As in every pytorch_model.bin of a tied model."""
+    theirs = save_theirs(CASES["qwen2"], tmp_path / "theirs")
+    state = state_of(theirs)
+    state["lm_head.weight"] = state["model.embed_tokens.weight"].clone()
+    if kind == "bin":
+        (theirs / "model.safetensors").unlink()
+        torch.save(state, theirs / "pytorch_model.bin")
+    else:
+        save_file(state, theirs / "model.safetensors", metadata={"format": "pt"})
+    convert(open_checkpoint(theirs, "qwen2"), tmp_path / "ours")
+    assert "lm_head.weight" not in state_of(tmp_path / "ours")
+    state["lm_head.weight"][3, 4] += 1
+    save_file(state, theirs / "model.safetensors", metadata={"format": "pt"})
+    (theirs / "pytorch_model.bin").unlink(missing_ok=True)
+    with pytest.raises(ValueError, match="unknown: lm_head.weight"):
+        open_checkpoint(theirs, "qwen2")
+
+
+def test_convert_to_float16_keeps_the_logits_of_small_weights(tmp_path):
+    """o_proj is doubled, and float16 rounds twice a subnormal number and the number itself otherwise."""
+    theirs = save_theirs(CASES["llama"], tmp_path / "theirs")
+    state = {name: x / 1e5 if "o_proj" in name else x for name, x in state_of(theirs).items()}
+    save_file(state, theirs / "model.safetensors", metadata={"format": "pt"})
+    assert all(verdict.passed for verdict in convert(open_checkpoint(theirs), tmp_path / "ours", dtype=torch.float16))
+    for name, x in state_of(tmp_path / "ours").items():
+        assert "o_proj" not in name or torch.equal(x, 2 * state[name].half())
+
+
 def test_convert_and_back_returns_the_same_weights_and_configuration(case):
     theirs, back = state_of(case.theirs), state_of(case.back)
     assert theirs.keys() == back.keys()

@@ -13,7 +13,7 @@ import torch
 from ..extras import require
 from .checkpoint_files import DTYPES, CheckpointFiles
 from .layouts import LAYOUTS, Layout, OurConfig
-from .layouts.base import LAMBDA_VECTORS, OURS
+from .layouts.base import EMBEDDING, HEAD, LAMBDA_VECTORS, OURS
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,8 @@ def open_checkpoint(
         config = layout.read_config(files.meta, read_stated(layout, files.folder / "config.json", ignore), **given)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    if config.tie_word_embeddings and _has_a_copy(files, *map(layout.their_name, (HEAD, EMBEDDING))):
+        del files.meta[layout.their_name(HEAD)]
     opened = OpenCheckpoint(files, layout, config)
     _check_names_and_shapes(opened)
     is_grouped = config.num_key_value_heads < config.num_attention_heads
@@ -153,6 +155,14 @@ def read_stated(layout: Layout, file: Path, ignore: tuple[str, ...]) -> dict[str
             "leave them out with --ignore."
         )
     return stated
+
+
+def _has_a_copy(files: CheckpointFiles, copy: str, name: str) -> bool:
+    """Whether a tensor stands there a second time, as the head of a tied model in a pytorch_model.bin does."""
+    there = {files.meta[x].shape for x in (copy, name) if x in files.meta}
+    if copy not in files.meta or len(there) > 1:
+        return False
+    return all(torch.equal(a, b) for a, b in zip(files.read_blocks(copy), files.read_blocks(name), strict=True))
 
 
 def _check_names_and_shapes(opened: OpenCheckpoint) -> None:

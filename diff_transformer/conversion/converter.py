@@ -123,9 +123,10 @@ def convert(
     config = type(config).from_dict(config.to_dict() | {name: getattr(ids_of, name) for name in SPECIAL_IDS})
 
     def blocks(target: str) -> Iterator[torch.Tensor]:
-        step = plan[target]
-        parts = zip(files.read_blocks(*step.sources)) if step.by_rows else [map(files.read, step.sources)]
-        return (step.make(*part).to(meta[target].dtype) for part in parts)
+        step, wanted = plan[target], meta[target].dtype
+        if step.by_rows:  # rounded first: twice a subnormal number of float16 may be rounded to another
+            return (step.make(block.to(wanted)) for block in files.read_blocks(*step.sources))
+        return iter([step.make(*map(files.read, step.sources)).to(wanted)])
 
     size = sum(x.nbytes for x in meta.values())
     verdicts = []
