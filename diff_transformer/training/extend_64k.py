@@ -23,9 +23,8 @@ from .data import hold_out, load_rows, tokenize
 from .pretrain import train_on_rows
 from .run_arguments import RunArguments
 from .runs import begin, exit_on_mistakes, parse
-from .upsampling import SLIMPAJAMA_SHARES, upsample_lengths
+from .upsampling import OPTIONS, SLIMPAJAMA_SHARES, upsample_lengths
 
-OPTIONS = "options.json"  # in the folder of the up-sampled corpus: with which it was made
 _OTHERS = {"rope_theta", "num_proc", "shuffle_buffer"}  # on which it does not depend
 
 
@@ -61,10 +60,12 @@ def extended_config(config: PreTrainedConfig, sequence_length: int, rope_theta: 
     Raises ValueError if length or rope_theta do not grow, or if a rope type has already extended the checkpoint.
     """
     rope, old_length = dict(config.rope_parameters), config.max_position_embeddings
-    if sequence_length <= old_length or rope_theta <= rope["rope_theta"] or rope["rope_type"] != "default":
+    if rope["rope_type"] != "default":
+        raise ValueError(f"The checkpoint has the rope_type {rope['rope_type']!r}, which has extended it already.")
+    if sequence_length <= old_length or rope_theta <= rope["rope_theta"]:
         raise ValueError(
             f"sequence_length={sequence_length:,} and rope_theta={rope_theta:g} must be above the {old_length:,} and "
-            f"{rope['rope_theta']:g} of the checkpoint, and its rope_type 'default' instead of {rope['rope_type']!r}."
+            f"{rope['rope_theta']:g} of the checkpoint."
         )
     rope["rope_theta"] = rope_theta
     return type(config).from_dict(
@@ -121,9 +122,9 @@ def up_sampled_rows(
                 long_from=extension.long_from,
                 keep_short=extension.keep_short,
                 seed=training.seed,
+                options=known,
             )
             print(report, flush=True)
-            (folder / OPTIONS).write_text(json.dumps(known) + "\n")
         made = json.loads((folder / OPTIONS).read_text()) if (folder / OPTIONS).exists() else {}
         if other := sorted(name for name, value in known.items() if made.get(name) != value):
             raise ValueError(

@@ -30,6 +30,7 @@ from .data import report_skipped
 
 logger = logging.get_logger(__name__)
 
+OPTIONS = "options.json"
 _MANY_DOCUMENTS = 100_000  # of a stream, among which a source that is wanted should be
 
 # Tokens by source in SlimPajama, under its names (`meta.redpajama_set_name`)
@@ -118,6 +119,7 @@ def upsample_lengths(
     long_from: int = 4096,
     keep_short: float = 0.1,
     seed: int = 0,
+    options: Mapping[str, Any] | None = None,
 ) -> tuple[Dataset, UpsamplingReport]:
     """Writes packed rows with more long documents and the same mix of sources, and returns them with a report.
 
@@ -135,6 +137,7 @@ def upsample_lengths(
             None: as in `documents`, which must not be a stream.
         long_from, keep_short: All documents of at least this many tokens are kept, shorter ones with this probability.
         seed: Each source draws from (seed, its name).
+        options: With which the rows are made, for options.json in the folder.
     """
     if sequence_length < 1 or token_budget < sequence_length or not 0 <= keep_short <= 1:
         raise ValueError(
@@ -199,6 +202,8 @@ def upsample_lengths(
             )
         _save_rows(folder, {name: source.file for name, source in sources.items()}, num_rows, sequence_length)
         (folder / "report.json").write_text(json.dumps({"buckets": BUCKETS, **vars(report)}, indent=2) + "\n")
+        if options is not None:
+            (folder / OPTIONS).write_text(json.dumps(options) + "\n")
         shutil.rmtree(scratch)
     return load_from_disk(str(output_dir)), report
 
@@ -225,7 +230,8 @@ def _lengths_of(documents: Dataset) -> dict[str, np.ndarray]:
     """Source -> the lengths of its documents that have tokens."""
     columns = documents.with_format("arrow")[:]
     lengths = pc.list_value_length(columns["input_ids"]).to_pandas()
-    groups = lengths[lengths > 0].groupby(columns["source"].to_pandas().astype(str))
+    # As `_read` has them: pandas would leave out those that are null, and make 1.0 of 1 beside them
+    groups = lengths[lengths > 0].groupby(pd.Series([str(x) for x in columns["source"].to_pylist()]))
     return {name: group.to_numpy() for name, group in groups}
 
 

@@ -167,6 +167,17 @@ def test_texts_are_upsampled_from_map_and_stream(upsample, kind, monkeypatch):
     assert len(warnings) == 1 and warnings[0].endswith("documents used, 1 skipped (1 empty).")
 
 
+@pytest.mark.parametrize("source", ["web", 1])
+@pytest.mark.parametrize("kind", ["map", "stream"])
+def test_upsample_takes_documents_without_a_source_as_one_source(upsample, kind, source):
+    documents = Dataset.from_dict({"input_ids": [[7, 7, EOS]] * 20, "source": [source, None] * 10})
+    shares = None if kind == "map" else {str(source): 1, "None": 1}
+    documents = documents if kind == "map" else documents.to_iterable_dataset()
+    rows, report = upsample(documents, token_budget=40, keep_short=1.0, shares=shares)
+    found = rows["source"][:]
+    assert report.shares == {str(source): 0.5, "None": 0.5} == {x: found.count(x) / len(rows) for x in report.shares}
+
+
 def test_stream_without_a_source_that_is_wanted_is_warned_of_early(upsample, monkeypatch):
     warnings: list[str] = []
     monkeypatch.setattr(upsampling.logger, "warning", warnings.append)
