@@ -119,17 +119,22 @@ def _open_dataset(
     dataset: str, config: str | None, split: str, streaming: bool = False, num_proc: int | None = None
 ) -> Any:
     """What save_to_disk wrote, or what `load_dataset` finds on this machine or on the Hub."""
-    from datasets import DatasetDict, load_dataset, load_from_disk
+    from datasets import DatasetDict, ReadInstruction, concatenate_datasets, load_dataset, load_from_disk
 
     if not dataset:
         raise ValueError("Got no dataset. Name a path or a dataset of the Hub.")
     path = Path(dataset).expanduser()
     if _is_saved(path):
-        rows = load_from_disk(str(path))
-        if isinstance(rows, DatasetDict):
-            if split not in rows:
-                raise ValueError(f"{path} has the splits {', '.join(rows)}, not {split!r}.")
-            rows = rows[split]
+        saved = load_from_disk(str(path))
+        splits = saved if isinstance(saved, DatasetDict) else {split.partition("[")[0]: saved}
+        if split not in splits:  # a slice, or a sum
+            try:
+                parts = ReadInstruction.from_spec(split).to_absolute({name: len(x) for name, x in splits.items()})
+            except ValueError as error:
+                raise ValueError(f"{path} has the splits {', '.join(splits)}, not {split!r}.") from error
+            ranges = [splits[part.splitname].select(range(part.from_, part.to)) for part in parts]
+            splits = {split: concatenate_datasets(ranges)}
+        rows = splits[split]
         return rows.to_iterable_dataset(max(1, len(rows.cache_files))) if streaming else rows
     name, processes = str(path) if path.exists() else dataset, None if streaming else num_proc
     try:

@@ -157,6 +157,9 @@ def test_load_documents_rejects(tmp_path, monkeypatch):
     for folder in ("splits", "hub"):  # as the message says
         assert len(arguments(folder, dataset_config="default").load_documents()) == 1
     assert len(arguments("splits/train").load_documents()) == 1
+    Dataset.from_dict({"text": list("abcdef")}).save_to_disk("one")
+    for folder, split, number in (("one", "train[:50%]", 3), ("saved", "train+other", 2), ("saved", "other[:0]", 0)):
+        assert len(arguments(folder, dataset_split=split).load_documents()) == number
 
 
 def test_replaced_file_is_read_again(tmp_path, tokenizer):
