@@ -2,7 +2,9 @@
 """Callbacks of the stages: progress bar, clean stop on a signal, record of the data."""
 
 import hashlib
+import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +27,23 @@ class Bar(ProgressCallback):
         self.training_bar.set_postfix({name: f"{logs[name]:.4g}" for name in shown if name in logs})
 
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def leave_signals_to_the_trainer() -> None:
+    """For a DataLoader's worker. systemd and Slurm send a SIGTERM to every process, which would end the worker, and so
+    the run before its checkpoint. Only the trainer itself can still end the worker."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+    def wait() -> None:
+        while signal.sigwaitinfo(STOP_SIGNALS).si_pid != os.getppid():
+            pass
+        os._exit(0)
+
+    if hasattr(signal, "sigwaitinfo"):  # not on macOS
+        threading.Thread(target=wait, daemon=True).start()
+
+
 class StopOnSignal(TrainerCallback):
     """On SIGTERM or Ctrl-C: finish the step, save, stop. All processes of a run stop after the same step.
 
@@ -40,7 +59,7 @@ class StopOnSignal(TrainerCallback):
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self._receive) for number in STOP_SIGNALS}
         try:
             yield
         finally:
@@ -74,6 +93,10 @@ class BatchRecord(TrainerCallback):
 
     def __init__(self, output_dir: str | Path, process_index: int = 0):
         self.file = Path(output_dir) / (f"batches_{process_index}.txt" if process_index else "batches.txt")
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops the micro-batches since the last step, which is never made."""
         self._digest = hashlib.sha256()
 
     def see(self, inputs: dict[str, torch.Tensor]) -> None:
@@ -84,7 +107,7 @@ class BatchRecord(TrainerCallback):
                 self._digest.update(inputs[name].to("cpu", torch.int64).numpy().tobytes())
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self._digest = hashlib.sha256()  # an earlier run may have stopped within a step
+        self.forget()  # an earlier run may have stopped within a step
         lines = self.file.read_text().splitlines() if state.global_step and self.file.exists() else []
         if len(lines) < state.global_step:
             raise ValueError(f"{self.file} has {len(lines)} steps, but the checkpoint is of step {state.global_step}.")
@@ -94,4 +117,4 @@ class BatchRecord(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         with self.file.open("a") as file:
             file.write(f"{self._digest.hexdigest()[:32]}\n")
-        self._digest = hashlib.sha256()
+        self.forget()

@@ -32,6 +32,10 @@ class CorpusArguments:
     validation_rows: int = option(0, "Rows to hold out: spread evenly, or the first of 16 shards of a stream.")
     shuffle_buffer: int = option(1000, "With streaming: rows from which the next one is drawn; 0 keeps the order.")
 
+    def __post_init__(self):
+        if self.shuffle_buffer < 0:
+            raise ValueError(f"shuffle_buffer={self.shuffle_buffer} was given; it must be at least 0.")
+
     def load_documents(self) -> Dataset | IterableDataset:
         """The documents, as `text_data.load_documents` returns them."""
         columns = {"text_column": self.text_column, "source_column": self.source_column}

@@ -32,6 +32,8 @@ class RunOptions:
         False, "Run the same code in two minutes on a CPU, with a tiny model and data made on this machine."
     )
 
+    has_batch = False  # whether `runs.set_batch` has set accumulation and steps
+
     def __post_init__(self):
         if self.gradient_checkpointing not in (None, self.activation_checkpointing):
             raise ValueError("gradient_checkpointing was given; use its new name, activation_checkpointing.")

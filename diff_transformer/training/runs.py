@@ -19,9 +19,10 @@ import torch
 import yaml
 from datasets import Dataset
 from huggingface_hub.errors import StrictDataclassError
-from transformers import ProgressCallback, set_seed
+from transformers import ProgressCallback, get_scheduler, set_seed
 from transformers.integrations import is_deepspeed_zero3_enabled, is_tensorboard_available
-from transformers.trainer_utils import IntervalStrategy, get_last_checkpoint
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import IntervalStrategy, SchedulerType, get_last_checkpoint
 from transformers.utils import logging
 from trl import ModelConfig, TrlParser
 
@@ -32,7 +33,7 @@ from .budget import Budget
 from .callbacks import Bar, StopOnSignal
 from .run_arguments import RunArguments
 from .trainer import RunTrainer
-from .whole_checkpoints import FILES, fault, last_whole_checkpoint, set_aside
+from .whole_checkpoints import FILES, checkpoints_after, fault, last_whole_checkpoint, set_aside
 
 logger = logging.get_logger(__name__)
 
@@ -133,13 +134,17 @@ def begin(
     Returns the checkpoint to resume, None for a new run.
 
     Without `validation_rows` nothing is evaluated, whatever the config says.
-    Raises ValueError for adapters and quantized weights, if the stage trains all weights, and for a batch or a length
-    that is not possible, and FileNotFoundError for data or a model that do not exist.
+    Raises ValueError for adapters and quantized weights, if the stage trains all weights, and for a batch, a length or
+    a schedule that is not possible, and FileNotFoundError for data or a model that do not exist.
     """
     names = [name for name in ("use_peft", "load_in_4bit", "load_in_8bit") if getattr(chosen_model, name)]
     if trains_all and names:
         raise ValueError(f"This stage trains all weights: omit {', '.join(names)}.")
+    if training.n_gpu > 1:  # Trainer would split them in DataParallel, a batch for each
+        logger.warning(f"One process trains on one of {training.n_gpu} GPUs. Launch one for each with accelerate.")
+        training._n_gpu = 1
     set_batch(training, sequence_length)
+    check_schedule(training)
     resume = checkpoint_to_resume(training)
     if not data.validation_rows:
         training.eval_strategy, training.eval_on_start = IntervalStrategy.NO, False
@@ -172,6 +177,25 @@ def set_batch(training: RunArguments, sequence_length: int | None) -> None:
         training.gradient_accumulation_steps = int(training.tokens_per_step) // at_a_time
     if training.total_tokens is not None and training.max_steps <= 0:
         training.max_steps = -(-int(training.total_tokens) // (at_a_time * training.gradient_accumulation_steps))
+    training.has_batch = True
+
+
+def check_schedule(training: RunArguments) -> None:
+    """Raises ValueError for options that the learning-rate schedule does not take, before anything is loaded."""
+    steps = training.max_steps if training.max_steps > 0 else 1000
+    options = training.lr_scheduler_kwargs or {}
+    try:
+        get_scheduler(
+            training.lr_scheduler_type,
+            torch.optim.SGD([torch.zeros(1)], lr=training.learning_rate),
+            num_warmup_steps=training.get_warmup_steps(steps),
+            num_training_steps=steps,
+            scheduler_specific_kwargs=options,
+        )
+    except (TypeError, ValueError) as error:
+        name, rate = SchedulerType(training.lr_scheduler_type).value, training.learning_rate
+        given = f"learning_rate={rate} and lr_scheduler_kwargs={json.dumps(options)}"
+        raise ValueError(f"lr_scheduler_type={name} does not take {given}: {error}") from error
 
 
 def print_budget(trainer: RunTrainer, sequence_length: int) -> None:
@@ -223,7 +247,8 @@ def sequence_parallel_size() -> int:
 def checkpoint_to_resume(training: RunArguments) -> str | None:
     """The checkpoint that `--resume_from_checkpoint` names, None for a new run, whose folder must not have any.
 
-    `last` is the last whole checkpoint; a faulty one after it is renamed, not deleted.
+    `last` is the last whole checkpoint. A faulty one after it is renamed, not deleted, and so are the later ones than
+    a checkpoint that is named.
     """
     wanted, output_dir = training.resume_from_checkpoint, Path(training.output_dir)
     if wanted is None:
@@ -235,6 +260,11 @@ def checkpoint_to_resume(training: RunArguments) -> str | None:
             raise FileNotFoundError(f"resume_from_checkpoint={wanted} was given, but there is no such folder.")
         if (Path(wanted) / FILES).exists() and (reason := fault(Path(wanted))):  # Trainer would do without a lost file
             raise ValueError(f"{wanted} cannot be resumed: {reason}. Name another checkpoint, or last.")
+        step = json.loads((Path(wanted) / TRAINER_STATE_NAME).read_text())["global_step"]
+        with training.main_process_first(local=False, desc="setting later checkpoints aside"):
+            for checkpoint in checkpoints_after(step, output_dir) if output_dir.is_dir() else []:
+                aside = set_aside(checkpoint, "abandoned")  # last would take it
+                logger.warning(f"{checkpoint} is later than {wanted}. It is kept as {aside.name}.")
         return wanted
     with training.main_process_first(local=False, desc="looking for the last checkpoint"):
         whole, faulty = last_whole_checkpoint(output_dir) if output_dir.is_dir() else (None, {})

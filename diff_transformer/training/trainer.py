@@ -8,6 +8,7 @@ import math
 import re
 import shutil
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader
 from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from transformers.utils import logging
@@ -24,9 +26,9 @@ from ..folders import whole_folder
 from ..modeling_diff import DiffTransformerAttention
 from ..modeling_diff_v2 import DiffTransformerV2Attention
 from .budget import model_flops_per_token
-from .callbacks import BatchRecord
+from .callbacks import BatchRecord, leave_signals_to_the_trainer
 from .run_arguments import RunArguments, RunOptions
-from .whole_checkpoints import seal
+from .whole_checkpoints import FILES, seal
 
 logger = logging.get_logger(__name__)
 
@@ -88,6 +90,12 @@ class TokenLambdas:
         return list(zip((mean + 0.5).tolist(), (square - mean**2).clamp(min=0).sqrt().tolist(), strict=True))
 
 
+def _begin_worker(then: Callable[[int], None] | None, worker: int) -> None:
+    leave_signals_to_the_trainer()
+    if then is not None:
+        then(worker)
+
+
 class RunTrainer(Trainer):
     """transformers' `Trainer` with the above. `args` are `RunArguments`: TrainingArguments with `RunOptions`.
 
@@ -100,6 +108,8 @@ class RunTrainer(Trainer):
         super().__init__(*args, **kwargs)
         if not isinstance(self.args, RunOptions):
             raise TypeError(f"args is {type(self.args).__name__}; RunTrainer needs RunArguments, or RunOptions in it.")
+        if (self.args.total_tokens or self.args.tokens_per_step) and not self.args.has_batch:
+            raise ValueError("total_tokens and tokens_per_step need the length of a row: call runs.set_batch first.")
         self._token_lambdas = TokenLambdas(self.model)
         self._record = None
         if self.args.record_batches:
@@ -128,12 +138,22 @@ class RunTrainer(Trainer):
                 optimizer.add_param_group({**group, "params": own, "lr": group["lr"] * self.args.lambda_lr_multiplier})
         return optimizer
 
+    def _get_dataloader(self, *args, **kwargs) -> DataLoader:
+        loader = super()._get_dataloader(*args, **kwargs)
+        inner = getattr(loader, "base_dataloader", loader)  # in accelerate's
+        inner.worker_init_fn = partial(_begin_worker, inner.worker_init_fn)
+        return loader
+
     def _run_epoch(self, *args, **kwargs) -> None:
-        """Trains no step after the last one, as `Trainer` does when a finished run is resumed."""
+        """Trains no step after the last one, as `Trainer` does when a finished run is resumed; and a stream that ends
+        within an accumulation leaves no gradients to the first step of its next pass."""
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
-        else:
-            super()._run_epoch(*args, **kwargs)
+            return
+        super()._run_epoch(*args, **kwargs)
+        self.model.zero_grad()
+        if self._record is not None:
+            self._record.forget()
 
     def compute_loss(self, model, *args, **kwargs):
         self._token_lambdas.counting = model.training  # the backward pass, which may repeat the forward, comes later
@@ -224,6 +244,8 @@ class RunTrainer(Trainer):
         output_dir = Path(self._get_output_dir(trial=trial))
         checkpoint = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         limit, self.args.save_total_limit = self.args.save_total_limit, None
+        if self.args.should_save:  # of an earlier run, over which this one writes
+            (checkpoint / FILES).unlink(missing_ok=True)
         try:
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()

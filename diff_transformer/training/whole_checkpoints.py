@@ -48,9 +48,14 @@ def last_whole_checkpoint(output_dir: Path) -> tuple[Path | None, dict[Path, str
     return None, faulty
 
 
-def set_aside(checkpoint: Path) -> Path:
-    """Renames a faulty checkpoint, so that it is neither taken for the last one nor lost."""
+def checkpoints_after(step: int, output_dir: Path) -> list[Path]:
+    found = map(Path, sort_checkpoints(str(output_dir)))
+    return [checkpoint for checkpoint in found if int(checkpoint.name.rpartition("-")[2]) > step]
+
+
+def set_aside(checkpoint: Path, why: str = "faulty") -> Path:
+    """Renames a checkpoint, so that it is neither taken for the last one nor lost."""
     number = 0
-    while (aside := checkpoint.with_name(f"faulty-{checkpoint.name}{f'-{number}' if number else ''}")).exists():
+    while (aside := checkpoint.with_name(f"{why}-{checkpoint.name}{f'-{number}' if number else ''}")).exists():
         number += 1
     return checkpoint.rename(aside)

@@ -43,7 +43,7 @@ from diff_transformer.training.run_arguments import RunArguments
 from diff_transformer.training.runs import begin, checkpoint_to_resume, exit_on_mistakes, fit, parse, set_batch
 from diff_transformer.training.smoke import recipe as smoke_recipe
 from diff_transformer.training.smoke import write_inputs, write_model
-from diff_transformer.training.whole_checkpoints import seal
+from diff_transformer.training.whole_checkpoints import FILES, seal
 
 ROOT = Path(__file__).parents[2]
 STAGES = {"pretrain": pretrain, "extend_64k": extend_64k, "math_stage1": math_stage1, "math_stage2": math_stage2}
@@ -454,6 +454,9 @@ MISTAKES = {
     "pretrain --model_name_or_path model": "^model_name_or_path was given, but this stage starts",
     "upcycle --sequence_length 512 --tokens_per_step 2048": "^sequence_length=512 .* of 256 tokens. Extend it first",
     "math_stage1 --max_length 512": "^max_length=512 was given.*context of 256 tokens",
+    "pretrain --shuffle_buffer -1": "^shuffle_buffer=-1 was given",
+    """pretrain --lr_scheduler_kwargs '{"lr_end": 1}'""": "^lr_scheduler_type=linear does not take .*'lr_end'",
+    """pretrain --lr_scheduler_type polynomial --lr_scheduler_kwargs '{"lr_end": 1}'""": "lr_end .* must be smaller",
     "pretrain --total_tokens 0": "^total_tokens=0.0 was given",
     """pretrain --architecture transformer --config_overrides '{"hidden_act": "poly_norm"}'""": "^hidden_act=.* given",
 }
@@ -483,7 +486,7 @@ def test_stages_reject_configs_and_a_corpus_without_sources(tmp_path, smoke_mode
         "diff-transformer convert": lambda: load_config(ModelConfig(str(tmp_path / "diffllama"))),
         "^sequence_length=32 .*above the 32 and": lambda: extended_config(small, 32, 640_000.0),
         "rope_theta=10000 .*and 10000 of": lambda: extended_config(small, 128, 1e4),
-        "instead of 'yarn'": lambda: extended_config(once, 512, 2e4),
+        "has the rope_type 'yarn', which has": lambda: extended_config(once, 512, 2e4),
         "^source_column or total_tokens": lambda: extend_64k.main(no_source),
     }.items():
         with pytest.raises(ValueError, match=message):
@@ -607,6 +610,15 @@ def test_without_held_out_rows_nothing_is_evaluated(tmp_path):
         assert training.eval_on_start == (rows == "2") and training.eval_strategy == {"2": "steps", "0": "no"}[rows]
 
 
+def test_one_process_takes_one_gpu(tmp_path):
+    """Trainer would give each of several a batch, by DataParallel."""
+    argv = ["--use_cpu", "--output_dir", str(tmp_path), "--dataset", str(tmp_path)]
+    *_, corpus, chosen_model, training = parse_stage("pretrain", argv)
+    training._n_gpu = training.n_gpu + 2
+    begin(training, corpus, chosen_model, corpus.sequence_length)
+    assert training.train_batch_size == training.per_device_train_batch_size
+
+
 def test_folder_with_checkpoints_is_not_overwritten(tmp_path):
     (tmp_path / "checkpoint-10").mkdir()
     training = parse_stage("pretrain", ["--output_dir", str(tmp_path), "--use_cpu"])[-1]
@@ -617,6 +629,7 @@ def test_folder_with_checkpoints_is_not_overwritten(tmp_path):
         checkpoint_to_resume(training)
     assert (tmp_path / "faulty-checkpoint-10").is_dir(), "a faulty checkpoint is kept under another name"
     checkpoint = tmp_path / "faulty-checkpoint-10"  # named by its path, whole and with a lost file
+    (checkpoint / "trainer_state.json").write_text('{"global_step": 10}')
     training.resume_from_checkpoint = str(checkpoint)
     (checkpoint / "optimizer.pt").touch()
     seal(checkpoint)
@@ -625,6 +638,15 @@ def test_folder_with_checkpoints_is_not_overwritten(tmp_path):
     with pytest.raises(ValueError, match="cannot be resumed: it has lost or changed optimizer.pt"):
         checkpoint_to_resume(training)
     elsewhere = tmp_path / "elsewhere"  # of another program: it has no list of files
-    elsewhere.mkdir()
+    shutil.copytree(checkpoint, elsewhere, ignore=lambda *_: [FILES])
     training.resume_from_checkpoint = str(elsewhere)
+    for step in (9, 10, 11, 20):
+        (tmp_path / f"checkpoint-{step}").mkdir()
     assert checkpoint_to_resume(training) == str(elsewhere)
+    aside = {path.name for path in tmp_path.iterdir() if "checkpoint" in path.name} - {checkpoint.name}
+    expected = {"checkpoint-9", "checkpoint-10", "abandoned-checkpoint-11", "abandoned-checkpoint-20"}
+    assert aside == expected, "last would take one of another branch"
+    shutil.rmtree(elsewhere)
+    elsewhere.mkdir()
+    with pytest.raises(FileNotFoundError, match="trainer_state.json"):
+        checkpoint_to_resume(training)

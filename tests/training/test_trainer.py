@@ -3,15 +3,19 @@
 
 import json
 import math
+import multiprocessing
 import os
 import signal
+import subprocess
+import time
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+from datasets import IterableDataset
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, TrainerCallback, TrainingArguments
+from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from diff_transformer import DiffTransformerForCausalLM, DiffTransformerV2ForCausalLM
 from diff_transformer.training import trainer as trainer_module
@@ -96,6 +100,9 @@ def test_arguments_are_run_arguments_with_rates_of_at_least_0(tiny_config, train
     args = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
     with pytest.raises(TypeError, match="args is TrainingArguments; RunTrainer needs RunArguments"):
         RunTrainer(DiffTransformerForCausalLM(tiny_config()), args)
+    for name in ("total_tokens", "tokens_per_step"):
+        with pytest.raises(ValueError, match="call runs.set_batch first"):
+            RunTrainer(DiffTransformerForCausalLM(tiny_config()), training_arguments(**{name: 96}))
     assert training_arguments(lambda_lr_multiplier=0.0).lambda_lr_multiplier == 0.0
     for name, value in product(("lambda_lr_multiplier", "learning_rate", "weight_decay"), (-0.1, math.nan, math.inf)):
         with pytest.raises(ValueError, match=f"^{name}={value} was given"):
@@ -286,6 +293,33 @@ def test_model_is_saved_whole_or_not_at_all(make_trainer, tmp_path, monkeypatch)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "run"]
 
 
+def test_checkpoint_is_not_whole_while_a_later_run_writes_over_it(make_trainer, monkeypatch):
+    whole = []
+
+    def save(self, model, trial):
+        file = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}" / FILES
+        whole.append(file.exists())
+        saved(self, model, trial)
+
+    saved = Trainer._save_checkpoint
+    monkeypatch.setattr(Trainer, "_save_checkpoint", save)
+    make_trainer().train()
+    folder = Path(make_trainer().args.output_dir)
+    make_trainer().train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    assert whole == [False] * 3 and fault(folder / "checkpoint-4") is None
+
+
+def test_stream_that_ends_within_an_accumulation_leaves_nothing_to_its_next_pass(make_trainer):
+    """Three batches, of which the third is alone; without learning, every pass is the same."""
+    trainer = make_trainer(learning_rate=0.0, record_batches=True)
+    rows = [{name: row[name].tolist() for name in ("input_ids", "labels")} for row in trainer.train_dataset[:6]]
+    trainer.train_dataset = IterableDataset.from_generator(lambda: rows)
+    trainer.train()
+    norms = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
+    lines = (Path(trainer.args.output_dir) / "batches.txt").read_text().splitlines()
+    assert len(norms) == 4 and norms == [norms[0]] * 4 and len(set(lines)) == 1
+
+
 def signal_in(step: int, number: int) -> TrainerCallback:
     class Signal(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
@@ -309,6 +343,27 @@ def test_signal_saves_a_checkpoint_and_prints_how_to_resume(make_trainer, number
     fit(make_trainer(save_strategy="no"), str(folder / "checkpoint-3"))
     assert (folder / "model" / "model.safetensors").is_file()
     assert json.loads((folder / "trainer_state.json").read_text())["global_step"] == 4
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_signal_to_all_processes_does_not_end_the_workers_of_the_data(make_trainer):
+    """As systemd and Slurm send it. The workers would take the run with them."""
+
+    class ToAll(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == 1:
+                workers = [str(process.pid) for process in multiprocessing.active_children()]
+                assert len(workers) == 2
+                # From elsewhere: what the trainer itself sends ends them
+                subprocess.run(["kill", "-TERM", *workers, str(os.getpid())], check=True)
+                time.sleep(0.5)
+
+    trainer = make_trainer(callbacks=[ToAll()], save_strategy="no", dataloader_num_workers=2)
+    with pytest.raises(SystemExit) as exit:
+        fit(trainer, None)
+    assert exit.value.code == 128 + signal.SIGTERM
+    assert fault(Path(trainer.args.output_dir) / "checkpoint-2") is None
+    assert not multiprocessing.active_children()
 
 
 def test_signal_in_the_last_step_still_saves_the_model(make_trainer):
