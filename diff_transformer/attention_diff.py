@@ -9,7 +9,7 @@ There are two kinds of attention function:
   paged variants, a user's own) is an ordinary softmax attention. `packed_attention` composes differential attention
   from **one** call of it: each head contributes two zero-padded queries, [q1 | 0] and [0 | q2], which attend to the
   packed keys [k1 | k2] and the shared values as neighboring heads of one grouped-query attention. It is one call,
-  because a paged cache is updated inside it.
+  because before transformers 5.24 a paged cache is updated inside it.
 
 In grouped differential attention (arXiv:2510.06949) n neighboring heads share their second query, and the queries of
 such a group are packed as [q1 of the first | ... | q1 of the last | q2]; the paper's is n = 1.

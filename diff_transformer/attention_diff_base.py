@@ -13,7 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.cache_utils import Cache
-from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+from transformers.masking_utils import (
+    create_causal_mask,
+    create_sliding_window_causal_mask,
+    packed_sequence_mask_function,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.import_utils import is_tracing
 
@@ -252,7 +256,10 @@ def prepare_attention(
     create_mask = create_sliding_window_causal_mask if is_sliding else create_causal_mask
     # With a cache, even an empty one, transformers does not look for packed documents
     documents = (past_key_values, None) if packed is None else (None, _restart(packed))
-    mask = create_mask(config, inputs_embeds, attention_mask, *documents)
+    among: dict[str, Any] = {}
+    if packed is not None and not getattr(config, "is_causal", True):  # where it looks for no documents either
+        among["and_mask_function"] = packed_sequence_mask_function(document_starts(packed).cumsum(-1))
+    mask = create_mask(config, inputs_embeds, attention_mask, *documents, **among)
     if "flex" in config._attn_implementation and isinstance(mask, torch.Tensor):  # transformers adds a 4-D mask
         mask = additive_mask(mask, inputs_embeds.dtype).expand(len(inputs_embeds), -1, -1, -1)
     if takes_spans and isinstance(mask, torch.Tensor) and not is_tracing(mask):

@@ -409,6 +409,15 @@ torch.library.register_autograd(
 )
 
 
+def _reject_twice(ctx, *grads):
+    """torch would silently leave out these terms."""
+    raise NotImplementedError('flash_diff has no second derivatives. Load the model with attn_implementation="eager".')
+
+
+for _name in ("flash_diff_backward", "flash_diff_lambda_backward"):
+    torch.library.register_autograd(f"{_NAMESPACE}::{_name}", _reject_twice, lib=_LIBRARY)
+
+
 def _lambda_parts(lambda_full: torch.Tensor | LambdaVectors) -> list[torch.Tensor]:
     return [_unit_stride(x) for x in lambda_full[:4]] if isinstance(lambda_full, LambdaVectors) else [lambda_full]
 

@@ -208,6 +208,23 @@ def test_documents_are_the_same_on_every_backend(make_model, case):
             assert torch.allclose(grads[name], gradient, rtol=1e-9, atol=1e-9), (implementation, name)
 
 
+@pytest.mark.parametrize("tiny_config", ["v1", "v2"], indirect=True)
+def test_documents_are_the_same_on_every_backend_where_attention_is_not_causal(make_model):
+    rows, batch = BATCHES["packed rows"]
+    document = document_starts(batch["position_ids"]).cumsum(-1)
+    model = make_model(head_dim=32)
+    expected, expected_grads = run(
+        model, rows, {**batch, "attention_mask": (document[:, :, None] == document[:, None])[:, None]}
+    )
+    is_v1 = model.config.model_type == "diff_transformer"
+    for implementation in ("eager", "sdpa", *(["flash_diff"] if is_v1 else [])):
+        model.set_attn_implementation(implementation)
+        logits, grads = run(model, rows, {**batch, "is_causal": False})
+        assert relative_error(logits, expected) <= 1e-12, implementation
+        for name, gradient in expected_grads.items():
+            assert torch.allclose(grads[name], gradient, rtol=1e-9, atol=1e-9), (implementation, name)
+
+
 def test_document_starts():
     assert document_starts(torch.tensor(ODD)).int().tolist() == [
         [1, 0, 0, 1, 0, 0, 1, 0, 1, 0, 1, 1],

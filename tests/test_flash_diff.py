@@ -382,6 +382,18 @@ def test_counters_of_the_splits_belong_to_a_stream():
             assert flash_diff._arrival_counters(q, 5) is not first
 
 
+def test_second_derivatives_are_an_error():
+    """Not a sum without their terms."""
+    inputs = [x.requires_grad_() for x in random_inputs((1, 3, 2, 32), (1, 3, 2, 32))]
+    (grad,) = torch.autograd.grad(attend(*inputs).square().sum(), inputs[0], create_graph=True)
+    vectors = [x.requires_grad_() for x in lambda_vectors(16)[:4]]
+    value = flash_diff._lambda_op(*vectors, 0.2)
+    (grad_of_lambda,) = torch.autograd.grad(value, vectors[0], create_graph=True)
+    for first in (grad, grad_of_lambda):
+        with pytest.raises(NotImplementedError, match="no second derivatives"):
+            first.sum().backward()
+
+
 def test_equal_inputs_give_equal_bits():
     inputs = random_inputs((2, 70, 4, 32), (2, 70, 2, 32), dtype=torch.float16)
     grad_out = torch.randn(2, 70, 4, 32, device=DEVICE)
