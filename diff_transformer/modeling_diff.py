@@ -14,13 +14,12 @@ from torch import nn
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
-from transformers.integrations import use_kernelized_func
 from transformers.modeling_layers import (
     GenericForQuestionAnswering,
     GenericForSequenceClassification,
     GenericForTokenClassification,
 )
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import rotate_half
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, logging
 from transformers.utils.import_utils import is_tracing
@@ -52,7 +51,6 @@ logger = logging.get_logger(__name__)
 _RMS_NORM_FORWARD = DiffTransformerRMSNorm.forward
 
 
-@use_kernelized_func(apply_rotary_pos_emb)
 class DiffTransformerAttention(nn.Module):
     """Multi-head differential attention (Eq. 1-3, arXiv:2410.05258).
 
@@ -111,8 +109,9 @@ class DiffTransformerAttention(nn.Module):
 
         query_states = self.q_proj(hidden_states).view(half_shape)  # (B, T, H + N, d): the queries of each group
         key_states = self.k_proj(hidden_states).view(half_shape)
-        cos, sin = position_embeddings
-        query_states, key_states = apply_rotary_pos_emb(query_states, key_states, cos, sin, unsqueeze_dim=2)
+        # Llama's rotary embedding. What Liger and `use_kernels` put in its place takes (B, heads, T, d) alone
+        cos, sin = (x.unsqueeze(2) for x in position_embeddings)
+        query_states, key_states = (x * cos + rotate_half(x) * sin for x in (query_states, key_states))
 
         query_states = query_states.view(group_shape).transpose(1, 2)  # (B, N, T, (n + 1) d)
         key_states = key_states.view(hidden_shape).transpose(1, 2)  # (B, K, T, 2d)
