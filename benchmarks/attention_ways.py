@@ -3,8 +3,8 @@
 
 A *way* is a composition over a backend. With q1, q2, k1, k2 of width d and values of width 2d for each of h heads:
 
-- `flash_diff`: our fused kernels, `hopper`: with those of benchmarks/hopper in their place, `one_kernel`: decoding in
-  one launch in place of two;
+- `flash_diff`: our fused kernels, `hopper`: with those of benchmarks/hopper in their place (`hopper dq` and so on:
+  with one of these), `one_kernel`: decoding in one launch in place of two;
 - `eager`: Eq. 1 (arXiv:2410.05258) as it is written, the reference of all other ways;
 - `packed/...`: one call with two zero-padded queries of width 2d per head (`diff_transformer.attention_diff`);
 - `one_call/...`: one call with 2h heads of d and values of 2d, which are repeated for both maps;
@@ -308,13 +308,15 @@ def standard(attend: Callable, p: Problem) -> torch.Tensor:
 
 
 @contextmanager
-def hopper_kernels() -> Iterator[None]:
+def hopper_kernels(*names: str) -> Iterator[None]:
+    """Those of benchmarks/hopper with these names in `LAUNCHES`, by default all."""
     from benchmarks import hopper  # needs triton
 
-    with hopper.kernels() as launched:
+    wanted = {name: launch for name, launch in hopper.LAUNCHES.items() if not names or name in names}
+    with mock.patch.object(hopper, "LAUNCHES", wanted), hopper.kernels() as launched:
         yield
     if not launched:
-        raise ValueError("none of the kernels of benchmarks/hopper takes this")
+        raise ValueError("none of these kernels of benchmarks/hopper takes this")
 
 
 @dataclass(frozen=True)
@@ -346,6 +348,9 @@ WAYS = {
     "flash_diff": Way("ours", flash_diff),
     "one_kernel": Way("ours", one_kernel),
     "hopper": Way("ours", flash_diff, hopper_kernels),
+    "hopper forward": Way("ours", flash_diff, partial(hopper_kernels, "forward")),
+    "hopper dq": Way("ours", flash_diff, partial(hopper_kernels, "dq")),
+    "hopper dkdv": Way("ours", flash_diff, partial(hopper_kernels, "dkdv", "dk", "dv")),
     "eager": Way("rival", eager),
 } | {
     f"{compose.__name__}/{name}": Way("standard" if compose is standard else "rival", partial(compose, BACKENDS[name]))

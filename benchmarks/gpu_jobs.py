@@ -12,9 +12,11 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -34,6 +36,8 @@ from benchmarks.timing import Step, Wrong, device_time, take_turns
 from diff_transformer import flash_diff, flash_diff_blocks
 
 OURS = WAYS["flash_diff"]
+HOPPER = [way for way in WAYS if way.startswith("hopper")]  # all kernels, and then each alone
+HUNG = 100  # seconds after which a test is taken for one that hangs
 FOUND_BY_MEMCHECK = 86  # the exit status that compute-sanitizer is asked for
 
 Emit = Callable[..., None]
@@ -82,6 +86,7 @@ class Job(NamedTuple):
     name: str
     function: str
     arguments: dict[str, Any] = {}
+    seconds: float = float("inf")  # after which it is ended, as a kernel may hang
 
 
 def plan(stage: str, sizes: Sizes) -> list[list[Job]]:
@@ -106,12 +111,13 @@ def plan(stage: str, sizes: Sizes) -> list[list[Job]]:
         dims = [d for d in dims if d in (64, 128)]
         on_gpu = {"file": "tests/test_hopper.py", "options": ("-k", "GPU")}  # the others compile, or run on a CPU
         jobs = [Job(f"tests {part}", "tests", {"part": part, **on_gpu}) for part in parts]
-        for d, norm in product(dims, (False, True)):
-            arguments = {"d": d, "norm": norm, "way": "hopper", "tasks": ("both",)}
-            jobs.append(Job(f"kernels d={d}{' norm' * norm}", "kernels", arguments))
+        for d, norm, way in product(dims, (False, True), HOPPER[1:]):
+            arguments = {"d": d, "norm": norm, "way": way, "tasks": ("both",)}
+            jobs.append(Job(f"{way} d={d}{' norm' * norm}", "kernels", arguments))
         jobs.append(Job("memcheck", "memcheck", {"watched": "small_hopper_shapes"}))
-        ways = ("flash_diff", "hopper", "standard/sdpa_cudnn")
-        return [jobs, *([Job(f"d={d}", "attention_ways", {"d": d, "ways": ways})] for d in dims)]
+        ways = ("flash_diff", *HOPPER, "standard/sdpa_cudnn")
+        timed = [Job(f"d={d}", "attention_ways", {"d": d, "ways": ways}, seconds=140) for d in dims]
+        return [[job._replace(seconds=150) for job in jobs], *([job] for job in timed)]
     if stage == "tuning":
         jobs = [Job(f"compile {part}", "compile_candidates", {"part": part}) for part in parts]
         timed = [Job(f"time d={d}", "time_candidates", {"d": d}) for d in dims]
@@ -131,6 +137,20 @@ class _Recorder:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
         items[:] = [item for item in items[self.part :: self.parts] if item.nodeid not in self.done]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item):
+        watch = threading.Timer(HUNG, self._end, [item.nodeid])
+        watch.start()
+        try:
+            return (yield)
+        finally:
+            watch.cancel()
+
+    def _end(self, test: str) -> None:
+        """Only the end of its process stops a kernel that hangs. A resumed stage goes on behind the test."""
+        self.emit(test, "RED", f"it has not ended after {HUNG} seconds")
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def pytest_runtest_logreport(self, report):
         if report.failed:
@@ -178,6 +198,7 @@ def kernels(
     checks = {"error": partial(attention.fault, WAYS[way]), "equal bits": unequal}
     for task, (what, check) in product(tasks, checks.items()):
         name = f"{what} {task} d={d} {sizes.checked}{' norm' * norm} {sizes.dtype}"
+        name += f" {way}" * (way != "flash_diff")
         if name not in done:
             try:
                 wrong = check(sizes.case(task, d, sizes.checked, 2 * sizes.checked, norm))
@@ -233,7 +254,7 @@ def attention_ways(
     ends the names, it compares with flex_attention, and at the first length only. `ways` that are given
     do not decode."""
     tasks = ("both",) if ways else ("both", "decode")
-    ways = ways or [way for way in WAYS if way.endswith("/flex") == bool(suffix) and way != "hopper"]
+    ways = ways or [way for way in WAYS if way.endswith("/flex") == bool(suffix) and way not in HOPPER]
     for length, task in product(sizes.lengths[: 1 if suffix else sizes.dims[d]], tasks):
         if f"{task} d={d} {length} flash_diff{suffix}" not in done:
             case, check_length = sizes.case(task, d, length, sizes.tokens), min(512, sizes.checked)

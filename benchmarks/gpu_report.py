@@ -149,9 +149,9 @@ def _columns(names: str):
 
 SECTIONS = {  # of the stages, in the order in which they run
     "correctness": _correctness,
-    "attention": _attention,
-    "model": _columns("task length batch model tokens_per_second over_transformer peak_gib reason"),
-    "compiled": _columns("task length model tokens_per_second over_transformer peak_gib compile_seconds reason"),
     "hopper": _hopper,
+    "model": _columns("task length batch model tokens_per_second over_transformer peak_gib reason"),
+    "attention": _attention,
+    "compiled": _columns("task length model tokens_per_second over_transformer peak_gib compile_seconds reason"),
     "tuning": _tuning,
 }

@@ -6,7 +6,8 @@
     python -m benchmarks.gpu_suite --plan
 
 runs on a machine with torch, triton, transformers and pytest and without a network; it installs and builds nothing.
---plan shows the stages in order: what matters most comes first, as a GPU may be there for half an hour only.
+--plan shows the stages in order: what matters most comes first, as a GPU may be there for minutes only. --minutes
+limits a stage. Jobs whose kernels may hang have limits of their own.
 
 FOLDER gets `gpu_suite.jsonl` (a row per result, written at once), `report.md` with its plot `gpu_suite.png` (where
 matplotlib is installed), `blocks.json` (the winners of the tuning, for DIFF_TRANSFORMER_BLOCKS) and `log.txt`. What
@@ -27,6 +28,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -39,15 +41,15 @@ if TYPE_CHECKING:  # main sets the environment before torch and triton are impor
     from benchmarks.gpu_jobs import Job
 
 ROOT = Path(__file__).parents[1]
-STAGES = {  # minutes on an H100, of compiled estimated; what it finds
+STAGES = {  # minutes on an H100, of hopper and compiled estimated; what it finds
     "correctness": (2, "tests/test_flash_diff.py, bfloat16 against float32, equal bits, compute-sanitizer"),
-    "attention": (4, "forward, backward, both and decoding against every installed rival"),
+    "hopper": (6, "the kernels of benchmarks/hopper: right, and then their speed"),
     "model": (4, "the paper's 3B, V2 and their Transformer: tokens per second, memory, decoding"),
+    "attention": (4, "forward, backward, both and decoding against every installed rival"),
     "compiled": (8, "through torch.compile: decoding with CUDA graphs, then a training step; RESUME=1 for the rest"),
-    "hopper": (4, "the kernels of benchmarks/hopper: right, and then their speed"),
     "tuning": (3, "candidates of the block table, each kernel timed alone"),
 }
-MINUTES = 8  # that a stage may take
+MINUTES = 8.0  # that a stage may take
 SECONDS_TO_END = 20  # of them, kept to end processes and write the report
 
 
@@ -60,6 +62,10 @@ class Results:
         path.touch()
         if any(row["dry_run"] != shared["dry_run"] for row in self.rows()):
             raise SystemExit(f"{path} has rows of {'no' * shared['dry_run'] or 'a'} dry run: name another --out.")
+        for name in ("hardware", "kernels"):
+            if others := {row[name] for row in self.rows()} - {shared[name]}:
+                found = f"{', '.join(sorted(others))}, not of {shared[name]}"
+                raise SystemExit(f"{path} has rows of the {name} {found}: name another --out.")
 
     def rows(self, stage: str | None = None) -> list[dict]:
         rows = [json.loads(line) for line in self.path.read_text().splitlines()]
@@ -88,12 +94,21 @@ class Results:
         return {row["name"]: row["status"] for row in self.rows(stage) if row["is_job"]}
 
 
+def _end_with_the_suite() -> None:
+    """Ends the group of this process when the suite is killed, so that the next one has GPU and file for itself."""
+    suite = multiprocessing.parent_process()
+    assert suite is not None
+    suite.join()
+    os.killpg(0, signal.SIGKILL)
+
+
 def run_job(stage: str, job: "Job", results: Results, log: Path) -> None:
     """Runs a job in this process, whose output goes to `log`."""
     from benchmarks import gpu_jobs
     from benchmarks.report import first_line
 
     os.setsid()  # the suite ends this process together with those that it starts
+    threading.Thread(target=_end_with_the_suite, daemon=True).start()
     results.screen, start = os.fdopen(os.dup(1), "w"), time.monotonic()
     with log.open("a") as file:
         os.dup2(file.fileno(), 1)
@@ -116,16 +131,17 @@ def run_job(stage: str, job: "Job", results: Results, log: Path) -> None:
 
 
 def run_step(stage: str, jobs: Sequence["Job"], results: Results, deadline: float, log: Path) -> None:
-    """Runs jobs at the same time, each in its own process, which ends at the deadline."""
+    """Runs jobs at the same time, each in its own process, which ends at the deadline or after the job's own limit."""
     # A process with a context of CUDA cannot be forked; without one that saves the imports
     context = multiprocessing.get_context("fork" if results.shared["dry_run"] else "spawn")
-    processes = {}
+    processes, start = {}, time.monotonic()
     try:
         for job in jobs:
             processes[job.name] = context.Process(target=run_job, args=(stage, job, results, log))
             processes[job.name].start()
-        for process in processes.values():
-            process.join(max(0.0, deadline - time.monotonic()))
+        for job in jobs:
+            limit = min(deadline, start + job.seconds)
+            processes[job.name].join(max(0.0, limit - time.monotonic()))
     finally:
         status = {name: process.exitcode for name, process in processes.items()}
         for process in processes.values():
@@ -137,16 +153,18 @@ def run_step(stage: str, jobs: Sequence["Job"], results: Results, deadline: floa
     for name in (name for name in processes if name not in ended):
         reason = f"its process ended with the status {status[name]}: see {log.name}"
         if status[name] is None:
-            reason = "stopped, as the time of the stage was spent"
+            reason = "stopped, as its time or that of the stage was spent"
         results.add(stage=stage, name=name, status="error", reason=reason, is_job=True)
 
 
-def run_stage(stage: str, results: Results, folder: Path, dry_run: bool, resume: bool) -> None:
+def run_stage(
+    stage: str, results: Results, folder: Path, dry_run: bool, resume: bool, minutes: float = MINUTES
+) -> None:
     from benchmarks import gpu_jobs
     from benchmarks.gpu_report import winning_table
 
     start = time.monotonic()
-    deadline = start + 60 * MINUTES - SECONDS_TO_END
+    deadline = start + 60 * minutes - SECONDS_TO_END
     results.drop(stage, resume)
     for jobs in gpu_jobs.plan(stage, gpu_jobs.DRY if dry_run else gpu_jobs.FULL):
         left = [job for job in jobs if job.name not in results.ended(stage)]
@@ -171,6 +189,7 @@ def environment(dry_run: bool, command: str) -> dict[str, Any]:
     from benchmarks.report import hardware, versions
 
     sources = sorted((ROOT / "diff_transformer").glob("flash_diff*.py"))
+    sources += sorted((ROOT / "benchmarks" / "hopper").glob("*.py"))
     capability = (8, 6) if dry_run else torch.cuda.get_device_capability()
     packages = versions("torch", "triton", "transformers", "numpy")
     packages |= versions("flash_attn", "flash_attn_interface", "flash_attn_4")
@@ -191,9 +210,10 @@ def plan(out: Path) -> str:
     lines = [f"{minutes} min  make gpu STAGE={stage} OUT={out}  # {what}" for stage, (minutes, what) in STAGES.items()]
     study = f"python -m diff_transformer reproduce --scale gpu --out {out / 'study'}"
     what = "the loss of each part of DIFF by size; the same command again for the rest"
-    lines.insert(list(STAGES).index("hopper") + 1, f"{MINUTES} min  {study}  # {what}")
+    lines.insert(list(STAGES).index("hopper") + 1, f"{MINUTES:.0f} min  {study}  # {what}")
     study = f"python -m benchmarks.upcycle_gpu --model MODEL --out {out / 'upcycle'}"
-    lines.append(f"{MINUTES} min  {study}  # does it pay to convert a Llama; the same command again for the rest")
+    what = "does it pay to convert a Llama (needs datasets, trl and gguf); the same command again for the rest"
+    lines.append(f"{MINUTES:.0f} min  {study}  # {what}")
     return "\n".join(lines)
 
 
@@ -204,6 +224,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--out", type=Path, help="folder of the results; another run adds to it")
     add("--stage", nargs="+", choices=STAGES, default=list(STAGES), metavar="NAME", help="default: all, in order")
     add("--resume", action="store_true", help="keep what a stage has in the folder, and run what is missing")
+    add("--minutes", type=float, default=MINUTES, help=f"that a stage may take, {MINUTES:.0f} by default")
     add("--plan", action="store_true", help="print a command for each stage with its minutes, and end")
     add("--dry-run", action="store_true", help="try everything on a CPU, with tiny sizes")
     add("--report", type=Path, metavar="FOLDER", help="print the page of a folder or of a file of rows; draw its plot")
@@ -236,9 +257,10 @@ def main(arguments: list[str] | None = None) -> int:
     shared = environment(options.dry_run, command("gpu_suite", arguments))
     results = Results(out / gpu_report.ROWS, shared)
     stages = [stage for stage in STAGES if stage in options.stage]
-    print(f"Budget  at most {MINUTES} minutes each for {', '.join(stages)}, on {shared['hardware']}", flush=True)
+    what = f"at most {options.minutes:g} minutes each for {', '.join(stages)}"
+    print(f"Budget  {what}, on {shared['hardware']}", flush=True)
     for stage in stages:
-        run_stage(stage, results, out, options.dry_run, options.resume)
+        run_stage(stage, results, out, options.dry_run, options.resume, options.minutes)
     if not options.dry_run:
         (out / "report.md").write_text(gpu_report.page(out))
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
+SHARED = {"dry_run": True, "hardware": "made up", "kernels": "ours"}
 # Python 3.12 warns of every fork in a process with threads; these jobs start none and take no lock
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
@@ -73,7 +74,7 @@ def test_plan_names_a_command_for_every_stage_without_torch():
     lines = subprocess.check_output([sys.executable, "-c", blocked], cwd=ROOT, text=True).splitlines()
     [study] = [i for i, line in enumerate(lines) if "reproduce --scale gpu" in line]
     stages = [line.partition("STAGE=")[2].split(" ")[0] for line in lines]
-    assert stages[0] == "correctness" and stages[study - 1] == "hopper" and stages[study] == ""
+    assert stages[:3] == ["correctness", "hopper", ""] and study == 2
     assert all(0 < int(line.split()[0]) <= 8 for line in lines), "a stage ends within eight minutes"
 
 
@@ -94,12 +95,12 @@ def test_jobs_take_their_arguments_on_a_gpu(suite, jobs, monkeypatch):
 def run(suite, jobs, monkeypatch, tmp_path):
     """Runs a stage of functions `job(emit, done, sizes)`, each a step of its own, and returns the rows by name."""
 
-    def run_stage(functions: dict, resume: bool = False) -> dict[str, dict]:
+    def run_stage(functions: dict, resume: bool = False, minutes: float = 8, **options) -> dict[str, dict]:
         for name, function in functions.items():
             monkeypatch.setattr(jobs, name, function, raising=False)
-        monkeypatch.setattr(jobs, "plan", lambda *_: [[jobs.Job(name, name)] for name in functions])
-        results = suite.Results(tmp_path / "rows.jsonl", {"dry_run": True})
-        suite.run_stage("model", results, tmp_path, dry_run=True, resume=resume)
+        monkeypatch.setattr(jobs, "plan", lambda *_: [[jobs.Job(name, name, **options)] for name in functions])
+        results = suite.Results(tmp_path / "rows.jsonl", SHARED)
+        suite.run_stage("model", results, tmp_path, dry_run=True, resume=resume, minutes=minutes)
         rows = results.rows()
         assert len({row["name"] for row in rows}) == len(rows), "a row is there twice"
         return {row["name"]: row for row in rows}
@@ -124,24 +125,71 @@ def test_stage_records_the_error_of_a_job_and_runs_the_next(run, suite, tmp_path
     assert rows["raises"]["status"] == "error" and rows["raises"]["reason"] == "ValueError: the reason"
     assert rows["dies"]["status"] == "error" and "ended with the status 7" in rows["dies"]["reason"]
     assert rows["model"]["status"] == "error", "the stage is not whole"
-    with pytest.raises(SystemExit, match="has rows of a dry run"):
-        suite.Results(tmp_path / "rows.jsonl", {"dry_run": False})
+    for name, other in (("dry_run", False), ("hardware", "another GPU"), ("kernels", "mended")):
+        with pytest.raises(SystemExit, match="has rows of .*: name another --out"):
+            suite.Results(tmp_path / "rows.jsonl", {**SHARED, name: other})
 
 
-def test_stage_ends_at_its_limit(suite, run, monkeypatch, tmp_path):
+def test_stage_ends_at_its_limit(suite, run, tmp_path):
     def hangs(emit, done, sizes):
         emit("before")
         child = subprocess.Popen(["sleep", "60"])
         (tmp_path / "pid").write_text(str(child.pid))
         time.sleep(60)
 
-    monkeypatch.setattr(suite, "MINUTES", (suite.SECONDS_TO_END + 2) / 60)
-    rows = run({"hangs": hangs, "good": good})
+    rows = run({"hangs": hangs, "good": good}, minutes=(suite.SECONDS_TO_END + 2) / 60)
     assert rows["before"]["status"] == "ok" and rows["hangs"]["status"] == "error"
-    assert "time of the stage was spent" in rows["hangs"]["reason"]
+    assert "time or that of the stage was spent" in rows["hangs"]["reason"]
     assert rows["good"]["status"] == "left out" and "good result" not in rows
-    state = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
-    assert not state.exists() or state.read_text().split()[2] == "Z", "what the job started still runs"
+    assert has_ended(tmp_path / "pid"), "what the job started still runs"
+    rows = run({"hangs": hangs, "good": good}, seconds=2.0)
+    assert rows["hangs"]["status"] == "error" and rows["good result"]["status"] == "ok", "the job has its own limit"
+
+
+def has_ended(file: Path) -> bool:
+    state = Path(f"/proc/{file.read_text()}/stat")
+    return not state.exists() or state.read_text().split()[2] == "Z"
+
+
+@pytest.mark.process
+def test_jobs_end_with_a_suite_that_is_killed(tmp_path):
+    """They would keep the GPU, and write into the file of the next suite."""
+    code = (
+        "import os, pathlib, sys, time; from benchmarks import gpu_jobs, gpu_suite\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "gpu_jobs.hangs = lambda *_: ((folder / 'pid').write_text(str(os.getpid())), time.sleep(60))\n"
+        f"results = gpu_suite.Results(folder / 'rows.jsonl', {SHARED})\n"
+        "gpu_suite.run_step('model', [gpu_jobs.Job('hangs', 'hangs')], results, time.monotonic() + 60, folder / 'log')"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT)
+    deadline = time.monotonic() + 60
+    while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    while not has_ended(tmp_path / "pid"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.process
+def test_test_that_hangs_is_a_result_and_a_resumed_stage_goes_on_behind_it(run, jobs, monkeypatch, tmp_path):
+    file = tmp_path / "test_made_up.py"
+    file.write_text("import time\ndef test_a(): pass\ndef test_b(): time.sleep(60)\ndef test_c(): pass\n")
+    monkeypatch.setattr(jobs, "HUNG", 2)
+    options = ("--rootdir", str(tmp_path))
+    sizes = jobs.DRY._replace(tests=("-q",), processes=1)
+
+    def some(emit, done, _):
+        jobs.tests(emit, done, sizes, 0, str(file), options)
+
+    first, second = (
+        {name.rpartition("::")[2]: row["status"] for name, row in run({"some": some}, resume=resume).items()}
+        for resume in (False, True)
+    )
+    assert first == {"test_a": "ok", "test_b": "RED", "some": "error", "model": "error"}
+    assert second == {"test_a": "ok", "test_b": "RED", "test_c": "ok", "some": "ok", "model": "ok"}
 
 
 def test_resume_runs_what_is_missing(run, tmp_path):
