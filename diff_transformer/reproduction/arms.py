@@ -101,22 +101,29 @@ def new_model(
     """A new model of an arm, with the initial matrices of the Transformer of this seed. `config` is DIFF's, `gains`
     are those of `measure_gains`.
 
-    DIFF V2 has two queries for each of the Transformer's: the first takes the Transformer's, the second keeps its own.
-    Its narrower feed-forward network takes the first units.
+    DIFF V2 has two queries for each of the Transformer's: the first takes the Transformer's, the second its own. Its
+    narrower feed-forward network takes the first units.
     """
     made, d = ARMS[arm], config.diff_head_dim
     torch.manual_seed(seed)
     kwargs = {"attn_implementation": made.attention, **kwargs}
     model = AutoModelForCausalLM.from_config(made.config(config), **kwargs)
     attentions = [layer.self_attn for layer in model.model.layers]
+    # Where V2 and the Transformer have equally many parameters, V2's own would be numbers of the Transformer's, and a
+    # second query its own key
+    generator = torch.Generator().manual_seed(2**32 + seed)
     torch.manual_seed(seed)
     theirs = dict(AutoModelForCausalLM.from_config(transformer_twin(config)).named_parameters())
     for name, matrix in model.named_parameters():
-        if matrix.ndim < 2 or name not in theirs:  # norms, which all begin with ones, and what the twin lacks: lambda
+        if matrix.ndim < 2:  # norms, which all begin with ones, and V1's lambda
+            continue
+        if name not in theirs:  # V2's lambda
+            matrix.normal_(std=config.initializer_range, generator=generator)
             continue
         source = theirs[name]
         if name.endswith("q_proj.weight") and isinstance(model.config, DiffTransformerV2Config):
-            matrix, source = matrix.unflatten(0, (-1, 2, d))[:, 0], source.unflatten(0, (-1, d))
+            (matrix, own), source = matrix.unflatten(0, (-1, 2, d)).unbind(1), source.unflatten(0, (-1, d))
+            own.normal_(std=config.initializer_range, generator=generator)
         matrix.copy_(source[tuple(slice(size) for size in matrix.shape)])
     if made.lambda_sign != 1:
         for attention in attentions:

@@ -73,9 +73,10 @@ class Report:
         registrations = Counter(x.registration for x in self.results)
         if len(registrations) > (None in registrations):
             named = [f"{n} runs in {commit or 'no commit'}" for commit, n in registrations.items()]
+            hypotheses = ", hypotheses" if any(x.hypothesis for x in self.study.contrasts.values()) else ""
             told.append(
                 f"Registered before it ran: {', '.join(named)}, the commit that last changed the study file, "
-                "with its experiments, hypotheses and primary contrasts. findings.py and statistics.py in it are the "
+                f"with its experiments{hypotheses} and primary contrasts. findings.py and statistics.py in it are the "
                 "analysis."
             )
         if diverged := [f"{x.experiment} {x.arm} {x.seed}" for x in self.results if x.diverged and not x.tuning]:
@@ -130,7 +131,8 @@ class Report:
                 *(_NOTES_ON_TOKENS if has_tokens else []),
                 *(
                     f"On {name}, {' and '.join(never)} never reached the accuracy, at any learning rate. All rates "
-                    "tie then, and the lowest is taken: their ratios say which arm is faster, and not by how much."
+                    "tie then, and the lowest is taken: their ratios say which arm is faster, and not by how much. "
+                    f"Other rates come closer: {'; '.join(self._closest(name, arm) for arm in never)}."
                     for name in self.arms
                     if (never := never_reached(self.study.experiments[name], name, self.results))
                 ),
@@ -143,6 +145,16 @@ class Report:
                 "Not learnt: no arm is better, by two standard errors, than a model that has not learnt the task.",
             ],
         )
+
+    def _closest(self, name: str, arm: str) -> str:
+        """Accuracies of an arm that never reached the endpoint's: where it came closest, and at the chosen rate."""
+        by_rate: dict[float, list[float]] = {}
+        for x in self.results:
+            if (x.experiment, x.arm, x.tuning) == (name, arm, True) and x.curve:
+                by_rate.setdefault(x.learning_rate, []).append(x.accuracy)
+        means = {rate: sum(accuracies) / len(accuracies) for rate, accuracies in by_rate.items()}
+        best, chosen = max(means, key=means.__getitem__), min(means)
+        return f"{arm} has {means[best]:.2f} at {best:g}, {means[chosen]:.2f} at {chosen:g}"
 
     def _row(self, finding: Finding) -> list:
         """A row of the table of contrasts. An effect is `-0.025 [-0.03, -0.02]`, or a ratio `× 0.43 [0.31, 0.60]`."""
@@ -205,7 +217,7 @@ class Report:
             text="All arms of a seed began with the same matrices, copied from one "
             f"{'trained ' * self.study.continues}Transformer, and saw the same batches; digests of both are compared "
             f"before anything is drawn. {'' if self.study.continues else equal_size}Each arm has the learning rate "
-            "that was best for it on other seeds.",
+            "that was best for it on other seeds, of equally good ones the lowest.",
             tables=[
                 Table(
                     "Arms: means over the seeds with their standard errors",

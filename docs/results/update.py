@@ -31,6 +31,11 @@ from diff_transformer.reproduction.statistics import compare, compare_times
 from diff_transformer.reproduction.study import load_study
 
 ROOT = Path(__file__).parents[2]
+REPLACED = "replaced.jsonl"  # beside the results: runs that are not among them any more
+SAME_NUMBERS = (
+    "There it has exactly as many parameters as the Transformer, and what is its own was made of the same random "
+    "numbers: half of its second queries were first queries of other heads, and half were keys, one of them its own."
+)
 BEGIN, END = "<!-- results -->\n", "<!-- /results -->"
 SIGNS = {BETTER: "↑", WORSE: "↓", NOT_SHOWN: "·", EQUAL: "=", NOT_LEARNT: "–"}
 # The rows of the README's table, by their contrasts
@@ -48,19 +53,37 @@ TASKS = {"recall_8_heads": "recall, 8 heads", "retrieval_512": "retrieval, 512 t
 # Tests compare both with the verdicts
 MEANING = """\
 - **Text**: a gain like the paper's, 0.025 nats, is excluded at this size.
-- **Recall**: the sign of lambda matters. DIFF needs 0.3 to 0.6 times the tokens of the Transformer and its variants with wide heads. With its second map added or left out, it needs about five times as many. With eight heads the direction is the same, but the Transformer and the added map never reached 90 %, and against one map with the same norm no difference is shown.
-- **Retrieval and needles**: the amplitude of attention matters. Arms with a large one are better than the Transformer, with the norm or with a constant in its place, and subtracting is equal to adding. On needles and in 512 tokens, one map with a constant is the fastest: DIFF needs 1.1 to 1.5 times its tokens. Amplitude is not enough: on retrieval, DIFF with lambda_init 0.8 has it, and is worse.
+- **Recall**: the sign of lambda matters. DIFF needs about 0.3 to 0.6 times the tokens of the Transformer and its variants with wide heads. If its second map is added, or left out, it needs about five times as many. With eight heads the direction is the same, but the Transformer and the added map never reached 90 %, and against one map with the same norm no difference is shown.
+- **Retrieval and needles**: the amplitude of attention matters. Arms with a large one are better than the Transformer, with the norm or with a constant in its place, and subtracting is equal to adding. On needles and in 512 tokens, one map with a constant is the fastest: DIFF needs about 1.2 to 1.4 times its tokens. Amplitude is not all: on retrieval, DIFF with lambda_init 0.8 and a constant that gives it DIFF's amplitude has three times DIFF's loss.
 
 None of this says what holds for larger models."""  # noqa: E501
 UPCYCLING = """\
-- **Text**: more queries lower the loss, and their subtraction does not. V2 is better than the Transformer that goes on, by less than the 0.01 nats within which arms can be called equal, and worse than a Transformer that is given as many query heads. If these heads start with V2's outputs, they end like V2.
+- **Text**: more query heads lower the loss, and their subtraction does not. V2 is better than the Transformer that goes on, by less than the 0.01 nats within which arms can be called equal, and worse than a Transformer that is given as many query heads. If these heads start with V2's outputs, they end like V2.
 - **Settings**: on text, noise and new second queries change nothing, and `lambda_proj` is worse at ten times the rate, by 0.001.
 - **Fine-tuning**: on recall no difference is shown. On needles V2 needs 1.1 to 1.5 times the tokens of the Transformer with as many query heads, but it learns at another rate."""  # noqa: E501
 KEY = (
     "↑ better, ↓ worse, · no difference shown, = equal (95 % interval within × 0.8 to 1.25 of the tokens, × 0.5 to "
-    "2 of the loss), – not tested; in parentheses where one of the two never reached 90 %. All but the first row "
-    "are corrected for the primary contrasts of a study; that of `text` was not registered."
+    "2 of the loss), – not tested; in parentheses where one of the two never reached 90 %. All rows but the first are "
+    "corrected for the primary contrasts of their study; of the first, `text` alone is. Its study was not registered."
 )
+
+
+def of_replaced(report: Report) -> str:
+    """What V2 had on `recall` of `mechanism` before its own matrices were independent of the Transformer's."""
+    before: dict[str, list] = {}
+    for x in load(ROOT / "docs/results/mechanism" / REPLACED):
+        before.setdefault(x.arm, []).extend([] if x.tuning else [x])
+    shown = []
+    for contrast in report.study.contrasts.values():
+        if set(contrast.arms) & set(before):
+            runs = [before.get(arm) or report.arms["recall"][arm] for arm in contrast.arms]
+            found = compare_times(*([(x.tokens, x.accuracy >= 0.9) for x in arm] for arm in runs))
+            ratio, low, high = (math.exp(x) for x in (found.effect, *found.interval))
+            shown.append(f"`{' → '.join(contrast.arms)}` was × {ratio:.3g} [{low:.3g}, {high:.3g}]")
+    return (
+        f"Run again, after the results were known: V2 on `recall`. {SAME_NUMBERS} In the replaced runs "
+        f"({REPLACED}) {', '.join(shown)}."
+    )
 
 
 def of_cpu(report: Report) -> list[str]:
@@ -93,6 +116,8 @@ def of_cpu(report: Report) -> list[str]:
         f"one pair. When arms reach 90 %, rows of four pairs are at {min(hardest):.2f} to {max(hardest):.2f}. "
         f"`diff_no_norm → diff` compares learning rates of {rates[0]:g} and {rates[1]:g}.",
         "The file of this study is first in git in the second commit of its results.",
+        f"Withdrawn: what `recall` says of V2. {SAME_NUMBERS} [The later study](../mechanism/report.md) has V2 with "
+        "matrices of its own.",
     ]
 
 
@@ -143,6 +168,7 @@ def of_mechanism(report: Report) -> list[str]:
         "findings.py has changed since it was registered: for studies that continue others, and so that arms with "
         "runs that never reach the accuracy are not called equal, after a look at `recall_8_heads`. In all else the "
         "analysis of the registered commit gives the same contrasts.",
+        of_replaced(report),
     ]
 
 
@@ -170,10 +196,28 @@ def of_upcycle(report: Report) -> list[str]:
     ]
 
 
+def of_cpu_ladder(report: Report) -> list[str]:
+    """What has to be said of three seeds, and of V2."""
+    told = [
+        "findings.py and arms.py have changed since this was registered. Before V2 began at 1M, where it has as many "
+        "parameters as the Transformer, its own matrices were made independent of the Transformer's."
+    ]
+    for row in report.findings:
+        if row.contrast.primary and row.comparison is not None and row.verdict in (BETTER, WORSE):
+            first, second = ({x.seed: x.loss for x in report.arms[row.experiment][arm]} for arm in row.contrast.arms)
+            paired, welch = (compare(first, second, paired=x).p for x in (True, False))
+            told.append(
+                f"Fragile: at {row.experiment} `{' → '.join(row.contrast.arms)}` has p = {paired:.3f} paired and "
+                f"{welch:.3f} by Welch's test. Three seeds decide little."
+            )
+    return told
+
+
 CAVEATS: dict[str, Callable[[Report], list[str]]] = {
     "mechanism": of_mechanism,
     "cpu": of_cpu,
     "cpu-long": of_cpu_long,
+    "cpu-ladder": of_cpu_ladder,
     "upcycle": of_upcycle,
 }
 

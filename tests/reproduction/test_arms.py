@@ -20,6 +20,7 @@ from diff_transformer.reproduction.arms import (
     new_model,
 )
 from diff_transformer.reproduction.branches import EVERY_ARM
+from diff_transformer.reproduction.study import STUDIES, load_study
 from diff_transformer.training.architectures import transformer_twin
 
 
@@ -150,6 +151,22 @@ def test_new_model_has_the_matrices_of_the_transformer(arm, config):
         else:
             assert "lambda" in name, name
     assert copied == 2 + 2 * 7
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("arm", ["diff_v2", "v2_gain"])
+def test_what_v2_has_of_its_own_is_nowhere_in_the_transformer(arm):
+    """Models with equally many parameters, as these, are made of the same random numbers."""
+    config = load_study(STUDIES / "mechanism.yaml").experiments["recall"].make_config()
+    model, twin = new_model(arm, config, seed=5), new_model("transformer", config, seed=5)
+    assert model.num_parameters() == twin.num_parameters()
+    theirs = {row.numpy().tobytes() for x in twin.parameters() if x.shape[1:] == (config.hidden_size,) for row in x}
+    for layer in model.model.layers:
+        attention = layer.self_attn
+        second = attention.q_proj.weight.unflatten(0, (-1, 2, config.diff_head_dim))[:, 1].flatten(0, 1)
+        for own in (second, attention.lambda_proj.weight):
+            assert not [i for i, row in enumerate(own) if row.numpy().tobytes() in theirs]
+            assert own.std().item() == pytest.approx(config.initializer_range, rel=0.1)
 
 
 def test_matrices_digest_is_that_of_the_seed(config):
