@@ -47,7 +47,7 @@ test-oldest: $(OLDEST_VENV)/.installed
 # `make gpu PLAN=1` prints the stages in order, with their minutes
 gpu:
 	$(PYTHON) -m benchmarks.gpu_suite --out $(or $(OUT),build/gpu) $(if $(STAGE),--stage $(STAGE)) \
-		$(if $(RESUME),--resume) $(if $(PLAN),--plan)
+		$(if $(MINUTES),--minutes $(MINUTES)) $(if $(RESUME),--resume) $(if $(PLAN),--plan)
 
 # The Triton kernels as a repository of the Hub, for the library `kernels`: build/flash-diff
 kernel-package: $(VENV)/.installed

@@ -18,7 +18,7 @@ def register() -> None:
             ModelArchConfigConvertorBase,
         )
     except ImportError as error:
-        logger.warning(f"V1 of diff_transformer calls attention twice in each layer: this vLLM is too old ({error}).")
+        logger.warning(f"V1 of diff_transformer calls attention twice in each layer, with this vLLM: {error}")
         return
 
     class DiffTransformerConvertor(ModelArchConfigConvertorBase):
