@@ -72,6 +72,8 @@ def app() -> click.Group:
 
 def main() -> None:
     (name,) = sys.argv[1:2] or [""]
+    for stream in (sys.stdout, sys.stderr):  # a card has more characters than a terminal of LANG=C
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     if name in COMMANDS:
         command(name).main(sys.argv[2:], prog_name=f"diff-transformer {name}")
     elif name == "version":

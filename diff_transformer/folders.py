@@ -66,6 +66,23 @@ def whole_folder(destination: str | Path, size: int, overwrite: bool) -> Iterato
         _remove(old)
 
 
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Keeps a folder, created if it is missing, for this process. Raises BlockingIOError if another has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            import fcntl  # here, since Windows does not have it
+
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:
+            pass
+        except BlockingIOError as error:
+            what = f"{folder} is in use by another run. Wait for it or end it, then try again."
+            raise BlockingIOError(what) from error
+        yield
+
+
 def _prefix(destination: Path) -> str:
     return f".{destination.name}.{re.sub(r'[^A-Za-z0-9_]', '', platform.node())}-"
 

@@ -73,18 +73,20 @@ def load_texts(
     """The texts of a folder of .txt, .md, .rst and .py files, of such a file, of a `column` of a table (`load_table`),
     or of `stdlib`, in a fixed order. A folder with .parquet or .jsonl files is a table.
 
-    Raises ValueError for what cannot be opened or is not UTF-8.
+    Raises ValueError for what cannot be opened or is not UTF-8, and for a row without a text.
     """
     if dataset == STDLIB:
         return _read_texts(file for _, file in standard_library_sources({"site-packages", "test"}))
     path = Path(dataset).expanduser()
-    inside = sorted(file for file in path.rglob("*") if file.is_file()) if dataset and path.is_dir() else [path]
+    inside = _visible_files(path) if dataset and path.is_dir() else [path]
     files = [file for file in inside if file.suffix in TEXT_SUFFIXES and file.is_file()]
     documents = [file for file in files if file.stem.upper() not in _ABOUT]
     kinds = {_kind(file) for file in inside}
     # What is downloaded from the Hub has a README.md beside its rows, and perhaps a script
     is_table = bool(kinds & {".parquet", ".jsonl"}) or (not documents and bool(kinds & set(_TABLES)))
-    return load_table(dataset, config, split, [column])[column] if is_table or not files else _read_texts(files)
+    if files and not is_table:
+        return _read_texts(files)
+    return _only_texts(load_table(dataset, config, split, [column])[column], f"{dataset}, column {column!r}")
 
 
 def standard_library_sources(exclude: Collection[str] = (), root: Path | None = None) -> Iterator[tuple[str, Path]]:
@@ -100,15 +102,27 @@ def standard_library_sources(exclude: Collection[str] = (), root: Path | None = 
 def _read_texts(files: Iterable[Path]) -> Iterator[str]:
     for file in files:
         try:
-            yield file.read_text(encoding="utf-8")
+            yield file.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError as error:
             raise ValueError(f"{file} is not UTF-8 text: {error}. Convert it or move it away.") from error
 
 
+def _only_texts(rows: Iterable[Any], where: str) -> Iterator[str]:
+    for number, text in enumerate(rows, 1):
+        if not isinstance(text, str):
+            raise ValueError(f"{where}, row {number} is {text!r}, which is no text. Correct it or leave it out.")
+        yield text
+
+
 def _load_files(files: list[Path], kind: str, streaming: bool = False) -> Any:
     from datasets import load_dataset
+    from datasets.exceptions import DatasetGenerationError
 
-    return load_dataset(_TABLES[kind], data_files=list(map(str, files)), split="train", streaming=streaming)
+    try:
+        return load_dataset(_TABLES[kind], data_files=list(map(str, files)), split="train", streaming=streaming)
+    except (DatasetGenerationError, StopIteration) as error:  # the latter of files without a row
+        reason = error.__cause__ or "it has no rows"
+        raise ValueError(f"{', '.join(map(str, files))} cannot be read as {kind}: {reason}. Correct it.") from error
 
 
 def _is_saved(path: Path) -> bool:  # by save_to_disk
@@ -218,12 +232,16 @@ def _kind(file: Path) -> str:
     return Path(file.stem).suffix if file.suffix in _COMPRESSIONS else file.suffix
 
 
+def _visible_files(folder: Path) -> list[Path]:
+    hidden = re.compile(r"(.*/)?\.")
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return [file for file in files if not hidden.match(file.relative_to(folder).as_posix())]
+
+
 def _files_of_one_kind(path: Path) -> tuple[str, list[Path]]:
     """The one suffix of the files of a corpus, and the files, hidden ones left out. Splits are no corpus."""
     known = (*_TABLES, ".txt")
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    hidden = re.compile(r"(.*/)?\.[^/]")  # the path of a file relative to itself is "."
-    files = [file for file in files if _kind(file) in known and not hidden.match(file.relative_to(path).as_posix())]
+    files = [file for file in ([path] if path.is_file() else _visible_files(path)) if _kind(file) in known]
     kinds = sorted({_kind(file) for file in files})
     if len(kinds) != 1:
         found = f"{path} holds {' and '.join(kinds) or 'nothing'} to read a corpus from"

@@ -229,6 +229,7 @@ def test_noise_is_in_second_query_heads_alone(tmp_path, llama, ours, capsys):
     assert all(0 < verdict.kl < 0.1 and verdict.max_difference > 0 for verdict in verdicts)
     for source, to, std, message in (
         (llama, "diff_v2", -0.1, "=-0.1 was given; it must be positive, or 0 for no noise"),
+        (llama, "diff_v2", float("nan"), "=nan was given; it must be positive"),
         (ours, "unilm_v2", 0.1, "=0.1 is for Llama-family models alone, not for diff_v2"),
     ):
         with pytest.raises(ValueError, match=f"noise_std{message}"):

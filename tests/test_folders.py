@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from diff_transformer import folders
-from diff_transformer.folders import whole_file, whole_folder
+from diff_transformer.folders import claimed, whole_file, whole_folder
 
 # The module alone imports nothing of the package, so that a process takes no time
 KILLED = """
@@ -100,3 +100,12 @@ def test_whole_file_is_whole_or_the_previous_one(tmp_path, monkeypatch):
         temporary.write_text("second")
     assert file.read_text() == "second"
     assert len(names(tmp_path)) == 3, "the file of a process that runs was removed, or that of the other was not"
+
+
+def test_claimed_folder_belongs_to_one_process(tmp_path):
+    folder = tmp_path / "new" / "run"
+    message = f"{folder} is in use by another run. Wait"
+    with claimed(folder), pytest.raises(BlockingIOError, match=message), claimed(folder):
+        pass
+    with claimed(folder):
+        pass

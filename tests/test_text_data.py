@@ -54,6 +54,30 @@ def test_load_texts_takes_the_rows_of_a_downloaded_dataset_and_not_its_card(fold
     )
 
 
+def test_load_texts_leaves_out_hidden_files_and_byte_order_marks(tmp_path):
+    for name in ("a.txt", ".hidden.txt", ".ipynb_checkpoints/a-checkpoint.txt"):
+        (tmp_path / "texts" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "texts" / name).write_bytes("\ufeffcafé".encode())
+    assert list(load_texts(str(tmp_path / "texts"))) == ["café"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", "", "a.jsonl cannot be read as .jsonl: it has no rows"),
+        ("a.csv", "", "a.csv cannot be read as .csv: No columns to parse"),
+        ("a.jsonl", '{"text": "a"}\n{"text": "cut', "a.jsonl cannot be read as .jsonl: "),
+        ("a.jsonl", '{"text": "a"}\n{"text": null}\n', "column 'text', row 2 is None, which is no text"),
+        ("a.jsonl", '{"text": 7}\n', "column 'text', row 1 is 7, which is no text"),
+    ],
+)
+def test_load_texts_rejects_tables_that_are_broken(tmp_path, monkeypatch, name, content, message):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        list(load_texts(str(tmp_path / name)))
+
+
 def test_load_texts_and_load_table_errors_name_what_there_is(folder):
     (folder / "b" / "c.md").write_bytes("größer".encode("latin-1"))
     for dataset, message in {

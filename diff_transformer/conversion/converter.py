@@ -92,7 +92,7 @@ def convert(
             f"{theirs.name} converts to and from {theirs.ours}, and {layout.name} to and from {layout.ours}. Exactly "
             "one layout must be the one of this package that the other needs; V1 and V2 do not mix."
         )
-    if noise_std < 0:
+    if not 0 <= noise_std < math.inf:
         raise ValueError(f"noise_std={noise_std} was given; it must be positive, or 0 for no noise.")
     if noise_std and not theirs.single_queries:
         raise ValueError(f"noise_std={noise_std} is for Llama-family models alone, not for {theirs.name}. Omit it.")

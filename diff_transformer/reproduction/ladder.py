@@ -158,8 +158,12 @@ def folder_runs(folders: Sequence[Path]) -> list[Run]:
     """Of finished trainings of `diff_transformer.training`. Raises ValueError for a folder that is none."""
     names = dict(zip(MODEL_TYPES, ARCHITECTURES, strict=True))
     found: list[Run] = []
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise ValueError("A folder is named twice, and would count as two seeds. Name each once.")
     for folder in folders:
         state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+        if not {"log_history", "max_steps"} <= set(state):
+            raise ValueError(f"{folder}/trainer_state.json is not that of a training. Name other folders.")
         evaluations = [x for x in state["log_history"] if "eval_loss" in x]
         if not evaluations or evaluations[-1]["step"] < state["max_steps"]:
             raise ValueError(

@@ -2,7 +2,6 @@
 """`diff-transformer reproduce`: from a study's budget to its report. Runs are trained in a pool of processes."""
 
 import argparse
-import fcntl
 import os
 import shutil
 import signal
@@ -20,7 +19,7 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM
 
 from ..extras import require, skip_unused_deepspeed
-from ..folders import whole_file
+from ..folders import claimed, whole_file
 from ..training.budget import model_flops_per_token
 from ..training.callbacks import StopOnSignal
 from .arms import layer_lambda_init
@@ -37,7 +36,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class RunError(RuntimeError):
-    """A run failed, or the folder is in use."""
+    """A run failed."""
 
 
 class Stopped(Exception):
@@ -47,6 +46,8 @@ class Stopped(Exception):
 def reproduce(options: argparse.Namespace) -> int:
     """Returns the exit status: 0 when all is done, 75 when the study was stopped."""
     require("accelerate", "matplotlib", "scipy")  # for the runs, and for the report after them
+    if options.minutes is not None and not options.minutes >= 0:
+        raise ValueError(f"--minutes {options.minutes} was given; it must be at least 0.")
     path = options.study or STUDIES / f"{options.scale}.yaml"
     study = load_study(path)
     folder = options.out or Path("runs", f"reproduction-{options.scale or path.stem}")
@@ -155,9 +156,8 @@ def run_study(study: Study, folder: Path, minutes: float | None = None, registra
         **({} if study.threads is None else {"OMP_NUM_THREADS": str(study.threads)}),
     }
     pool = ProcessPoolExecutor(study.processes, get_context(_START_METHOD), _start_worker)
-    with (folder / ".lock").open("w") as lock, _stop_signals(), tqdm(desc="Runs", unit="run") as bar:
+    with claimed(folder), _stop_signals(), tqdm(desc="Runs", unit="run") as bar:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             while missing := missing_runs(study, results := load(folder / RESULTS)):
                 bar.total = sum(number_of_runs(x, name, results) for name, x in study.experiments.items())
                 bar.update(len(results) - bar.n)
@@ -169,8 +169,6 @@ def run_study(study: Study, folder: Path, minutes: float | None = None, registra
                             f"are kept; run the same command to resume.\n{''.join(format_exception(error))}"
                         ) from error
                     bar.update()
-        except BlockingIOError:
-            raise RunError(f"{folder} is in use by another call. Wait for it or end it, then try again.") from None
         except BaseException as error:
             for process in active_children():
                 process.terminate()

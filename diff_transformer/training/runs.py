@@ -8,7 +8,7 @@ import sys
 import time
 from argparse import Action
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -27,6 +27,7 @@ from transformers.utils import logging
 from trl import ModelConfig, TrlParser
 
 from ..extras import skip_unused_deepspeed
+from ..folders import claimed
 from ..model_cards import check_path_or_id
 from . import smoke
 from .budget import Budget
@@ -85,7 +86,7 @@ def exit_on_mistakes() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, yaml.YAMLError, StrictDataclassError) as error:
-        if any(frame.f_code is fit.__code__ for frame, _ in walk_tb(error.__traceback__)):
+        if any(frame.f_code is _fit.__code__ for frame, _ in walk_tb(error.__traceback__)):
             raise
         if os.environ.get("LOCAL_RANK", "0") != "0":
             time.sleep(30)  # the launcher ends this process before, if the first one has printed the same mistake
@@ -280,7 +281,13 @@ def fit(trainer: RunTrainer, resume_from_checkpoint: str | None, name: str = "mo
     """Trains, then saves `model/` (or another `name`) with the tokenizer in the output folder.
 
     On SIGTERM or Ctrl-C it saves a checkpoint, prints how to resume, and exits with 128 + the number of the signal.
+    Raises BlockingIOError if another run writes into the output folder.
     """
+    with claimed(Path(trainer.args.output_dir)) if trainer.args.process_index == 0 else nullcontext():
+        _fit(trainer, resume_from_checkpoint, name)
+
+
+def _fit(trainer: RunTrainer, resume_from_checkpoint: str | None, name: str) -> None:
     output_dir, stop = Path(trainer.args.output_dir), StopOnSignal()
     if trainer.pop_callback(ProgressCallback) is not None:
         trainer.add_callback(Bar)

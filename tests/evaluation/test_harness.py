@@ -3,6 +3,7 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -182,6 +183,12 @@ def test_truncated_counts_the_prompts_that_are_cut(diff, tmp_path):
     longest = max(len(diff.tokenizer(a + b)["input_ids"]) for a, b in samples[0]["arguments"])
     for lm._max_length, expected in ((longest - 1, 0), (longest - 2, 1)):  # the last token is only predicted
         assert harness.truncated(lm, samples[:1]) == expected
+
+
+def test_run_rejects_a_tokenizer_without_bos_and_eos():
+    loaded = SimpleNamespace(tokenizer=SimpleNamespace(bos_token_id=None, eos_token_id=None))
+    with pytest.raises(ValueError, match="begins a text with BOS or EOS"):
+        harness.run(loaded, harness.Arguments(tasks=["piqa"]), None, None)
 
 
 def test_load_task_rejects_missing_rows(tmp_path):

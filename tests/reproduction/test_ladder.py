@@ -295,7 +295,13 @@ def test_ladder_of_trainings_reads_their_last_losses_and_parameters(trainings, t
 
 def test_trainings_of_one_size_are_seeds_and_unfinished_ones_are_errors(trainings, tmp_path, capsys):
     first = trainings[0]
-    assert [x.seed for x in ladder.folder_runs([first, first])] == [0, 1]
+    second = Path(shutil.copytree(first, tmp_path / "second"))
+    assert [x.seed for x in ladder.folder_runs([first, second])] == [0, 1]
+    with pytest.raises(ValueError, match="named twice"):
+        ladder.folder_runs([first, first / ".." / first.name])
+    (second / "trainer_state.json").write_text("{}")
+    with pytest.raises(ValueError, match="trainer_state.json is not that of a training"):
+        ladder.folder_runs([second])
     shutil.copytree(first, tmp_path / "stopped")
     state = json.loads((first / "trainer_state.json").read_text())
     (tmp_path / "stopped/trainer_state.json").write_text(json.dumps({**state, "max_steps": 3}))

@@ -170,6 +170,9 @@ def test_reproduce_passes_minutes_and_returns_the_exit_status(
     printed = capsys.readouterr()
     assert ("error: a run failed" in printed.err) == (status == 1)
     assert ("Run the same command to resume." in printed.out) == (status == UNFINISHED)
+    for wrong in ("-1", "nan"):
+        assert main(["--study", str(study), "--out", str(tmp_path / "out"), "--minutes", wrong]) == 1
+        assert "it must be at least 0" in capsys.readouterr().err and len(calls) == 1
 
 
 def test_check_texts_prints_the_epochs_and_stops_before_a_run_that_lacks_text(tmp_path, capsys, monkeypatch):

@@ -174,7 +174,7 @@ def test_run_study_frees_the_folder_when_it_is_killed(tmp_path, special):
     process = multiprocessing.get_context("fork").Process(target=run_study, args=(study, tmp_path))
     process.start()
     wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
-    with pytest.raises(RunError, match="is in use by another call"):
+    with pytest.raises(BlockingIOError, match="is in use by another run"):
         run_study(study, tmp_path)
     process.kill()
     process.join()

@@ -586,7 +586,8 @@ def test_what_the_training_raises_keeps_its_traceback(tmp_path, monkeypatch):
         raise ValueError("a bug")
 
     ignore = dict.fromkeys(("pop_callback", "add_callback"), lambda callback: None)
-    trainer = SimpleNamespace(args=SimpleNamespace(output_dir=tmp_path), train=raises, **ignore)
+    args = SimpleNamespace(output_dir=tmp_path, process_index=0)
+    trainer = SimpleNamespace(args=args, train=raises, **ignore)
     with pytest.raises(ValueError, match="^a bug$"), exit_on_mistakes():
         fit(trainer, None)
     with pytest.raises(TypeError), exit_on_mistakes():

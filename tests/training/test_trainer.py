@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from diff_transformer import DiffTransformerForCausalLM, DiffTransformerV2ForCausalLM
+from diff_transformer.folders import claimed
 from diff_transformer.training import trainer as trainer_module
 from diff_transformer.training.architectures import diff_v2_twin, head_norm_twin
 from diff_transformer.training.runs import fit
@@ -364,6 +365,13 @@ def test_signal_to_all_processes_does_not_end_the_workers_of_the_data(make_train
     assert exit.value.code == 128 + signal.SIGTERM
     assert fault(Path(trainer.args.output_dir) / "checkpoint-2") is None
     assert not multiprocessing.active_children()
+
+
+def test_two_runs_do_not_share_a_folder(make_trainer):
+    trainer = make_trainer()
+    with claimed(Path(trainer.args.output_dir)), pytest.raises(BlockingIOError, match="in use by another run"):
+        fit(trainer, None)
+    assert trainer.state.global_step == 0
 
 
 def test_signal_in_the_last_step_still_saves_the_model(make_trainer):

@@ -147,6 +147,10 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
 
     if min(arguments.shots) < 0:
         raise ValueError(f"Got --shots {min(arguments.shots)}; it must be 0 or more.")
+    if loaded.tokenizer.bos_token_id is None and loaded.tokenizer.eos_token_id is None:
+        raise ValueError(
+            "lm-eval begins a text with BOS or EOS, and this tokenizer has neither. Set one of them in it."
+        )
     keys: list[Any] = [{"task": task, "shots": shots} for shots in arguments.shots for task in arguments.tasks]
     todo: list[Any] = results.todo(keys)
     tasks = [load_task(key["task"], key["shots"], arguments.data_dir) for key in todo]  # what is missing shows early
