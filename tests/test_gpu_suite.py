@@ -125,7 +125,7 @@ def test_stage_records_the_error_of_a_job_and_runs_the_next(run, suite, tmp_path
     assert rows["raises"]["status"] == "error" and rows["raises"]["reason"] == "ValueError: the reason"
     assert rows["dies"]["status"] == "error" and "ended with the status 7" in rows["dies"]["reason"]
     assert rows["model"]["status"] == "error", "the stage is not whole"
-    for name, other in (("dry_run", False), ("hardware", "another GPU"), ("kernels", "mended")):
+    for name, other in (("dry_run", False), ("hardware", "another GPU"), ("kernels", "others")):
         with pytest.raises(SystemExit, match="has rows of .*: name another --out"):
             suite.Results(tmp_path / "rows.jsonl", {**SHARED, name: other})
 

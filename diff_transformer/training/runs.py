@@ -8,7 +8,7 @@ import sys
 import time
 from argparse import Action
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -249,7 +249,7 @@ def checkpoint_to_resume(training: RunArguments) -> str | None:
     """The checkpoint that `--resume_from_checkpoint` names, None for a new run, whose folder must not have any.
 
     `last` is the last whole checkpoint. A faulty one after it is renamed, not deleted, and so are the later ones than
-    a checkpoint that is named.
+    a checkpoint that is named; never those of a run that still writes them (BlockingIOError).
     """
     wanted, output_dir = training.resume_from_checkpoint, Path(training.output_dir)
     if wanted is None:
@@ -262,12 +262,12 @@ def checkpoint_to_resume(training: RunArguments) -> str | None:
         if (Path(wanted) / FILES).exists() and (reason := fault(Path(wanted))):  # Trainer would do without a lost file
             raise ValueError(f"{wanted} cannot be resumed: {reason}. Name another checkpoint, or last.")
         step = json.loads((Path(wanted) / TRAINER_STATE_NAME).read_text())["global_step"]
-        with training.main_process_first(local=False, desc="setting later checkpoints aside"):
+        with training.main_process_first(local=False, desc="setting later checkpoints aside"), _alone(training):
             for checkpoint in checkpoints_after(step, output_dir) if output_dir.is_dir() else []:
                 aside = set_aside(checkpoint, "abandoned")  # last would take it
                 logger.warning(f"{checkpoint} is later than {wanted}. It is kept as {aside.name}.")
         return wanted
-    with training.main_process_first(local=False, desc="looking for the last checkpoint"):
+    with training.main_process_first(local=False, desc="looking for the last checkpoint"), _alone(training):
         whole, faulty = last_whole_checkpoint(output_dir) if output_dir.is_dir() else (None, {})
         for checkpoint, reason in faulty.items():
             logger.warning(f"{checkpoint} is skipped: {reason}. It is kept as {set_aside(checkpoint).name}.")
@@ -277,13 +277,18 @@ def checkpoint_to_resume(training: RunArguments) -> str | None:
     return str(whole)
 
 
+def _alone(training: RunArguments) -> AbstractContextManager[None]:
+    """Keeps the output folder for this run. Raises BlockingIOError if another one writes into it."""
+    return claimed(Path(training.output_dir)) if training.process_index == 0 else nullcontext()
+
+
 def fit(trainer: RunTrainer, resume_from_checkpoint: str | None, name: str = "model") -> None:
     """Trains, then saves `model/` (or another `name`) with the tokenizer in the output folder.
 
     On SIGTERM or Ctrl-C it saves a checkpoint, prints how to resume, and exits with 128 + the number of the signal.
     Raises BlockingIOError if another run writes into the output folder.
     """
-    with claimed(Path(trainer.args.output_dir)) if trainer.args.process_index == 0 else nullcontext():
+    with _alone(trainer.args):
         _fit(trainer, resume_from_checkpoint, name)
 
 

@@ -27,6 +27,7 @@ from diff_transformer import (
     DiffTransformerV2ForCausalLM,
     cl100k_tokenizer,
 )
+from diff_transformer.folders import claimed
 from diff_transformer.training import data, extend_64k, math_stage1, math_stage2, pretrain, runs, sft_math, upcycle
 from diff_transformer.training.architectures import (
     ARCHITECTURES,
@@ -643,6 +644,11 @@ def test_folder_with_checkpoints_is_not_overwritten(tmp_path):
     training.resume_from_checkpoint = str(elsewhere)
     for step in (9, 10, 11, 20):
         (tmp_path / f"checkpoint-{step}").mkdir()
+    for wanted in ("last", str(elsewhere)):
+        training.resume_from_checkpoint = wanted
+        with claimed(tmp_path), pytest.raises(BlockingIOError, match="in use by another run"):
+            checkpoint_to_resume(training)
+    assert (tmp_path / "checkpoint-20").is_dir(), "the other run may still be writing it"
     assert checkpoint_to_resume(training) == str(elsewhere)
     aside = {path.name for path in tmp_path.iterdir() if "checkpoint" in path.name} - {checkpoint.name}
     expected = {"checkpoint-9", "checkpoint-10", "abandoned-checkpoint-11", "abandoned-checkpoint-20"}
