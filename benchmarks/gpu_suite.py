@@ -18,6 +18,7 @@ keeps them and runs only what is missing. The exit status is 1 if anything faile
 """
 
 import argparse
+import gc
 import hashlib
 import json
 import multiprocessing
@@ -107,6 +108,7 @@ def run_job(stage: str, job: "Job", results: Results, log: Path) -> None:
     from benchmarks import gpu_jobs
     from benchmarks.report import first_line
 
+    gc.freeze()  # destroying what a fork inherited can abort: its threads are not here to be joined
     os.setsid()  # the suite ends this process together with those that it starts
     threading.Thread(target=_end_with_the_suite, daemon=True).start()
     results.screen, start = os.fdopen(os.dup(1), "w"), time.monotonic()
