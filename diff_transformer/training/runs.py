@@ -246,7 +246,8 @@ def sequence_parallel_size() -> int:
 
 
 def checkpoint_to_resume(training: RunArguments) -> str | None:
-    """The checkpoint that `--resume_from_checkpoint` names, None for a new run, whose folder must not have any.
+    """The checkpoint that `--resume_from_checkpoint` names, None for a new run, whose folder must have no checkpoint
+    and no model.
 
     `last` is the last whole checkpoint. A faulty one after it is renamed, not deleted, and so are the later ones than
     a checkpoint that is named; never those of a run that still writes them (BlockingIOError).
@@ -255,6 +256,8 @@ def checkpoint_to_resume(training: RunArguments) -> str | None:
     if wanted is None:
         if output_dir.is_dir() and (found := get_last_checkpoint(output_dir)) is not None:
             raise FileExistsError(f"{found} exists: give --resume_from_checkpoint last, or another --output_dir.")
+        if made := [path for name in ("adapter", "model") if (path := output_dir / name).exists()]:
+            raise FileExistsError(f"{made[0]} exists, and this run would replace it: give another --output_dir.")
         return None
     if wanted != "last":
         if not Path(wanted).is_dir():

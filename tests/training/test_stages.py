@@ -525,7 +525,12 @@ def test_an_up_sampled_corpus_belongs_to_its_options(tmp_path, smoke_model):
     command = ["--smoke", "--output_dir", str(tmp_path), "--model_name_or_path", smoke_model, "--use_cpu"]
     command += ["--max_steps", "1", "--save_strategy", "no", "--eval_strategy", "no"]
     extend_64k.main(command)
+    first = losses(tmp_path)
+    with pytest.raises(FileExistsError, match="model exists, and this run would replace it"):
+        extend_64k.main(command)
+    shutil.rmtree(tmp_path / "model")
     extend_64k.main(command)
+    assert losses(tmp_path) == first
     packed = [
         "--dataset",
         str(tmp_path / "corpus"),
@@ -536,6 +541,7 @@ def test_an_up_sampled_corpus_belongs_to_its_options(tmp_path, smoke_model):
     ]
     extend_64k.main([*command, *packed])
     assert losses(tmp_path / "packed") == losses(tmp_path), "rows that are packed already were changed"
+    shutil.rmtree(tmp_path / "model")
     with pytest.raises(ValueError, match="was made by an earlier run with another total_tokens. Remove it"):
         extend_64k.main([*command, "--total_tokens", "3e4"])
     cl100k_tokenizer(vocab_size=300).save_pretrained(shutil.copytree(smoke_model, tmp_path / "other"))
