@@ -4,7 +4,7 @@
 Everything holds for DIFF and for its twins, DIFF V2 and Llama. E is `hidden_size`, F `intermediate_size`, Q the width
 of all queries, K that of all keys, and of all values, H that of the output of all heads (half of Q in V2, else Q; more
 if heads share noise heads), L the layers, V `vocab_size`. A GB is 10^9 bytes, a multiply-add is 2 FLOPs. docs/scale.md
-explains the formulas term by term.
+describes the parts of the memory.
 """
 
 import math
