@@ -25,13 +25,6 @@ SOURCE = ROOT / "kernels" / "flash-diff"
 VERSION = 1  # of the functions' interface, and the branch v1 of the repository
 
 
-def kernel_files() -> dict[str, bytes]:
-    """Name -> content: `__init__.py`, `layers.py`, and `flash_diff.py` with all that it imports."""
-    entry = flash_diff.__file__
-    paths = [*SOURCE.glob("*.py"), *map(Path, [entry, *get_relative_import_files(entry)])]
-    return {path.name: path.read_bytes() for path in sorted(paths, key=lambda path: path.name)}
-
-
 def metadata(files: dict[str, bytes]) -> dict:
     """What `kernels` reads before it loads the kernel."""
     digests = {name: base64.b64encode(hashlib.sha256(x).digest()).decode() for name, x in files.items()}
@@ -48,7 +41,9 @@ def metadata(files: dict[str, bytes]) -> dict:
 
 def make(destination: str | Path) -> Path:
     """Replaces the folder `destination`; returns it."""
-    files = kernel_files()
+    entry = flash_diff.__file__  # besides __init__.py and layers.py, with all that it imports
+    paths = [*SOURCE.glob("*.py"), *map(Path, [entry, *get_relative_import_files(entry)])]
+    files = {path.name: path.read_bytes() for path in sorted(paths, key=lambda path: path.name)}
     files["metadata.json"] = json.dumps(metadata(files), indent=2).encode()
     with whole_folder(destination, sum(map(len, files.values())), overwrite=True) as folder:
         variant = folder / "build" / "torch-cuda"

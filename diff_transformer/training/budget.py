@@ -54,13 +54,6 @@ def _is_v2(config: PreTrainedConfig) -> bool:
     return config.model_type == DiffTransformerV2Config.model_type
 
 
-def _layer_matrices(config: PreTrainedConfig) -> int:
-    """The entries of a layer's weight matrices, each of which is multiplied once for a token."""
-    E, F, Q, K, H, _, _ = _shape(config)
-    lambdas = E * config.num_differential_heads if _is_v2(config) else 0
-    return E * (Q + H) + 2 * E * K + 3 * E * F + lambdas
-
-
 def count_parameters(config: PreTrainedConfig) -> tuple[int, int, int]:
     """The number of the model's parameters, of those of a layer, and of the embeddings, input and output."""
     with whole_models(), torch.device("meta"):
@@ -82,8 +75,10 @@ def model_flops_per_token(
     With adapters (LoRA) of `trainable_parameters`, the frozen weights have no gradient: twice their forward, three
     times that of attention, and 6 for every parameter of the adapters.
     """
-    E, _, Q, _, H, L, V = _shape(config)
-    weights = 2 * L * _layer_matrices(config) + 2 * V * E
+    E, F, Q, K, H, L, V = _shape(config)
+    lambdas = E * config.num_differential_heads if _is_v2(config) else 0
+    layer = E * (Q + H) + 2 * E * K + 3 * E * F + lambdas  # entries of matrices, each multiplied once for a token
+    weights = 2 * L * layer + 2 * V * E
     attention = L * sequence_length * (Q + (Q if _is_v2(config) else H))
     if trainable_parameters is None:
         return 3 * (weights + attention)

@@ -111,12 +111,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_loss):
-        return (
-            *(None if gradient is None else gradient * grad_loss for gradient in ctx.saved_tensors),
-            None,
-            None,
-            None,
-        )
+        gradients = [None if gradient is None else gradient * grad_loss for gradient in ctx.saved_tensors]
+        return *gradients, None, None, None
 
 
 def use_linear_cross_entropy(model: nn.Module) -> None:

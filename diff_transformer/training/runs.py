@@ -125,11 +125,7 @@ def parse(dataclass_types: Iterable[type], stage: str, argv: list[str] | None = 
 
 
 def begin(
-    training: RunArguments,
-    data: Any,
-    chosen_model: ModelConfig,
-    sequence_length: int | None,
-    trains_all: bool = True,
+    training: RunArguments, data: Any, chosen_model: ModelConfig, sequence_length: int | None, trains_all: bool = True
 ) -> str | None:
     """Prepares a run of rows of `sequence_length` tokens: batch and steps, the seed, and the inputs of `--smoke`.
     Returns the checkpoint to resume, None for a new run.
@@ -266,12 +262,12 @@ def checkpoint_to_resume(training: RunArguments) -> str | None:
             raise ValueError(f"{wanted} cannot be resumed: {reason}. Name another checkpoint, or last.")
         step = json.loads((Path(wanted) / TRAINER_STATE_NAME).read_text())["global_step"]
         with training.main_process_first(local=False, desc="setting later checkpoints aside"), _alone(training):
-            for checkpoint in checkpoints_after(step, output_dir) if output_dir.is_dir() else []:
+            for checkpoint in checkpoints_after(step, output_dir):
                 aside = set_aside(checkpoint, "abandoned")  # last would take it
                 logger.warning(f"{checkpoint} is later than {wanted}. It is kept as {aside.name}.")
         return wanted
     with training.main_process_first(local=False, desc="looking for the last checkpoint"), _alone(training):
-        whole, faulty = last_whole_checkpoint(output_dir) if output_dir.is_dir() else (None, {})
+        whole, faulty = last_whole_checkpoint(output_dir)
         for checkpoint, reason in faulty.items():
             logger.warning(f"{checkpoint} is skipped: {reason}. It is kept as {set_aside(checkpoint).name}.")
     if whole is None:

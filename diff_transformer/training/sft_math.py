@@ -51,9 +51,7 @@ def run_stage(
 
     # 1. Model
     config = load_config(chosen_model, max_length=training.max_length)
-    quantization = get_quantization_config(chosen_model)
-    how = {} if quantization is None else {"quantization_config": quantization}
-    model, tokenizer = load(chosen_model, config, **how)
+    model, tokenizer = load(chosen_model, config, quantization_config=get_quantization_config(chosen_model))
 
     # 2. Data
     with training.main_process_first(desc="tokenizing the rows"):
