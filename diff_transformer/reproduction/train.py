@@ -219,7 +219,7 @@ def train(data: Data, run: RunId, model: PreTrainedModel, output_dir: Path, stop
         callbacks=[stop, *([] if threshold is None else [_StopAt(threshold)])],
     )
     trainer.remove_callback(PrinterCallback)
-    checkpoint = last_whole_checkpoint(output_dir)[0] if output_dir.is_dir() else None
+    checkpoint, _ = last_whole_checkpoint(output_dir)
     diverged = False
     try:
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
