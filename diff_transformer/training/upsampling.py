@@ -60,11 +60,6 @@ def count_by_length(lengths: np.ndarray, tokens: np.ndarray | None = None) -> di
     return {name: np.bincount(buckets, x, len(BUCKETS)).astype(int).tolist() for name, x in weights.items()}
 
 
-def _shares_of(counts: Counts) -> dict[str, float]:
-    tokens = {source: sum(count["tokens"]) for source, count in counts.items()}
-    return {source: number / sum(tokens.values()) for source, number in tokens.items()}
-
-
 @dataclass
 class UpsamplingReport:
     """Length distribution and mix of sources before and after; `str` gives their shares of the tokens."""
@@ -77,11 +72,13 @@ class UpsamplingReport:
     skipped: dict[str, int]  # documents without tokens that were read, by reason
 
     def __str__(self) -> str:
-        counts = {"before": self.before, "after": self.after}
-        lengths = {name: np.sum([x["tokens"] for x in part.values()], axis=0) for name, part in counts.items()}
-        by_length = pd.DataFrame({name: tokens / tokens.sum() for name, tokens in lengths.items()}, BUCKETS)
-        mixes = {name: _shares_of(part) for name, part in counts.items()} | {"wanted": self.shares}
-        by_source = pd.DataFrame(mixes).fillna(0.0)
+        by_length, by_source = pd.DataFrame(index=BUCKETS), pd.DataFrame(index=sorted({*self.before, *self.after}))
+        for name, part in {"before": self.before, "after": self.after}.items():
+            tokens = pd.DataFrame({source: count["tokens"] for source, count in part.items()}, BUCKETS)
+            tokens = tokens / tokens.to_numpy().sum()
+            by_length[name], by_source[name] = tokens.sum(axis=1), tokens.sum()
+        by_source["wanted"] = pd.Series(self.shares)
+        by_source = by_source.fillna(0.0)
         return "\n".join(table.to_string(float_format="{:.2%}".format) for table in (by_length, by_source))
 
 
@@ -163,7 +160,7 @@ def upsample_lengths(
             for i, (name, count) in enumerate(_apportion(total, shares).items())
         }
         faults: Counter[str | None] = Counter()
-        unfilled, filled = sum(source.missing for source in sources.values()), 0
+        unfilled = sum(source.missing for source in sources.values())
         with tqdm(total=unfilled, unit=" tokens", unit_scale=True, desc="Up-sampling") as bar:
             for name, ids, fault in _read(documents, eos_token_id):
                 faults[fault] += 1
@@ -177,10 +174,8 @@ def upsample_lengths(
                 if is_stream:
                     lengths[name].append(len(ids))
                 if name in sources:
-                    taken = sources[name].offer(ids, long_from, keep_short)
-                    filled += taken
-                    bar.update(taken)
-                if filled == unfilled:
+                    bar.update(sources[name].offer(ids, long_from, keep_short))
+                if not any(source.missing for source in sources.values()):
                     break
         report_skipped(faults)
         if empty := [name for name, source in sources.items() if source.missing and not source.tokens]:
