@@ -13,6 +13,8 @@ import argparse
 import json
 import math
 import platform
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -20,7 +22,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.report import argument_parser, mebibytes, show, versions, write
-from benchmarks.timing import measure_apart, resident_peak
+from benchmarks.timing import resident_peak
 from diff_transformer.conversion import __main__ as conversion
 from diff_transformer.conversion.checkpoint_files import write_shards
 from tests.motif_reference import GROUPED, shapes
@@ -41,6 +43,13 @@ def convert_here(arguments: list[str]) -> None:
     print(time.perf_counter() - start, resident_peak())
 
 
+def measure_apart(*arguments) -> list[float]:
+    """Seconds and peak bytes of a command line in a separate process."""
+    command = [sys.executable, "-m", "benchmarks.conversion_memory", "--measure", *map(str, arguments)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return [float(x) for x in done.stdout.splitlines()[-1].split()]
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--layers", type=int, default=4, help="of the checkpoint (default: %(default)s)")
@@ -56,10 +65,10 @@ def main(arguments: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         source = Path(folder) / "source"
         write_checkpoint(source, config)
-        imports_alone = int(measure_apart("benchmarks.conversion_memory").split()[1])
+        _, imports_alone = measure_apart()
         for name, verify in (("convert", ["--no-verify"]), ("convert and verify", [])):
             task = ("convert", source, Path(folder) / "converted", "--from", "motif", "--overwrite", *verify)
-            seconds, peak = map(float, measure_apart("benchmarks.conversion_memory", *task).split())
+            seconds, peak = measure_apart(*task)
             sizes = {"checkpoint_mib": size, "peak_mib": peak, "imports_alone_mib": imports_alone}
             row = {"task": name, **{column: mebibytes(number) for column, number in sizes.items()}}
             where = {"hardware": platform.machine(), **versions("torch", "transformers")}

@@ -1,12 +1,10 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Time and peak memory, for all benchmarks: clocks, contestants that take turns, and separate processes."""
+"""Time and peak memory, for all benchmarks: clocks, contestants that take turns."""
 
 import functools
 import gc
 import math
 import re
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -139,7 +137,7 @@ def take_turns(
     return found
 
 
-# ------------------------------------------------------------------------------------------------- memory, processes
+# ------------------------------------------------------------------------------------------------------------- memory
 
 
 def resident_peak() -> int:
@@ -161,12 +159,3 @@ def peak_memory(run: Callable[[], Any], device: str) -> tuple[int, Any]:
         held, peak = resident_peak(), resident_peak
     result = run()
     return peak() - held, result
-
-
-def measure_apart(module: str, *arguments) -> str:
-    """The last line that `python -m MODULE --measure ARGUMENTS` prints in a separate process."""
-    command = [sys.executable, "-m", module, "--measure", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
-    return done.stdout.splitlines()[-1]
