@@ -27,7 +27,6 @@ from unittest import mock
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from benchmarks import attention, model_gpu
 from benchmarks.attention_ways import WAYS, Case, Problem, make_problem
@@ -371,17 +370,13 @@ def time_candidates(emit: Emit, done: Done, sizes: Sizes, d: int) -> None:
 # ------------------------------------------------------------------------------------------------------------- model
 
 
-def build_models(sizes: Sizes) -> dict[str, PreTrainedModel]:
-    dtype = getattr(torch, sizes.dtype if sizes.device == "cuda" else "float32")
-    return model_gpu.build_models(dtype=dtype, device=sizes.device, **sizes.model)
-
-
 def model(emit: Emit, done: Done, sizes: Sizes, compiled: str | None = None) -> None:
     """benchmarks.model_gpu: its tasks at all lengths, or a compiled one at the last."""
     cells = [(compiled, sizes.model_lengths[-1])] if compiled else product(model_gpu.TASKS, sizes.model_lengths)
     left = [(task, length) for task, length in cells if f"{task} {length} DIFF flash_diff" not in done]
+    dtype = getattr(torch, sizes.dtype if sizes.device == "cuda" else "float32")
     try:
-        models = build_models(sizes) if left else {}
+        models = model_gpu.build_models(dtype=dtype, device=sizes.device, **sizes.model) if left else {}
     except Wrong as error:
         return emit("error of the models", "RED", str(error))
     for task, length in left:

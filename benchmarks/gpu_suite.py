@@ -61,10 +61,8 @@ class Results:
         self.path, self.shared = path, shared
         self.screen = None  # standard output
         path.touch()
-        if any(row["dry_run"] != shared["dry_run"] for row in self.rows()):
-            raise SystemExit(f"{path} has rows of {'no' * shared['dry_run'] or 'a'} dry run: name another --out.")
-        for name in ("hardware", "kernels"):
-            if others := {row[name] for row in self.rows()} - {shared[name]}:
+        for name in ("dry_run", "hardware", "kernels"):
+            if others := {str(row[name]) for row in self.rows()} - {str(shared[name])}:
                 found = f"{', '.join(sorted(others))}, not of {shared[name]}"
                 raise SystemExit(f"{path} has rows of the {name} {found}: name another --out.")
 
@@ -159,14 +157,12 @@ def run_step(stage: str, jobs: Sequence["Job"], results: Results, deadline: floa
         results.add(stage=stage, name=name, status="error", reason=reason, is_job=True)
 
 
-def run_stage(
-    stage: str, results: Results, folder: Path, dry_run: bool, resume: bool, minutes: float = MINUTES
-) -> None:
+def run_stage(stage: str, results: Results, folder: Path, resume: bool, minutes: float = MINUTES) -> None:
     from benchmarks import gpu_jobs
     from benchmarks.gpu_report import winning_table
 
     start = time.monotonic()
-    deadline = start + 60 * minutes - SECONDS_TO_END
+    deadline, dry_run = start + 60 * minutes - SECONDS_TO_END, results.shared["dry_run"]
     results.drop(stage, resume)
     for jobs in gpu_jobs.plan(stage, gpu_jobs.DRY if dry_run else gpu_jobs.FULL):
         left = [job for job in jobs if job.name not in results.ended(stage)]
@@ -262,7 +258,7 @@ def main(arguments: list[str] | None = None) -> int:
     what = f"at most {options.minutes:g} minutes each for {', '.join(stages)}"
     print(f"Budget  {what}, on {shared['hardware']}", flush=True)
     for stage in stages:
-        run_stage(stage, results, out, options.dry_run, options.resume, options.minutes)
+        run_stage(stage, results, out, options.resume, options.minutes)
     if not options.dry_run:
         (out / "report.md").write_text(gpu_report.page(out))
 

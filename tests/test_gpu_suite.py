@@ -100,7 +100,7 @@ def run(suite, jobs, monkeypatch, tmp_path):
             monkeypatch.setattr(jobs, name, function, raising=False)
         monkeypatch.setattr(jobs, "plan", lambda *_: [[jobs.Job(name, name, **options)] for name in functions])
         results = suite.Results(tmp_path / "rows.jsonl", SHARED)
-        suite.run_stage("model", results, tmp_path, dry_run=True, resume=resume, minutes=minutes)
+        suite.run_stage("model", results, tmp_path, resume=resume, minutes=minutes)
         rows = results.rows()
         assert len({row["name"] for row in rows}) == len(rows), "a row is there twice"
         return {row["name"]: row for row in rows}
