@@ -1,5 +1,5 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
-"""Time and peak memory, for all benchmarks: clocks, contestants that take turns."""
+"""Time and peak memory, for all benchmarks: clocks, and contestants that take turns."""
 
 import functools
 import gc
