@@ -19,58 +19,51 @@ from .verification import compare, differing_fields
 # What `open_checkpoint` and `convert` take by the names of the options
 OPENING = ("rope_theta", "rms_norm_eps", "max_position_embeddings", "ignore", "state_key", "flash_semantics")
 CONVERTING = ("tokenizer", "max_shard_size", "verify", "overwrite", "noise_std", "seed")
+TYPES = ("bfloat16", "float16", "float32")
 
 
 def _parser() -> argparse.ArgumentParser:
+    reading = argparse.ArgumentParser(add_help=False)
+    add = reading.add_argument
+    add("--from", dest="layout", choices=LAYOUTS, help="layout of SOURCE or A, by default the one in its config.json")
+    add("--revision", help="branch, tag or commit of SOURCE or A on the Hub")
+    theirs = "of a checkpoint in the authors' layouts"
+    theta = f"RoPE base {theirs} (default: 10000; 640000 after the extension to 64K)"
+    add("--rope-theta", type=float, help=theta)
+    add("--norm-eps", type=float, dest="rms_norm_eps", help=f"RMSNorm eps {theirs} (default: 1e-5)")
+    longest = f"length of the training sequences {theirs} (default: 4096)"
+    add("--max-positions", type=int, dest="max_position_embeddings", help=longest)
+    rename = "a part of the layout's names, and what this checkpoint has in its place"
+    add("--rename", nargs=2, action="append", default=[], metavar=("PART", "THEIRS"), help=rename)
+    ignore = "tensors to leave out, or fields of config.json (Motif and Llama-family models)"
+    add("--ignore", nargs="+", default=[], metavar="REGEX", help=ignore)
+    add("--state-key", help="key of the weights in a torch file that holds more")
+    semantics = "confirm that the authors' flash modules trained this grouped-query checkpoint"
+    add("--flash-semantics", action="store_true", help=semantics)
+
     parser = argparse.ArgumentParser(prog="diff-transformer", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    one = commands.add_parser("convert", help="write a checkpoint in another layout")
+    add = commands.add_parser("convert", parents=[reading], help="write a checkpoint in another layout").add_argument
     source = "folder or file of safetensors or torch tensors, GGUF file, or Hub model ID"
-    one.add_argument("source", metavar="SOURCE", help=source)
-    one.add_argument("destination", metavar="DEST", help="output folder, which appears when it is complete")
-    one.add_argument("--tokenizer", help="cl100k, yoco or a folder; by default that of SOURCE")
-    one.add_argument("--max-shard-size", default="5GB", help="size of a weight file")
-    one.add_argument("--overwrite", action="store_true", help="replace DEST if it is a checkpoint")
+    add("source", metavar="SOURCE", help=source)
+    add("destination", metavar="DEST", help="output folder, which appears when it is complete")
+    add("--to", choices=LAYOUTS, help="layout of DEST, by default diff_transformer (V1) or diff_v2")
+    add("--dtype", choices=TYPES, help="type of DEST, by default that of SOURCE")
+    add("--tokenizer", help="cl100k, yoco or a folder; by default that of SOURCE")
+    add("--max-shard-size", default="5GB", help="size of a weight file")
+    add("--overwrite", action="store_true", help="replace DEST if it is a checkpoint")
     noise = "for Llama-family models: standard deviation of noise in the second query heads, relative to the weights"
-    one.add_argument("--noise-std", type=float, default=0.0, help=noise)
-    one.add_argument("--seed", type=int, default=0, help="random seed of the noise")
-    one.add_argument("--no-verify", dest="verify", action="store_false", help="do not compare the logits")
-    other = commands.add_parser("verify", help="compare the logits of two checkpoints")
-    other.add_argument("source", metavar="A", help="folder, file or Hub model ID")
-    other.add_argument("destination", metavar="B", help="folder or file")
+    add("--noise-std", type=float, default=0.0, help=noise)
+    add("--seed", type=int, default=0, help="random seed of the noise")
+    add("--no-verify", dest="verify", action="store_false", help="do not compare the logits")
+
+    add = commands.add_parser("verify", parents=[reading], help="compare the logits of two checkpoints").add_argument
+    add("source", metavar="A", help="folder, file or Hub model ID")
+    add("destination", metavar="B", help="folder or file")
+    add("--to", choices=LAYOUTS, help="layout of B, by default the one in its config.json")
+    add("--dtype", choices=TYPES, help="round A to this type first, as `convert --dtype` does")
     tolerance = "of the logits, relative to the largest; by default 1e-4, or 0 between Llama-family models and diff_v2"
-    other.add_argument("--tolerance", type=float, help=tolerance)
-    for add, first, to, dtype in (
-        (
-            one.add_argument,
-            "SOURCE",
-            "layout of DEST, by default diff_transformer (V1) or diff_v2",
-            "type of DEST, by default that of SOURCE",
-        ),
-        (
-            other.add_argument,
-            "A",
-            "layout of B, by default the one in its config.json",
-            "round A to this type first, as `convert --dtype` does",
-        ),
-    ):
-        add("--from", dest="layout", choices=LAYOUTS, help=f"layout of {first}, by default the one in its config.json")
-        add("--to", choices=LAYOUTS, help=to)
-        add("--dtype", choices=("bfloat16", "float16", "float32"), help=dtype)
-        add("--revision", help=f"branch, tag or commit of {first} on the Hub")
-        theirs = "of a checkpoint in the authors' layouts"
-        theta = f"RoPE base {theirs} (default: 10000; 640000 after the extension to 64K)"
-        add("--rope-theta", type=float, help=theta)
-        add("--norm-eps", type=float, dest="rms_norm_eps", help=f"RMSNorm eps {theirs} (default: 1e-5)")
-        longest = f"length of the training sequences {theirs} (default: 4096)"
-        add("--max-positions", type=int, dest="max_position_embeddings", help=longest)
-        rename = "a part of the layout's names, and what this checkpoint has in its place"
-        add("--rename", nargs=2, action="append", default=[], metavar=("PART", "THEIRS"), help=rename)
-        ignore = "tensors to leave out, or fields of config.json (Motif and Llama-family models)"
-        add("--ignore", nargs="+", default=[], metavar="REGEX", help=ignore)
-        add("--state-key", help="key of the weights in a torch file that holds more")
-        semantics = "confirm that the authors' flash modules trained this grouped-query checkpoint"
-        add("--flash-semantics", action="store_true", help=semantics)
+    add("--tolerance", type=float, help=tolerance)
     return parser
 
 

@@ -12,11 +12,7 @@ from ...configuration_diff_v2 import DiffTransformerV2Config
 from .base import POLY_NORM, QK_NORMS, SPECIAL_IDS, Layout, OurConfig
 
 _STATED = (
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "initializer_range",
-    "lambda_init",
-    "lambda_std_dev",
+    *("max_position_embeddings", "rms_norm_eps", "initializer_range", "lambda_init", "lambda_std_dev"),
     *SPECIAL_IDS,
 )
 
