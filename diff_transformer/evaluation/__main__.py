@@ -4,7 +4,8 @@
 import argparse
 import gc
 import sys
-from dataclasses import MISSING, asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -40,11 +41,6 @@ class Options:
     trust_remote_code: bool = option(False, "Allow models to run their own code.")
     overwrite: bool = option(False, "Replace existing results. Leave it out to resume.")
 
-    def __post_init__(self):
-        for name in ("limit", "batch_size"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"Got --{name} {value}; it must be 1 or more.")
-
     def limited(self, samples: int) -> int:
         """The number of samples of a cell that would have `samples`."""
         return min(samples, self.limit or samples)
@@ -74,8 +70,9 @@ def evaluate(arguments: list[str]) -> None:
 
 def run(protocol: str, models: list[str], settings, options: Options) -> None:
     """Runs a protocol on models, one after another."""
-    check_counts(settings)
     module = protocols.load(protocol)
+    check_numbers(settings, getattr(module, "LEAST", {}))
+    check_numbers(options, {"seed": 0})
     labels = [split_spec(spec)[0] for spec in models]
     if len(set(labels)) < len(labels):
         raise ValueError(f"Two models have the same label: {', '.join(labels)}. Label them: --model LABEL=PATH.")
@@ -105,13 +102,12 @@ def recorded(module, settings) -> dict[str, Any]:
     return kept
 
 
-def check_counts(settings) -> None:
-    """Raises ValueError for a number below 1 in an option whose default numbers are all above 0."""
-    for field in fields(settings):
-        usual = field.default if field.default_factory is MISSING else field.default_factory()
-        values, usual = (x if isinstance(x, list) else [x] for x in (getattr(settings, field.name), usual))
-        if usual and all(type(x) is int and x > 0 for x in usual) and min(values, default=1) < 1:
-            raise ValueError(f"Got --{field.name} {min(values)}; it must be 1 or more.")
+def check_numbers(settings, least: Mapping[str, int]) -> None:
+    """Raises ValueError for a whole number below `least`, by the name of the option, or below 1."""
+    for name, value in asdict(settings).items():
+        for number in value if isinstance(value, list) else [value]:
+            if type(number) is int and number < least.get(name, 1):
+                raise ValueError(f"Got --{name} {number}; it must be {least.get(name, 1)} or more.")
 
 
 def report(arguments: list[str]) -> None:

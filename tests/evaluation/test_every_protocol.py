@@ -71,12 +71,9 @@ ROWS = {"length": 48, "documents": 4}
         ("needle", {"lengths": [2049]}, "A prompt with its answer needs 2,049 tokens"),
         ("needle", {"lengths": [100]}, "no room for a haystack"),
         ("needle", {"lengths": [1000], "depths": [101, 0, -1]}, r"depths \[101, -1\]; .*from 0 to"),
-        ("harness", {"shots": [0, -1]}, "--shots -1; it must be 0 or more"),
         ("hallucination", {"datasets": ["xsum", "nothing"]}, "Got --datasets xsum nothing; .*xsum, cnn_dailymail"),
         ("hallucination", {"datasets": ["xsum", "xsum=a.jsonl"]}, "can be named once"),
-        ("many_shot", {"order_seeds": -1}, "--order_seeds -1; it must be 0 or more"),
         ("hallucination", {"judge_model": "m"}, "needs both"),
-        ("throughput", {"lengths": [2, 1]}, "Got --lengths 1; each must be 2 or more"),
         ("throughput", {"lengths": [4096]}, POSITIONS),
     ],
 )
@@ -90,10 +87,9 @@ def test_run_rejects(diff, run, tmp_path, monkeypatch, protocol, changes, messag
 
 
 COUNTS = {
-    "nll_by_position": ["--length 0", "--documents -3"],
+    "nll_by_position": ["--length 0", "--documents -3", "--limit 0", "--batch_size 0"],
     "needle": ["--lengths 0", "--samples 0"],
     "hallucination": ["--samples 0", "--max_length 0"],
-    "math": ["--max_new_tokens 0"],
     "many_shot": ["--queries 0"],
     "throughput": ["--rounds 0"],
     "outliers": ["--tokens 0"],
@@ -104,6 +100,10 @@ COUNTS = {
     ("command", "error"),
     [
         *((f"{name} {x}", f"Got {x}; it must be 1 or more.\n") for name, found in COUNTS.items() for x in found),
+        ("harness --shots 0 -1", "Got --shots -1; it must be 0 or more.\n"),
+        ("many_shot --order_seeds -1", "Got --order_seeds -1; it must be 0 or more.\n"),
+        ("math --max_new_tokens 0 --benchmarks gsm8k", "Got --max_new_tokens 0; it must be 1 or more.\n"),
+        ("throughput --lengths 2 1", "Got --lengths 1; it must be 2 or more.\n"),
         ("needle --lenghts 1", "Unknown options: --lenghts 1. See `diff-transformer evaluate needle --help`.\n"),
         ("math", "is known for mawps, carp_en, tabmwp"),
     ],

@@ -6,7 +6,8 @@ A protocol module has
 - a docstring, whose first line `diff-transformer evaluate` prints;
 - `ORDER`, its place in a report;
 - `Arguments`, a dataclass of its command-line arguments; `UNRECORDED` (optional) names the arguments that are not part
-  of the recorded settings, so a later run may change them and resume;
+  of the recorded settings, so a later run may change them and resume; `LEAST` (optional) is the least value of whole
+  numbers by name, 1 if it is not named;
 - `run(loaded, arguments, options, results)`, which adds a cell to the results for each point of its grid;
 - `section(results: ResultSet) -> Section`, its part of a report, with the paper's values.
 """

@@ -34,6 +34,7 @@ from .needle.haystack import NeedleArguments, NeedlePrompt, prompt_maker
 
 ORDER = 4
 UNRECORDED = ("depths",)  # points of the grid, to which a later run may add
+LEAST = {"depths": 0}
 SPANS = ("first", "before", "answer", "after", "query")
 NORMALIZATIONS = ("total", "row", "absolute")
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ORDER = 1
 UNRECORDED = ("tasks", "shots")  # points of the grid, to which a later run may add
-
+LEAST = {"shots": 0}
 
 # For each task its file below lm_eval/tasks, its split, and the accuracy that is shown. The paper does not say which
 # one it reports. It is `acc_norm` for HellaSwag and `acc` elsewhere, as shown by two public models of Table 1, whose
@@ -145,8 +145,6 @@ def truncated(lm: "HFLM", samples: Sequence[dict[str, Any]]) -> int:
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:
     from lm_eval.models.huggingface import HFLM
 
-    if min(arguments.shots) < 0:
-        raise ValueError(f"Got --shots {min(arguments.shots)}; it must be 0 or more.")
     if loaded.tokenizer.bos_token_id is None and loaded.tokenizer.eos_token_id is None:
         raise ValueError(
             "lm-eval begins a text with BOS or EOS, and this tokenizer has neither. Set one of them in it."

@@ -26,6 +26,7 @@ from ..results import Measure, Results, ResultSet, hardware
 
 ORDER = 11
 UNRECORDED = ("lengths", "tasks")  # points of the grid, to which a later run may add
+LEAST = {"lengths": 2}
 FORWARD, BACKWARD = TASKS = ("forward", "forward+backward")
 KEY = ("size", "length", "task")
 WARM_UP = 2  # rounds: compilation, autotuning, allocation
@@ -49,10 +50,6 @@ class Arguments:
     tasks: list[str] = option(list(TASKS), "What is timed.", choices=TASKS)
     tokens: int = option(4096, "Tokens per batch; a batch has at least one sequence.")
     rounds: int = option(10, "Timed rounds, after two that warm up.")
-
-    def __post_init__(self):
-        if min(self.lengths) < 2:
-            raise ValueError(f"Got --lengths {min(self.lengths)}; each must be 2 or more.")
 
 
 def size_of(parameters: int) -> str:

@@ -68,8 +68,6 @@ class Arguments:
             )
         if (self.judge_base_url is None) != (self.judge_model is None):
             raise ValueError("Got only one of --judge_base_url and --judge_model; a judge needs both.")
-        if self.max_length is not None and self.max_length < 1:
-            raise ValueError(f"Got --max_length {self.max_length}; it must be 1 or more.")
 
 
 def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) -> None:

@@ -30,6 +30,7 @@ from .prompts import ORDERS, SOURCES, Example, Prompts, find_source, load_task
 
 ORDER = 5
 UNRECORDED = ("datasets",)  # points of the grid, to which a later run may add
+LEAST = {"order_seeds": 0}
 
 Stop = tuple[int, Key]  # a number of demonstrations, and the cell that is measured after them
 
@@ -69,10 +70,6 @@ class Arguments:
     order_seeds: int | None = option(
         None, "Permutations per order, by default as many as in the paper, or 10 where it has none. 0 measures none."
     )
-
-    def __post_init__(self):
-        if self.order_seeds is not None and self.order_seeds < 0:
-            raise ValueError(f"Got --order_seeds {self.order_seeds}; it must be 0 or more.")
 
 
 def number_of_orders(arguments: Arguments, dataset: str, order: str) -> int:

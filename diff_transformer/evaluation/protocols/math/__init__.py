@@ -71,8 +71,6 @@ class Arguments:
     continuous_batching: bool = option(False, "Replace a finished solution in the batch by the next one.")
 
     def __post_init__(self):
-        if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise ValueError(f"Got --max_new_tokens {self.max_new_tokens}; it must be 1 or more.")
         if self.data_dir is None:
             find_datasets(self.benchmarks, None, self.dataset)  # raises before a model is loaded
 

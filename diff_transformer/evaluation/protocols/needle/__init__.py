@@ -29,6 +29,7 @@ from .haystack import NeedleArguments, NeedlePrompt, prompt_maker
 
 ORDER = 3
 UNRECORDED = ("lengths", "pairs", "depths")  # points of the grid, to which a later run may add
+LEAST = {"depths": 0}
 KEY = ("length", "needles", "queried")
 _NUMBER = r"\d+(?:[.,]\d+)*"  # 1,234 is one number
 
