@@ -10,6 +10,7 @@ from inspect import signature
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     ContinuousBatchingConfig,
@@ -74,21 +75,15 @@ def prefill(
     return cache, logits
 
 
-def token_log_probs(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """log p of `targets` (...) under `logits` (..., vocabulary), in float32 or better."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return logits.gather(-1, targets.to(logits.device)[..., None])[..., 0] - logits.logsumexp(-1)
-
-
 def token_nll(model: PreTrainedModel, input_ids: torch.Tensor, chunk_size: int = CHUNK) -> torch.Tensor:
     """-log p in nats of each token but the first: input_ids (1, tokens) -> (tokens - 1,) float64."""
     if input_ids.shape[1] < 2:
         raise ValueError("Rows of 1 token have none to predict. Choose a larger --length.")
     losses = []
     for start, outputs in chunks(model, input_ids[:, :-1], size=chunk_size):
-        logits = outputs.logits[0]
-        targets = input_ids[0, start + 1 : start + 1 + len(logits)]
-        losses.append(-token_log_probs(logits, targets).double().cpu())
+        logits = outputs.logits[0].to(torch.promote_types(outputs.logits.dtype, torch.float32))
+        targets = input_ids[0, start + 1 : start + 1 + len(logits)].to(logits.device)
+        losses.append(cross_entropy(logits, targets, reduction="none").double().cpu())
     return torch.cat(losses)
 
 

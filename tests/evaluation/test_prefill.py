@@ -5,10 +5,11 @@ import copy
 
 import pytest
 import torch
+from bigrams import Bigrams
 from tolerances import assert_same_computation
 from transformers import MambaForCausalLM, OpenAIGPTLMHeadModel
 
-from diff_transformer.evaluation.generate import Batches, chunks, prefill, token_log_probs
+from diff_transformer.evaluation.generate import Batches, chunks, prefill, token_nll
 
 pytestmark = pytest.mark.oldest
 
@@ -53,13 +54,12 @@ def test_models_that_do_not_continue_over_a_cache_are_rejected(architecture):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_token_log_probs_are_log_softmax(dtype):
-    logits = (torch.randn(2, 3, 1000) * 10).to(dtype)
-    targets = torch.randint(0, 1000, (2, 3))
-    found = token_log_probs(logits, targets)
-    expected = logits.double().log_softmax(-1).gather(-1, targets[..., None])[..., 0]
-    assert found.dtype == torch.promote_types(dtype, torch.float32), "16 bits are too few for a sum over words"
-    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-5)
+def test_token_nll_sums_over_words_in_float32_or_better(dtype):
+    model, input_ids = Bigrams({}), torch.randint(0, 400, (1, 7))
+    model.logits = (torch.randn(400, 400) * 10).to(dtype)
+    expected = -model.logits.double().log_softmax(-1)[input_ids[0, :-1], input_ids[0, 1:]]
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(token_nll(model, input_ids), expected, rtol=tolerance / 10, atol=tolerance)
 
 
 class Memory:
