@@ -157,10 +157,11 @@ def write_pages(folder: Path, title: str, found: Sequence[Section], opening: Ope
     before = folder / "report.md"
     for name in re.findall(r"\]\(figures/(\w+\.png)\)", before.read_text("utf-8")) if before.exists() else ():
         (folder / "figures" / name).unlink(missing_ok=True)  # other files in the folder are not ours
-    for figure in (figure for section in found for figure in section.figures):
-        (folder / "figures" / f"{figure.name}.png").write_bytes(figure.png())
-    html, markdown = html_page(title, found, opening, folder), markdown_page(title, found, opening)
-    pages = {folder / "report.html": html, folder / "report.md": markdown}
+    pictures = {f"figures/{figure.name}.png": figure.png() for section in found for figure in section.figures}
+    for name, content in pictures.items():
+        (folder / name).write_bytes(content)
+    markdown = markdown_page(title, found, opening)
+    pages = {folder / "report.html": html_page(title, markdown, pictures), folder / "report.md": markdown}
     for path, text in pages.items():
         with whole_file(path) as part:
             part.write_text(text, encoding="utf-8")
@@ -172,24 +173,21 @@ def markdown_page(title: str, found: Sequence[Section], opening: Opening) -> str
     return "\n\n".join([f"# {title}", *parts, *(section.markdown() for section in found)]) + "\n"
 
 
-def html_page(title: str, found: Sequence[Section], opening: Opening, folder: Path) -> str:
-    """`markdown_page` in HTML. The figures, which are read from `folder`/figures, become part of the page."""
-
-    figures = {f"figures/{figure.name}.png" for section in found for figure in section.figures}
+def html_page(title: str, markdown: str, pictures: Mapping[str, bytes]) -> str:
+    """`markdown` in HTML. The `pictures`, the content of each by its link, become part of the page."""
 
     def image(renderer, tokens, i, options, env) -> str:
         source = str(tokens[i].attrs["src"])
-        if source not in figures:  # the label of a model, say: no other file becomes part of the page
+        if source not in pictures:  # the label of a model, say: no other file becomes part of the page
             return escape(f"![{tokens[i].content}]({source})")
-        data = base64.b64encode((folder / source).read_bytes()).decode()
+        data = base64.b64encode(pictures[source]).decode()
         return f'<img alt="{escape(tokens[i].content)}" src="data:image/png;base64,{data}">'
 
-    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
-    markdown.add_render_rule("image", image)
-    body = markdown.render(markdown_page(title, found, opening))
+    commonmark = MarkdownIt("commonmark", {"html": False}).enable("table")
+    commonmark.add_render_rule("image", image)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{_STYLE}</style></head>\n<body>\n{body}</body></html>\n"
+        f"<style>{_STYLE}</style></head>\n<body>\n{commonmark.render(markdown)}</body></html>\n"
     )
 
 
