@@ -85,7 +85,7 @@ class Section:
 
     @property
     def comparisons(self) -> list[Any]:
-        return [table for table in self.tables if not isinstance(table, Table)]
+        return [table for table in self.tables if not isinstance(table, Table) and table.rows]
 
     def markdown(self, heading: str = "##") -> str:
         """Without tables that have no rows. Links lead to figures/NAME.png."""

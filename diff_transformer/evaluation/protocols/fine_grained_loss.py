@@ -146,19 +146,16 @@ def section(results: ResultSet) -> Section:
     differs = [] if corpus else ["frequent n-grams are hits too, as no training corpus was counted"]
     papers = zip(PAPER["Transformer"][3:], PAPER["DIFF"][3:], strict=True)
     rows = [Row([NAMES[x]], x, paper=paper, differs=differs) for x, paper in zip(SLICES, papers, strict=True)]
-    by_model = {label: [slices.measure(label, name) for name in SLICES] for label in results.labels}
     ablations: list[list] = [[f"paper: {label}", *row] for label, row in PAPER.items()]
-    ablations += [[label, None, None, None, *measures] for label, measures in by_model.items()]
+    for label in results.labels:
+        ablations.append([label, None, None, None, *(slices.measure(label, name) for name in SLICES)])
     columns = ["model", "paper's heads", "paper's d", "paper's GroupNorm", *NAMES.values()]
-    tokens = {  # of all seeds; a measure over seeds counts these
-        label: [sum(cell.measures[x].n for cell in slices.select(label) if x in cell.measures) for x in SLICES]
-        for label in results.labels
-    }
-    hits = [
-        f"{label}: {hit / total:.1%} of {total:,} tokens are AR-Hits."
-        for label, (total, hit, _) in tokens.items()
-        if total and hit
-    ]
+    hits = []
+    for label in results.labels:
+        measures = [cell.measures for cell in slices.select(label)]  # of all seeds; a measure over seeds counts these
+        total, hit = (sum(x[name].n for x in measures if name in x) for name in ("all", "ar_hit"))
+        if hit:
+            hits.append(f"{label}: {hit / total:.1%} of {total:,} tokens are AR-Hits.")
     return Section(
         title="Fine-grained loss",
         paper="Table 6",

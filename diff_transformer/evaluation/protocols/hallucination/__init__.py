@@ -142,9 +142,8 @@ def section(results: ResultSet) -> Section:
     comparisons = []
     for caption, paper in PAPER.items():
         rows = [_row(name, paper[name], results) for name in paper if (name,) in results.keys("dataset")]
-        if rows:
-            comparison = Comparison(f"{caption}, accuracy", results, ["dataset"], rows, PAPER_SETTINGS, digits=2)
-            comparisons.append(comparison)
+        caption = f"{caption}, accuracy"
+        comparisons.append(Comparison(caption, results, ["dataset"], rows, PAPER_SETTINGS, digits=2))
     return Section(
         title="Contextual hallucination",
         paper="Table 4",

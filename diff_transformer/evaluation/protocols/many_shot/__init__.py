@@ -168,30 +168,26 @@ def condense(results: ResultSet) -> ResultSet:
 
 def section(results: ResultSet) -> Section:
     condensed = condense(results)
-    comparisons, figures = [], []
-    if rows := [
+    averages = [
         Row([_title(x)], "accuracy", {"dataset": x}, AVERAGES.get(x, ())[1:])
         for x in dict.fromkeys(cell.key["dataset"] for cell in condensed.cells if "order" not in cell.key)
-    ]:
-        caption = "Average accuracy (%) once it is stable: here, with at least half of the most demonstrations"
-        settings = {**PAPER_SETTINGS, "length": 65536}
-        gain = ("gain", lambda transformer, diff: f"{diff - transformer:.1f}")
-        comparisons.append(
-            Comparison(caption, condensed, ["dataset"], rows, settings, contrast=gain, percent=True, digits=1)
-        )
-        figures.append(_figure(results))
-    if rows := [_margin(condensed, {"dataset": x, "order": y}) for x, y in condensed.keys("dataset", "order")]:
-        caption = "Best minus worst accuracy (%) over permutations of the same demonstrations: smaller is more robust"
-        settings, names = {**PAPER_SETTINGS, "length": UNSTATED}, ["dataset", "arranged"]
-        comparisons.append(Comparison(caption, condensed, names, rows, settings, percent=True, digits=1))
+    ]
+    caption = "Average accuracy (%) once it is stable: here, with at least half of the most demonstrations"
+    settings = {**PAPER_SETTINGS, "length": 65536}
+    gain = ("gain", lambda transformer, diff: f"{diff - transformer:.1f}")
+    average = Comparison(caption, condensed, ["dataset"], averages, settings, contrast=gain, percent=True, digits=1)
+    margins = [_margin(condensed, {"dataset": x, "order": y}) for x, y in condensed.keys("dataset", "order")]
+    caption = "Best minus worst accuracy (%) over permutations of the same demonstrations: smaller is more robust"
+    settings, names = {**PAPER_SETTINGS, "length": UNSTATED}, ["dataset", "arranged"]
+    margin = Comparison(caption, condensed, names, margins, settings, percent=True, digits=1)
     return Section(
         title="Many-shot in-context learning",
         paper="Figures 6, 7 and 11",
         text="Accuracy of labelling a text after many labelled examples, by their number, and how much it depends on "
         "their order. The paper's averages are read off the figure. It does not say from where on accuracy is stable, "
         "how many queries there are, or how long the permuted prompts are.",
-        tables=comparisons,
-        figures=figures,
+        tables=[average, margin],
+        figures=[_figure(results)] if averages else [],
     )
 
 
