@@ -17,7 +17,7 @@ from transformers import AutoConfig, TrainerState
 
 from .. import __version__
 from ..evaluation.models import fingerprint
-from ..evaluation.results import Cell, Results, load_results
+from ..evaluation.results import Results, load_results
 from ..model_cards import BEGIN, END, METADATA, hub_id, manual_section, read_metadata
 from .checks import Problem, read_weights, without_folders
 from .staging import Staged, read_json
@@ -52,12 +52,10 @@ def write_card(staged: Staged, options: argparse.Namespace, remote_card: str = "
     given = {"license": options.license, "language": options.language, "datasets": options.dataset}
     known |= {name: value for name, value in given.items() if value}
     problems = [] if options.force else list(_check_manual_section(options.repo_id, local_card, remote_card))
-    for name, examples in (
-        ("license", "mit, apache-2.0, cc-by-4.0, ..."),
-        ("language", "en (code, multilingual, ...)"),
-    ):
+    examples = {"license": "mit, apache-2.0, cc-by-4.0, ...", "language": "en (code, multilingual, ...)"}
+    for name in examples:
         if not known.get(name):
-            problems.append(Problem("card", f"the {name} is unknown. Pass it: --{name} {examples}"))
+            problems.append(Problem("card", f"the {name} is unknown. Pass it: --{name} {examples[name]}"))
     state, arguments = None, {}
     try:
         state = read_trainer_state(staged.source)
@@ -69,8 +67,11 @@ def write_card(staged: Staged, options: argparse.Namespace, remote_card: str = "
         found, faults = own_sections(options.results, staged.source, options.repo_id)
         problems += faults
 
-    for path, content in card_files(found, options.repo_id).items():
-        staged.write(path, content)
+    for section in found:
+        for figure in section.figures:
+            staged.write(f"figures/{figure.name}.png", figure.png())
+        for results in section.results:
+            staged.write(f"results/{results.path.as_posix()}", results.text())
     name, counts = options.repo_id.rpartition("/")[2], read_weights(staged).parameter_count
     numbers = model_index(found, options.repo_id)
     peft_type = [staged.adapter["peft_type"].lower()] if staged.adapter else []
@@ -199,17 +200,14 @@ def published(results: Results, repo_id: str) -> Results:
     """A copy that names the repository, and no folder or command of this machine; every number is the same."""
     label = repo_id.rpartition("/")[2]
     model = {**results.model, "label": label, "name": repo_id}
-    path = Path(results.protocol) / f"{label}.json"
-    public = Results(path, results.protocol, without_folders(model), without_folders(results.settings), results.seed)
-    public.runs = [{name: x for name, x in without_folders(run).items() if name != "command"} for run in results.runs]
-    public.cells = [replace(x, key=without_folders(x.key), data=without_folders(x.data)) for x in results.cells]
-    return public
-
-
-def card_files(found: Sections, repo_id: str) -> dict[str, str | bytes]:
-    """Path in the repository -> content of the figures and results of a card."""
-    files: dict[str, str | bytes] = {f"figures/{x.name}.png": x.png() for s in found for x in s.figures}
-    return files | {f"results/{r.path.as_posix()}": r.text() for section in found for r in section.results}
+    return replace(
+        results,
+        path=Path(results.protocol) / f"{label}.json",
+        model=without_folders(model),
+        settings=without_folders(results.settings),
+        runs=[without_folders({name: x for name, x in run.items() if name != "command"}) for run in results.runs],
+        cells=[replace(x, key=without_folders(x.key), data=without_folders(x.data)) for x in results.cells],
+    )
 
 
 def model_index(found: Sections, repo_id: str) -> list[EvalResult]:
@@ -221,7 +219,8 @@ def model_index(found: Sections, repo_id: str) -> list[EvalResult]:
             measure = comparison.measure(row, results.label)
             if measure is None:
                 continue
-            datasets = {_dataset(cell, results.settings) for cell in results.select(**row.key)}
+            sources = [x.data.get("source") or results.settings.get("dataset") for x in results.select(**row.key)]
+            datasets = set(map(hub_id, sources))  # of the Hub
             dataset = (datasets.pop() if len(datasets) == 1 else None) or results.protocol
             name = ", ".join([row.metric, *(f"{name} {value}" for name, value in row.key.items())])
             numbers[dataset, name] = EvalResult(
@@ -235,8 +234,3 @@ def model_index(found: Sections, repo_id: str) -> list[EvalResult]:
                 source_url=f"https://huggingface.co/{repo_id}/tree/main/results",
             )
     return list(numbers.values())
-
-
-def _dataset(cell: Cell, settings: dict[str, Any]) -> str | None:
-    """The Hub's dataset on which a cell was measured."""
-    return hub_id(cell.data.get("source") or settings.get("dataset"))
