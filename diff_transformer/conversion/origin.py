@@ -40,9 +40,7 @@ def local_path(source: str, revision: str | None = None, weights: bool = True) -
     except (HTTPError, OSError) as error:
         raise ValueError(f"{repo_id} is not a path, and cannot be downloaded: {error}") from error
     if weights and not any(Path(folder).glob("*.safetensors")):
-        raise ValueError(
-            f"{repo_id} holds no safetensors. Give the folder of `hf download {repo_id}`, or a GGUF file in it."
-        )
+        raise ValueError(f"{repo_id} holds no safetensors. Give the folder of `hf download`, or a GGUF file in it.")
     return Path(folder), repo_id
 
 

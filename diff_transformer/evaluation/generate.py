@@ -203,16 +203,14 @@ def iterate_continuously(
     if not rows:
         return
     ends = end_tokens(model, tokenizer)
-    config = ContinuousBatchingConfig()
+    batching = ContinuousBatchingConfig()
     if batch_size is not None:
         longest = max(map(len, rows))
-        config.num_blocks = batch_size * -(-(longest + max_new_tokens) // 256)  # the default block of the paged cache
-        config.max_batch_tokens = batch_size * longest
-    generation = GenerationConfig(
-        max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=ends, pad_token_id=ends[0]
-    )
+        batching.num_blocks = batch_size * -(-(longest + max_new_tokens) // 256)  # the cache's default block
+        batching.max_batch_tokens = batch_size * longest
+    config = GenerationConfig(max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=ends, pad_token_id=ends[0])
     open_manager: Any = model.continuous_batching_context_manager
-    with open_manager(generation, timeout=5, continuous_batching_config=config) as manager:
+    with open_manager(config, timeout=5, continuous_batching_config=batching) as manager:
         waiting = {id: i for i, id in enumerate(manager.add_requests([list(row) for row in rows]))}
         while waiting:
             result = manager.get_result(timeout=1)

@@ -101,9 +101,7 @@ def stage(source: str | Path, exclude: Sequence[str] = (), base_model: str | Non
         for name in kept:
             path = (source / name).resolve()
             if not path.is_relative_to(source.resolve()):
-                raise ValueError(
-                    f"{source / name} is a link out of the folder. Copy the file, or leave it out: --exclude"
-                )
+                raise ValueError(f"{source / name} is a link out of the folder. Copy the file, or --exclude it.")
             (staged.folder / name).parent.mkdir(parents=True, exist_ok=True)
             (staged.folder / name).symlink_to(path)
         if adapter:

@@ -12,7 +12,11 @@ from ...configuration_diff_v2 import DiffTransformerV2Config
 from .base import POLY_NORM, QK_NORMS, SPECIAL_IDS, Layout, OurConfig
 
 _STATED = (
-    *("max_position_embeddings", "rms_norm_eps", "initializer_range", "lambda_init", "lambda_std_dev"),
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "initializer_range",
+    "lambda_init",
+    "lambda_std_dev",
     *SPECIAL_IDS,
 )
 
@@ -53,11 +57,10 @@ class AuthorsLayout(Layout):
                     f"There is no {theirs!r}, by which a {self.name} checkpoint is recognized, but, for example, "
                     f"{', '.join(list(meta)[:5])}. Choose another --from, or give its names with --rename."
                 )
-            if meta[theirs].ndim != dims:
-                raise ValueError(
-                    f"{theirs} has the shape {tuple(meta[theirs].shape)}; it must have {dims} dimensions."
-                )
-            return tuple(meta[theirs].shape)
+            shape = tuple(meta[theirs].shape)
+            if len(shape) != dims:
+                raise ValueError(f"{theirs} has the shape {shape}; it must have {dims} dimensions.")
+            return shape
 
         attention = "model.layers.0.self_attn."
         vocab_size, hidden_size = shape_of("model.embed_tokens.weight")
@@ -92,7 +95,5 @@ _YOCO = {
     **{"mlp.gate_proj": "feed_forward.w1", "mlp.down_proj": "feed_forward.w2", "mlp.up_proj": "feed_forward.w3"},
     **{f"{name}_proj": f"w{name}" for name in "qkvo"},
 }
-_YOCO_VARIANT = {".wq.": ".q_proj.", ".wk.": ".k_proj.", ".wv.": ".v_proj.", ".wo.": ".out_proj."}
-YOCO = AuthorsLayout(
-    "yoco", DiffTransformerConfig, "yoco", UNILM.lacks, tuple(_YOCO.items()), tuple(_YOCO_VARIANT.items())
-)
+_YOCO_VARIANT = ((".wq.", ".q_proj."), (".wk.", ".k_proj."), (".wv.", ".v_proj."), (".wo.", ".out_proj."))
+YOCO = AuthorsLayout("yoco", DiffTransformerConfig, "yoco", UNILM.lacks, tuple(_YOCO.items()), _YOCO_VARIANT)

@@ -34,6 +34,4 @@ class DiffLlamaLayout(Layout):
         return DiffLlamaConfig(**values, head_dim=config.diff_head_dim, rope_parameters=rope)
 
 
-DIFFLLAMA = DiffLlamaLayout(
-    "diffllama", DiffTransformerConfig, DiffLlamaConfig.model_type, (SUBLN, *MLP_BIASES, *POLY_NORM)
-)
+DIFFLLAMA = DiffLlamaLayout("diffllama", DiffTransformerConfig, "diffllama", (SUBLN, *MLP_BIASES, *POLY_NORM))

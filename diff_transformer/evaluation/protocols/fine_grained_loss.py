@@ -56,15 +56,11 @@ class Arguments(DocumentArguments):
     train_dataset_config: str | None = option(None, "Configuration of `--train_dataset`, if it has several.")
     train_dataset_split: str = option("train", "Split of `--train_dataset`.")
     train_text_column: str = option("text", "Its column that holds the text.")
-    threshold: int = option(
-        1250, "N-grams that occur more often in the training data are no hits; lower it for a sample."
-    )
+    threshold: int = option(1250, "N-grams that the training data has more often are no hits; lower it for a sample.")
 
     def __post_init__(self):
         if not 2 <= self.order <= self.length:
-            raise ValueError(
-                f"Got order={self.order}; it must be from 2 to length={self.length}, the tokens of a row."
-            )
+            raise ValueError(f"Got order={self.order}; it must be from 2 to length={self.length}, a row's tokens.")
 
 
 def ngrams(ids: np.ndarray, order: int) -> np.ndarray:

@@ -146,9 +146,7 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     from lm_eval.models.huggingface import HFLM
 
     if loaded.tokenizer.bos_token_id is None and loaded.tokenizer.eos_token_id is None:
-        raise ValueError(
-            "lm-eval begins a text with BOS or EOS, and this tokenizer has neither. Set one of them in it."
-        )
+        raise ValueError("lm-eval begins a text with BOS or EOS; this tokenizer has neither. Set one of them in it.")
     keys: list[Any] = [{"task": task, "shots": shots} for shots in arguments.shots for task in arguments.tasks]
     todo: list[Any] = results.todo(keys)
     tasks = [load_task(key["task"], key["shots"], arguments.data_dir) for key in todo]  # what is missing shows early

@@ -46,9 +46,7 @@ class Arguments(DocumentArguments):
         ["hellaswag"], "hellaswag: accuracy on lm-eval's task; nll: nats per token of documents.", choices=_NAMES
     )
     bits: list[int] = option([16, 8, 6, 4], "Bits per logit; 16: not quantized.")
-    granularity: list[str] = option(
-        ["tensor"], "What shares one range: all heads of a layer, or each head.", choices=_LINES
-    )
+    granularity: list[str] = option(["tensor"], "What shares a range: a layer's heads, or each head.", choices=_LINES)
     data_dir: str | None = option(None, "hellaswag: a folder with hellaswag.jsonl, used instead of the Hub.")
     length: int = option(1024, "nll: tokens per row.")
     documents: int = option(50, "nll: number of rows.")

@@ -74,9 +74,7 @@ def section(results: ResultSet) -> Section:
         axes.set(xlabel="predicted tokens", ylabel="cumulative average NLL (nats)")
         axes.legend(frameon=False)
 
-    caption = (
-        "The mean over documents. The band is its standard error, or the range of the seeds if there are several."
-    )
+    caption = "The mean over documents. The band is its standard error or, with several seeds, their range."
     return Section(
         title="Negative log-likelihood by position",
         paper="Figure 4",

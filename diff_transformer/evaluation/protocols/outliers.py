@@ -45,8 +45,7 @@ PAPER = {
     LOGITS: ((318.0, 308.2, 304.9, 284.7, 251.5, 5.4), (38.8, 38.8, 37.3, 32.0, 27.4, 3.3)),
     HIDDEN: ((3608.6, 3607.4, 3603.6, 3552.1, 2448.2, 0.6), (1688.2, 1672.5, 1672.1, 1624.3, 740.9, 1.2)),
 }
-PAPER_TOKENS = 400_000
-PAPER_SETTINGS = {"tokens": PAPER_TOKENS, "dataset": UNSTATED, "length": UNSTATED}
+PAPER_SETTINGS = {"tokens": 400_000, "dataset": UNSTATED, "length": UNSTATED}
 BITS = 8  # of the mantissa, by which a histogram counts
 MEDIAN_ERROR = 2.0 ** -(BITS + 1) + 2.0**-23  # a bound on the relative error of the median
 

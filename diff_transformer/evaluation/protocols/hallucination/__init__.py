@@ -34,8 +34,7 @@ PAPER = {
     "Table 4a: summaries": {"xsum": (0.44, 0.53), "cnn_dailymail": (0.32, 0.41), "multi_news": (0.42, 0.61)},
     "Table 4b: answers": {"qasper": (0.28, 0.39), "hotpotqa": (0.36, 0.46), "2wikimqa": (0.29, 0.36)},
 }
-PAPER_SAMPLES = 100
-PAPER_SETTINGS = {"judge_model": "gpt-4o", "samples": PAPER_SAMPLES, "max_length": UNSTATED}
+PAPER_SETTINGS = {"judge_model": "gpt-4o", "samples": 100, "max_length": UNSTATED}
 # What a report says of a row: the most of any model
 COUNTS = {
     "unparsed": "replies without a verdict",
@@ -52,9 +51,7 @@ class Arguments:
     )
     samples: int = option(100, "Samples per dataset.")
     max_length: int | None = option(None, "Tokens of a prompt with its output; by default all positions.")
-    judge_base_url: str | None = option(
-        None, "Address of an OpenAI-compatible server, with its /v1. Without it nothing is judged."
-    )
+    judge_base_url: str | None = option(None, "OpenAI-compatible server, with its /v1. Without it nothing is judged.")
     judge_model: str | None = option(None, "The judge's model, by its name on the server.")
     judge_key_variable: str = option("OPENAI_API_KEY", "Environment variable with the judge's key, if it needs one.")
     judge_max_tokens: int = option(1024, "Maximum tokens of a reply, that is, of an explanation and its verdict.")
@@ -63,9 +60,7 @@ class Arguments:
     def __post_init__(self):
         names = [entry.partition("=")[0] for entry in self.datasets]
         if not set(names) <= set(TASKS) or len(set(names)) < len(names):
-            raise ValueError(
-                f"Got --datasets {' '.join(self.datasets)}; each of {', '.join(TASKS)} can be named once."
-            )
+            raise ValueError(f"Got --datasets {' '.join(self.datasets)}; {', '.join(TASKS)} can be named once each.")
         if (self.judge_base_url is None) != (self.judge_model is None):
             raise ValueError("Got only one of --judge_base_url and --judge_model; a judge needs both.")
 
@@ -161,9 +156,8 @@ def section(results: ResultSet) -> Section:
 
 def _row(name: str, paper: tuple[float, float], results: ResultSet) -> Row:
     cells = [cell for cell in results.cells if cell.matches(dataset=name)]
-    differs = [
-        f"rows from {source}" for source in sorted({cell.data["source"] for cell in cells} - {TASKS[name].source})
-    ]
+    sources = {cell.data["source"] for cell in cells} - {TASKS[name].source}
+    differs = [f"rows from {source}" for source in sorted(sources)]
     for count, what in COUNTS.items():
         if most := max(cell.data[count] for cell in cells):
             differs.append(f"{most} {what}")

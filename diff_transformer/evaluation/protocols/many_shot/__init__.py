@@ -216,12 +216,12 @@ def _figure(results: ResultSet) -> Figure:
         cells = [cell for cell in cells if str(cell.key) in shown]
         return [replace(cell, key={**cell.key, "demonstrations": shown[str(cell.key)]}) for cell in cells]
 
+    curves = results.condensed(placed)
+
     def draw(canvas):
         panels = canvas.subplots(len(datasets), squeeze=False)[:, 0]
         for axes, dataset in zip(panels, datasets, strict=True):
-            draw_models(
-                axes, results.condensed(placed), "accuracy", "demonstrations", {"dataset": dataset}, marker="."
-            )
+            draw_models(axes, curves, "accuracy", "demonstrations", {"dataset": dataset}, marker=".")
             axes.set(title=_title(dataset), xlabel="demonstrations", ylabel="accuracy")
             axes.legend(frameon=False)
 

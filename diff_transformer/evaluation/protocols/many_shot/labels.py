@@ -24,9 +24,7 @@ def continuation_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]
     before = "a" if text.startswith("\n") else "\n"  # no tokenizer merges it with the text
     head, whole = text_ids(tokenizer, before), text_ids(tokenizer, before + text)
     if whole[: len(head)] != head:
-        raise ValueError(
-            f"{type(tokenizer).__name__} merges {text!r} with {before!r} before it. Change its beginning."
-        )
+        raise ValueError(f"{type(tokenizer).__name__} merges {text!r} with {before!r} before it. Change its start.")
     return whole[len(head) :]
 
 

@@ -22,10 +22,8 @@ from functools import cache
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{|\S+)")
 _BRACE = re.compile(r"(?<!\\)[{}]")
-_ANSWER_IS = re.compile(
-    r"\banswer(?:\s+is\b|:)(?:[\s:*]|\\\[|(?:about|approximately|equal to|therefore|thus)\b)*", re.IGNORECASE
-)
-_VERDICT = re.compile(r"(?:indeed |also )?(?:(?:in)?correct|right|wrong|valid|reasonable)\b", re.IGNORECASE)
+_ANSWER_IS = re.compile(r"(?i)\banswer(?:\s+is\b|:)(?:[\s:*]|\\\[|(?:about|approximately|equal to|therefore|thus)\b)*")
+_VERDICT = re.compile(r"(?i)(?:indeed |also )?(?:(?:in)?correct|right|wrong|valid|reasonable)\b")
 _SENTENCE_END = re.compile(r"(?<!Mr)(?<!Mrs)(?<!Dr)(?<!\\left)(?<!\\right)\.(?:\s|$)|,?\s(?:because|since|which)\b")
 _BOLD = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])")  # not the power of "2**3"
 _NUMBER = re.compile(r"(?:(?<![\w)])-)?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?")
@@ -146,9 +144,8 @@ def _extraction():
     """Without math-verify's own units: it would read "4 t" as 4 tonnes, equal to 4."""
     from math_verify import LatexExtractionConfig
 
-    return LatexExtractionConfig(
-        normalization_config=replace(LatexExtractionConfig().normalization_config, units=False)
-    )
+    normalization = replace(LatexExtractionConfig().normalization_config, units=False)
+    return LatexExtractionConfig(normalization_config=normalization)
 
 
 def grade(pairs: Iterable[tuple[str, str | None]]) -> list[str]:
