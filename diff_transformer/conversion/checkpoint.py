@@ -175,7 +175,5 @@ def _check_names_and_shapes(opened: OpenCheckpoint) -> None:
     faults += [f"wrong shape: {name} is {shape}, not {expected[name]}" for name, shape in wrong.items()]
     faults += [f"wrong type: {name} is {x.dtype}" for name, x in opened.files.meta.items() if x.dtype not in DTYPES]
     if faults:
-        raise ValueError(
-            f"{opened}\nThe tensors do not match this. Name tensors to leave out with --ignore.\n  "
-            + "\n  ".join(faults)
-        )
+        what = f"{opened}\nThe tensors do not match this. Name tensors to leave out with --ignore."
+        raise ValueError("\n  ".join([what, *faults]))

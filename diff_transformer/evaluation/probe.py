@@ -94,10 +94,8 @@ def probe_attention_forward(
     on_logits, on_maps, all_rows = _probe
     unknown = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
     if unknown or attention_mask is None or attention_mask.dtype != torch.bool:
-        raise ValueError(
-            f"{type(module).__name__} uses {', '.join(unknown) or 'a mask that is not boolean'}, which the probe does "
-            "not support."
-        )
+        used = ", ".join(unknown) or "a mask that is not boolean"
+        raise ValueError(f"{type(module).__name__} uses {used}, which the probe does not support.")
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     groups = query.shape[1] // key.shape[1]
     dtype = torch.promote_types(query.dtype, torch.float32)
