@@ -29,11 +29,6 @@ class Arguments(BookArguments):
     join: bool = option(False, "Whether to concatenate short documents to reach the length.")
 
 
-def cumulative_mean(losses: torch.Tensor) -> torch.Tensor:
-    """The average of the losses up to each position, (tokens,)."""
-    return losses.cumsum(0) / torch.arange(1, len(losses) + 1)
-
-
 def positions(length: int, points: int = POINTS) -> list[int]:
     """The numbers of predicted tokens at which the curve is recorded: evenly spaced, the last at the end."""
     points = min(points, length - 1)
@@ -50,9 +45,9 @@ def run(loaded: LoadedModel, arguments: Arguments, options, results: Results) ->
     read_at = positions(arguments.length)
     for key in tqdm(todo, desc=f"{loaded.label}: documents", unit="document"):
         losses = token_nll(loaded.model, torch.tensor([rows[int(key["document"])]]))
-        curve = cumulative_mean(losses)[[n - 1 for n in read_at]]
+        curve = [losses[:n].mean().item() for n in read_at]
         measure = Measure(float(losses.mean()), len(losses))
-        results.add(key, {"nll": measure}, {"positions": read_at, "nll": curve.tolist()})
+        results.add(key, {"nll": measure}, {"positions": read_at, "nll": curve})
 
 
 def condense(cells: Sequence[Cell]) -> list[Cell]:
