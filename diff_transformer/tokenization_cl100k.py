@@ -76,8 +76,7 @@ CHAT_TEMPLATE = """\
 """
 
 
-@lru_cache(maxsize=1)
-def _load_ranks(path: Path) -> tuple[bytes, ...]:
+def _load_ranks(path: Path) -> list[bytes]:
     """The bytes of every token, in the order of the ranks; the hash is verified first."""
     if not path.is_file():
         raise FileNotFoundError(f"The vocabulary file {path} is missing: reinstall diff_transformer.")
@@ -85,7 +84,7 @@ def _load_ranks(path: Path) -> tuple[bytes, ...]:
     digest = hashlib.sha256(data).hexdigest()
     if digest != RANKS_SHA256:
         raise ValueError(f"{path} has the SHA-256 {digest}, not {RANKS_SHA256}: reinstall diff_transformer.")
-    return tuple(base64.b64decode(line.split()[0]) for line in data.splitlines())
+    return [base64.b64decode(line.split()[0]) for line in data.splitlines()]
 
 
 @lru_cache(maxsize=2)
