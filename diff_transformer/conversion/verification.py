@@ -141,11 +141,10 @@ def _equations(config: OurConfig, interleaved: bool, i: int, w: Weights, hidden:
     hidden = hidden + F.linear(heads.transpose(1, 2).flatten(2), w("self_attn.o_proj.weight"))
     x = F.rms_norm(hidden, hidden.shape[-1:], w("post_attention_layernorm.weight"), config.rms_norm_eps)
     gate, up = F.linear(x, w("mlp.gate_proj.weight")), F.linear(x, w("mlp.up_proj.weight"))
-    act = (
-        _poly_norm(gate, w("mlp.act_fn.weight"), w("mlp.act_fn.bias"))
-        if config.hidden_act == "poly_norm"
-        else F.silu(gate)
-    )
+    if config.hidden_act == "poly_norm":
+        act = _poly_norm(gate, w("mlp.act_fn.weight"), w("mlp.act_fn.bias"))
+    else:
+        act = F.silu(gate)
     return hidden + F.linear(act * up, w("mlp.down_proj.weight"))
 
 
