@@ -2,7 +2,6 @@
 """A DIFF Transformer and its twin, and a DIFF V2, small and random, as checkpoints and loaded."""
 
 from contextlib import contextmanager
-from dataclasses import asdict
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from diff_transformer import (
     DiffTransformerV2ForCausalLM,
     cl100k_tokenizer,
 )
-from diff_transformer.evaluation.__main__ import Options
+from diff_transformer.evaluation.__main__ import Options, recorded
 from diff_transformer.evaluation.models import load_model
 from diff_transformer.evaluation.results import Results
 from diff_transformer.training.architectures import transformer_twin
@@ -115,7 +114,7 @@ def run(tmp_path):
 
     def run(protocol, loaded, arguments, folder="out", **options):
         name = protocol.__name__.rpartition(".")[2]
-        results = Results.open(tmp_path / folder, name, loaded.identity, asdict(arguments), 0)
+        results = Results.open(tmp_path / folder, name, loaded.identity, recorded(protocol, arguments), 0)
         with torch.inference_mode():
             protocol.run(loaded, arguments, Options(device="cpu", **options), results)
         return Results.load(results.path)

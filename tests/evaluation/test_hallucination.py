@@ -11,7 +11,7 @@ import pytest
 from judge_server import FALSE, TRUE, judge_server
 from rows import write_jsonl
 
-from diff_transformer.evaluation.__main__ import Options, main
+from diff_transformer.evaluation.__main__ import main
 from diff_transformer.evaluation.generate import Generated
 from diff_transformer.evaluation.protocols import hallucination
 from diff_transformer.evaluation.protocols.hallucination import Arguments, ask, section
@@ -182,29 +182,18 @@ def test_run_adds_datasets_and_rejects_another_source(finished, twin_folders, da
     assert f"has cells of xsum from {xsum}, not from EdinburghNLP/xsum. Choose" in capsys.readouterr().err
 
 
-@pytest.fixture
-def judged(loaded, data, tmp_path, monkeypatch):
-    """A function that returns the results of these outputs, of which the judge gets one and gives this answer."""
-
-    def run(outputs, answer):
-        monkeypatch.setattr(hallucination, "iterate_texts", lambda *args, **kwargs: enumerate(outputs))
-        settings = {"judge_model": "m"}
-        results = Results.open(tmp_path, "hallucination", loaded.identity, settings, 0)
-        with judge_server(answer) as server:
-            arguments = Arguments([f"xsum={data / 'xsum.jsonl'}"], judge_base_url=server.url, judge_model="m")
-            hallucination.run(loaded, arguments, Options(limit=len(outputs)), results)
-            assert len(server.requests) == 1
-        return results
-
-    return run
-
-
 @pytest.mark.parametrize(
     ("empty", "answer", "accuracy"), [(1, TRUE, 0.5), (1, "It depends.", 0.0), (0, "It depends.", None)]
 )
-def test_run_counts_an_empty_output_as_inaccurate_and_no_verdict_as_nothing(judged, empty, answer, accuracy):
+def test_run_counts_an_empty_output_as_inaccurate_and_no_verdict_as_nothing(
+    diff, data, run, monkeypatch, empty, answer, accuracy
+):
     outputs = [Generated(" \n", 1, True)] * empty + [Generated("A summary.", 3, True)]
-    results = judged(outputs, answer)
+    monkeypatch.setattr(hallucination, "iterate_texts", lambda *args, **kwargs: enumerate(outputs))
+    with judge_server(answer) as server:
+        arguments = Arguments([f"xsum={data / 'xsum.jsonl'}"], judge_base_url=server.url, judge_model="m")
+        results = run(hallucination, diff, arguments, limit=len(outputs))
+        assert len(server.requests) == 1
     (cell,) = results.cells
     measure = cell.measures.get("accuracy")
     assert (measure and measure.value) == accuracy and cell["length"] == 3 - empty
@@ -213,13 +202,11 @@ def test_run_counts_an_empty_output_as_inaccurate_and_no_verdict_as_nothing(judg
 
 
 @pytest.mark.parametrize(("name", "stop"), [("xsum", "\n\n"), ("hotpotqa", "\n")])
-def test_model_that_begins_with_line_breaks_is_judged_by_its_text(loaded, data, tmp_path, writing, name, stop):
-    results = Results.open(tmp_path, "hallucination", loaded.identity, {}, 0)
+def test_model_that_begins_with_line_breaks_is_judged_by_its_text(loaded, data, run, writing, name, stop):
     with judge_server(TRUE) as server, writing(loaded, f"\n\n2 ships.{stop}Question:"):
         arguments = Arguments([f"{name}={data / name}.jsonl"], judge_base_url=server.url, judge_model="m")
-        hallucination.run(loaded, arguments, Options(limit=1), results)
+        (cell,) = run(hallucination, loaded, arguments, limit=1).cells
         ((_, _, request),) = server.requests
-    (cell,) = results.cells
     assert (cell["accuracy"], cell.data["empty"], cell.data["unfinished"]) == (1.0, 0, 0)
     prompt = request["messages"][-1]["content"]
     assert "2 ships." in prompt and "\n\n\n2 ships." not in prompt

@@ -9,7 +9,6 @@ import pytest
 import torch
 from rows import write_jsonl
 
-from diff_transformer.evaluation.__main__ import Options
 from diff_transformer.evaluation.models import load_model
 from diff_transformer.evaluation.results import Cell, Measure, Results, ResultSet
 
@@ -115,11 +114,12 @@ def test_evaluate_task_scores_as_by_hand(loaded, data_dir, task):
     assert ("acc_norm" in samples[0]["metrics"]) == (task not in ("boolq", "winogrande"))
 
 
-def test_run_does_not_round_the_log_likelihoods_of_16_bits(twin_folders, data_dir, tmp_path, monkeypatch):
+def test_run_does_not_round_the_log_likelihoods_of_16_bits(twin_folders, data_dir, run, monkeypatch):
     """lm-eval sums in the type of the model if it is not told otherwise: bf16 has whole nats at such sizes."""
     found, accuracies = [], harness.accuracies
     monkeypatch.setattr(harness, "accuracies", lambda samples: found.extend(samples) or accuracies(samples))
-    run(load_model(str(twin_folders["DIFF"]), dtype="bfloat16", device="cpu"), tmp_path, ["hellaswag"], [0], data_dir)
+    loaded = load_model(str(twin_folders["DIFF"]), dtype="bfloat16", device="cpu")
+    run(harness, loaded, harness.Arguments(["hellaswag"], [0], data_dir), batch_size=2)
     log_likelihoods = [response[0] for sample in found for response in sample["filtered_resps"]]
     assert len(log_likelihoods) == 8 and all(2 * x != round(2 * x) for x in log_likelihoods)
 
@@ -205,16 +205,10 @@ def test_load_task_rejects_missing_rows(tmp_path):
         harness.load_task("piqa")
 
 
-def run(loaded, out, *arguments):
-    results = Results.open(out, "harness", {"label": "DIFF"}, {"limit": None, "data_dir": "rows"}, 0)
-    harness.run(loaded, harness.Arguments(*arguments), Options(batch_size=2), results)
-    return results
-
-
-def test_run_loads_all_tasks_before_the_model_runs(diff, data_dir, tmp_path):
+def test_run_loads_all_tasks_before_the_model_runs(diff, data_dir, run, tmp_path):
     Path(shutil.copytree(data_dir, tmp_path / "rows"), "piqa", "train.jsonl").unlink()
     with pytest.raises(ValueError, match=r"piqa with 1 examples needs .*train\.jsonl"):
-        run(diff, tmp_path, ["winogrande", "piqa"], [1], str(tmp_path / "rows"))
+        run(harness, diff, harness.Arguments(["winogrande", "piqa"], [1], str(tmp_path / "rows")))
     assert not list(tmp_path.rglob("DIFF.json"))
 
 

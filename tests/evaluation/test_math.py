@@ -5,29 +5,14 @@ from dataclasses import replace
 from math import sqrt
 
 import pytest
-import torch
 from rows import ROWS, write_jsonl, write_rows
 
-from diff_transformer.evaluation.__main__ import Options, recorded
 from diff_transformer.evaluation.comparison import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
 from diff_transformer.evaluation.generate import Generated
 from diff_transformer.evaluation.protocols import math as protocol
 from diff_transformer.evaluation.protocols.math.grading import RIGHT, WRONG, is_correct
 from diff_transformer.evaluation.render import sections
-from diff_transformer.evaluation.results import Journal, Results, load_results
-
-LENGTHS = (3, 150, 40, 8, 90)
-
-
-def open_results(out, settings, label="DIFF", **kwargs):
-    settings = {**vars(settings), "limit": None}
-    return Results.open(out, "math", {"label": label}, settings, 0, **kwargs)
-
-
-def run(loaded, arguments, results, **options):
-    with torch.inference_mode():
-        protocol.run(loaded, arguments, Options(**options), results)
-    return {cell.key["benchmark"]: cell for cell in results.cells}
+from diff_transformer.evaluation.results import Journal, load_results
 
 
 @pytest.fixture(autouse=True)
@@ -52,14 +37,13 @@ def answering(monkeypatch):
     return answer
 
 
-def test_run_scores_correct_solutions_one_and_wrong_ones_zero(diff, tmp_path, answering):
+def test_run_scores_correct_solutions_one_and_wrong_ones_zero(diff, run, tmp_path, answering):
     settings = protocol.Arguments(data_dir=write_rows(tmp_path / "data"), max_new_tokens=9)
     for score, given in ((1, None), (0, "17")):
-        results = open_results(tmp_path / f"out{score}", settings)
         for name, (_, _, gold) in ROWS.items():  # one by one, because the answer depends on the benchmark
             text = f"By \\boxed{{0}} we get \\boxed{{{given or gold}}}."
             answering(lambda i, text=text: Generated(text, 7, True))
-            cell = run(diff, replace(settings, benchmarks=[name]), results)[name]
+            cell = run(protocol, diff, replace(settings, benchmarks=[name]), f"out{score}").cells[-1]
             assert [m.value for m in cell.measures.values()] == [score, 7, 0, 0, 0], name
 
 
@@ -76,132 +60,121 @@ def test_measure_by_hand(monkeypatch):
     assert [measures[name].value for name in ("accuracy", "timed_out", "crashed")] == [0.25, 0.25, 0.5]
 
 
-def test_run_resumes_with_the_next_problem(diff, tmp_path, stop_after):
+def test_run_resumes_with_the_next_problem(diff, run, tmp_path, stop_after):
     settings = protocol.Arguments(["mawps", "carp_en"], write_rows(tmp_path / "data", copies=3), max_new_tokens=6)
-    whole = open_results(tmp_path / "whole", settings)
-    run(diff, settings, whole, batch_size=1)
-
     with stop_after(Journal, "add", 4):
-        run(diff, settings, open_results(tmp_path / "out", settings), batch_size=1)
-    resumed = open_results(tmp_path / "out", settings)
-    assert len(resumed.cells) == 1
-    run(diff, settings, resumed, batch_size=1)
-    plain = [[(cell.key, cell.measures, cell.data) for cell in results.cells] for results in (resumed, whole)]
-    assert plain[0] == plain[1]
+        run(protocol, diff, settings, batch_size=1)
+    (stopped,) = load_results(tmp_path / "out")["math"]
+    assert len(stopped.cells) == 1
+    resumed = run(protocol, diff, settings, batch_size=1)
+    assert resumed.cells == run(protocol, diff, settings, "whole", batch_size=1).cells
     journals = [resumed.journal(name).path.read_text() for name in settings.benchmarks]
     assert [journal.count("\n") for journal in journals] == [3, 3], "a solution was written twice"
 
 
-def test_run_adds_a_benchmark_from_another_place_and_rejects_another_source(diff, tmp_path, answering):
+def test_run_adds_a_benchmark_from_another_place_and_rejects_another_source(diff, run, tmp_path, answering):
     answering(lambda i: Generated("\\boxed{1500}", 7, True))
     first, second = (write_rows(tmp_path / name) for name in ("first", "second"))
     hub = protocol.Arguments(["gsm8k"], max_new_tokens=6, dataset=[f"gsm8k={first}/gsm8k/test.jsonl"])
     for settings, benchmarks in ((hub, ["gsm8k"]), (replace(hub, data_dir=second), ["gsm8k", "mawps"])):
-        results = Results.open(tmp_path / "out", "math", {"label": "DIFF"}, recorded(protocol, settings), 0)
-        cells = run(diff, replace(settings, benchmarks=benchmarks), results)
-    sources = {name: cell.data["source"] for name, cell in cells.items()}
+        results = run(protocol, diff, replace(settings, benchmarks=benchmarks))
+    sources = {cell.key["benchmark"]: cell.data["source"] for cell in results.cells}
     assert sources == {"gsm8k": f"{first}/gsm8k/test.jsonl", "mawps": f"{second}/mawps/test.jsonl"}
     with pytest.raises(ValueError, match=f"cells of gsm8k from {first}/gsm8k/test.jsonl, not from {second}/gsm8k/"):
-        run(diff, protocol.Arguments(data_dir=second), results)
+        run(protocol, diff, replace(hub, data_dir=second, dataset=[]))
 
 
-def test_run_keeps_solutions_of_the_same_prompts_alone(diff, tmp_path, answering, stop_after):
+def test_run_keeps_solutions_of_the_same_prompts_alone(diff, run, tmp_path, answering, stop_after):
     """A benchmark that was stopped, and resumed with other problems in its place."""
     answering(lambda i: Generated("\\boxed{1}", 7, True))
     path, settings = tmp_path / "gsm8k.jsonl", protocol.Arguments(["gsm8k"], str(tmp_path), max_new_tokens=6)
     rows = [{"question": f"{i}?", "answer": "#### 1"} for i in range(3)]
     write_jsonl(path, rows)
     with stop_after(Journal, "add", 2):
-        run(diff, settings, open_results(tmp_path / "out", settings))
+        run(protocol, diff, settings)
     write_jsonl(path, [rows[0], rows[1], {"question": "another?", "answer": "#### 2"}])
     answering(lambda i: Generated("\\boxed{2}", 7, True))
-    cells = run(diff, settings, open_results(tmp_path / "out", settings))
-    assert cells["gsm8k"]["accuracy"] == 2 / 3, "of the second problem alone there was a solution"
+    (cell,) = run(protocol, diff, settings).cells
+    assert cell["accuracy"] == 2 / 3, "of the second problem alone there was a solution"
 
 
-def test_run_begins_its_file_before_the_first_solution(diff, tmp_path, answering):
+def test_run_begins_its_file_before_the_first_solution(diff, run, tmp_path, answering):
     settings = protocol.Arguments(["mawps"], write_rows(tmp_path / "data"), max_new_tokens=6)
     answering(lambda i: pytest.fail("stopped"))
     with pytest.raises(pytest.fail.Exception):
-        run(diff, settings, open_results(tmp_path, settings))
+        run(protocol, diff, settings)
     with pytest.raises(ValueError, match="another max_new_tokens"):
-        open_results(tmp_path, replace(settings, max_new_tokens=7))
+        run(protocol, diff, replace(settings, max_new_tokens=7))
 
 
 @pytest.mark.slow
-def test_run_gives_the_same_solutions_by_continuous_batching(loaded, tmp_path):
-    data, rows = str(tmp_path), [{"question": "x" * length, "answer": "#### 1"} for length in LENGTHS]
+def test_run_gives_the_same_solutions_by_continuous_batching(loaded, run, tmp_path):
+    rows = [{"question": "x" * length, "answer": "#### 1"} for length in (3, 150, 40, 8, 90)]
     write_jsonl(tmp_path / "gsm8k.jsonl", rows)
-    journals = {}
-    for continuous_batching in (False, True):
-        settings = protocol.Arguments(["gsm8k"], data, prompt="cot", max_new_tokens=24)
-        settings.continuous_batching = continuous_batching
-        results = open_results(tmp_path / str(continuous_batching), settings)
-        run(loaded, settings, results, batch_size=3)
-        journals[continuous_batching] = results.journal("gsm8k").records
-    assert journals[True] == journals[False]
-    assert len({record["text"] for record in journals[True].values()}) == len(LENGTHS), "the texts are equal"
+    settings = protocol.Arguments(["gsm8k"], str(tmp_path), prompt="cot", max_new_tokens=24)
+    by_batch = run(protocol, loaded, settings, batch_size=3).journal("gsm8k").records
+    settings = replace(settings, continuous_batching=True)
+    assert run(protocol, loaded, settings, "continuous", batch_size=3).journal("gsm8k").records == by_batch
+    assert len({record["text"] for record in by_batch.values()}) == len(rows), "the texts are equal"
 
 
-def test_run_without_a_chat_template(diff, tmp_path, answering, monkeypatch):
-    settings = protocol.Arguments(["mawps"], write_rows(tmp_path / "data"), prompt="cot", chat=False)
+def test_run_without_a_chat_template(diff, run, tmp_path, answering, monkeypatch):
+    settings = protocol.Arguments(["mawps"], write_rows(tmp_path / "data"), prompt="cot")
     model = answering(lambda i: Generated("The answer is 2/3.", 5, True))
-    cells = run(diff, settings, open_results(tmp_path / "plain", settings))
-    assert cells["mawps"].data["chat"] is False and cells["mawps"]["accuracy"] == 1
-    assert list(model.stop_strings) == ["\nQuestion:"]
-    for chat, stop_strings in ((True, ()), (False, ("\nQuestion:",))):
-        if not chat:
-            monkeypatch.setattr(diff.tokenizer, "chat_template", None)
-        plain = protocol.Arguments(["mawps"], settings.data_dir, prompt="cot")
-        cells = run(diff, plain, open_results(tmp_path / str(chat), plain))
-        assert (cells["mawps"].data["chat"], model.stop_strings) == (chat, stop_strings)
-    settings = protocol.Arguments(["mawps"], settings.data_dir, continuous_batching=True)
+
+    def chat_and_stop_strings(settings, folder):
+        (cell,) = run(protocol, diff, settings, folder).cells
+        assert cell["accuracy"] == 1
+        return cell.data["chat"], model.stop_strings
+
+    assert chat_and_stop_strings(settings, "chat") == (True, ())
+    assert chat_and_stop_strings(replace(settings, chat=False), "no chat") == (False, ("\nQuestion:",))
+    monkeypatch.setattr(diff.tokenizer, "chat_template", None)
+    assert chat_and_stop_strings(settings, "no template") == (False, ("\nQuestion:",))
     with pytest.raises(ValueError, match="does not support the stop strings"):
-        run(diff, settings, open_results(tmp_path / "continuous", settings))
+        run(protocol, diff, replace(settings, continuous_batching=True))
 
 
-def test_run_rejects_bad_input_before_anything_starts(diff, tmp_path, answering, monkeypatch):
+def test_run_rejects_bad_input_before_anything_starts(diff, run, tmp_path, answering, monkeypatch):
     answering(lambda i: pytest.fail("the model ran"))
-    data = write_rows(tmp_path / "data")
-    settings = protocol.Arguments(data_dir=data)
+    settings = protocol.Arguments(data_dir=write_rows(tmp_path / "data"))
     with pytest.raises(ValueError, match=r"a solution \(--max_new_tokens 16,384\) needs 16,\d+ tokens, but .*=2,048"):
-        run(diff, settings, open_results(tmp_path / "out", settings))
+        run(protocol, diff, settings)
     (tmp_path / "data" / "college_math" / "test.jsonl").write_text('{"question": "1 + 1?"}\n')
     with pytest.raises(ValueError, match="KeyError.'answer'"):
-        run(diff, settings, open_results(tmp_path / "out", settings))
+        run(protocol, diff, settings)
     monkeypatch.setattr("diff_transformer.extras.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match="math_verify"):
-        run(diff, settings, open_results(tmp_path / "out", settings))
+        run(protocol, diff, settings)
     assert not (tmp_path / "out").exists()
 
 
-def test_report_of_figure_10(diff, tmp_path, answering):
+def test_report_of_figure_10(diff, run, tmp_path, answering):
     """Of two solutions to each problem one has no token and is cut off, the other has 100."""
     data = write_rows(tmp_path / "data", copies=2)
     settings = protocol.Arguments(data_dir=data, max_new_tokens=100)
     answering(lambda i: Generated("?", 100 * i, bool(i)))
-    cells = run(diff, settings, open_results(tmp_path / "out", settings))
-    assert list(cells) == list(ROWS) and list(cells["math"].measures)[2:] == ["cut_off", "timed_out", "crashed"]
+    cells = run(protocol, diff, settings).cells
+    assert [cell.key["benchmark"] for cell in cells] == list(ROWS)
+    assert list(cells[1].measures)[2:] == ["cut_off", "timed_out", "crashed"]
     (section,) = sections(load_results(tmp_path / "out"))
     accuracy, length = (comparison.table() for comparison in section.tables[:2])
     assert accuracy.columns == ["benchmark", PAPER_TRANSFORMER, PAPER_DIFF, "DIFF", DIFFERS]
     assert accuracy.rows[0][:3] == ["GSM-8K", 41.2, 42.6] and accuracy.rows[-1][:3] == ["Average", 43.3, 50.8]
-    differs = "max new tokens 100 (paper: 16,384); "
+    differs = "models of 0.1 million parameters; max new tokens 100 (paper: 16,384); "
     assert accuracy.rows[1][-1] == f"{differs}not stated in the paper: samples 2, source {data}/math/test.jsonl"
     assert length.rows[-1][:3] == ["Average", 6913, 6144] and section.paper == "Figure 10"
     assert length.rows[-1][3].value == section.tables[2].rows[0][1].value == 50
     (tmp_path / "data" / "gsm8k" / "test.jsonl").unlink()
-    again = run(diff, settings, open_results(tmp_path / "out", settings))
-    assert again == cells, "rows are loaded again, though everything exists"
+    assert run(protocol, diff, settings).cells == cells, "rows are loaded again, though everything exists"
 
 
-def test_report_of_a_part_of_figure_9(diff, tmp_path, answering):
+def test_report_of_a_part_of_figure_9(diff, run, tmp_path, answering):
     data = write_rows(tmp_path / "data", copies=2)
-    settings = protocol.Arguments(["mawps", "carp_en"], data, prompt="cot")
     answering(lambda i: Generated("The answer is 2/3." if i else "None.", 100 * i, bool(i)))
     for label, benchmarks in (("A", ["mawps", "carp_en"]), ("B", ["mawps"])):
-        results = open_results(tmp_path / "out", settings, label)
-        run(diff, protocol.Arguments(benchmarks, data, prompt="cot"), results)
+        loaded = replace(diff, identity={**diff.identity, "label": label})
+        run(protocol, loaded, protocol.Arguments(benchmarks, data, prompt="cot"))
     (section,) = sections(load_results(tmp_path / "out"))
     accuracy, length = (comparison.table() for comparison in section.tables[:2])
     shares = section.tables[2]
@@ -209,7 +182,8 @@ def test_report_of_a_part_of_figure_9(diff, tmp_path, answering):
     # One of two is correct in MAWPS, none in CARP: 50 and 0, and their mean
     assert mawps[:3] == ["MAWPS", None, None] and [m.value for m in mawps[3:5]] == [50, 50]
     assert carp[3].value == 0 and carp[4] is None
-    assert mawps[-1] == f"not stated in the paper: samples 2, source {data}/mawps/test.jsonl"
+    differs = "models of 0.1 million parameters; not stated in the paper: "
+    assert mawps[-1] == f"{differs}samples 2, source {data}/mawps/test.jsonl"
     assert average[:3] == ["Average", None, None] and average[4] is None
     assert average[3].value == 25 and average[3].stderr == pytest.approx(sqrt(50**2 + 0) / 2)
     assert average[-1].endswith("2 benchmarks (paper: 8)")

@@ -10,7 +10,6 @@ import pytest
 from transformers import LlamaConfig
 
 from diff_transformer import cl100k_tokenizer
-from diff_transformer.evaluation.__main__ import Options
 from diff_transformer.evaluation.comparison import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
 from diff_transformer.evaluation.generate import Generated
 from diff_transformer.evaluation.models import LoadedModel
@@ -72,10 +71,10 @@ def swapped(cities, numbers):
 
 
 @pytest.fixture
-def read_with(monkeypatch):
+def read_with(run, monkeypatch):
     """Runs a model that reads needles and question from its tokens and gives `answer(cities, numbers)`."""
 
-    def read_with(answer, folder, **changes):
+    def read_with(answer, folder="out", limit=None, **changes):
         def iterate_texts(model, tokenizer, rows, max_new_tokens, *_, chunk_size):
             for i, text in enumerate(tokenizer.batch_decode(rows)):
                 read_with.lengths.append(len(rows[i]) + max_new_tokens)
@@ -83,29 +82,27 @@ def read_with(monkeypatch):
                 numbers = dict(re.findall(r"\nThe special magic (.+) number is: (\d+)\n", text))
                 yield i, Generated(answer(asked, numbers), 1, True)
 
-        options, arguments = Options(limit=changes.pop("limit", None)), replace(SMALL, **changes)
         model = SimpleNamespace(config=LlamaConfig(max_position_embeddings=4096))
-        results = Results.open(folder, "needle", {"label": "Reader"}, asdict(arguments), 0)
         monkeypatch.setattr(needle, "iterate_texts", iterate_texts)
-        needle.run(LoadedModel("Reader", model, TOKENIZER, results.model), arguments, options, results)
-        return results
+        loaded = LoadedModel("Reader", model, TOKENIZER, {"label": "Reader"})
+        return run(needle, loaded, replace(SMALL, **changes), folder, limit=limit)
 
     read_with.lengths = []
     return read_with
 
 
 @pytest.mark.parametrize("answer, expected", [(in_order, 1.0), (swapped, 0.0)])
-def test_run_scores_models_that_copy_and_that_err(read_with, tmp_path, answer, expected):
-    results = read_with(answer, tmp_path, lengths=[4096, 900])
+def test_run_scores_models_that_copy_and_that_err(read_with, answer, expected):
+    results = read_with(answer, lengths=[4096, 900])
     assert [cell.measures["accuracy"] for cell in results.cells] == [Measure(expected, 3, 0.0)] * 8
     assert read_with.lengths == [900] * 12 + [4096] * 12, "a prompt and its answer do not have the length"
     record = results.select(length=900, needles=3, queried=2, depth=100)[0].data["answers"][0]
     assert len(record["wanted"]) == 2 and record["answer"] == answer(list(record["wanted"]), record["wanted"])
 
 
-def test_run_draws_samples_that_depend_on_no_other_cell_or_sample(read_with, tmp_path):
-    alone = read_with(in_order, tmp_path / "alone", pairs=["3:2"], depths=[100], limit=2)
-    (expected,) = read_with(in_order, tmp_path / "whole").select(needles=3, depth=100)
+def test_run_draws_samples_that_depend_on_no_other_cell_or_sample(read_with):
+    alone = read_with(in_order, "alone", limit=2, pairs=["3:2"], depths=[100])
+    (expected,) = read_with(in_order, "whole").select(needles=3, depth=100)
     assert alone.cells[0].data["answers"] == expected.data["answers"][:2]
 
 
