@@ -25,14 +25,8 @@ from diff_transformer.evaluation.results import Measure, Results, ResultSet
 from diff_transformer.evaluation.text import BOOKS
 
 SMALL = Arguments(dataset=attention_allocation.__file__, length=600, depths=[0, 50], samples=3)
-SIZES = {
-    "vocab_size": 50,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "initializer_range": 0.5,
-}
-SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.5}
 
 
 def random_case(batch=2, tokens=40):
@@ -107,9 +101,8 @@ def test_attention_shares_rejects_lambda_above_one():
 
 def test_token_spans_of_a_prompt():
     prompt = NeedlePrompt(list(range(12)), {"Oslo": (3, 4), "Rome": (5, 8)}, (2, 9), {"Rome": "1"})
-    assert [SPANS[i][0] for i in token_spans(prompt)] == list("fqbbbaaaaqqq")
-    names = [SPANS[i] for i in token_spans(prompt)]
-    assert names[5:9] == ["answer", "answer", "answer", "after"]
+    expected = ["first", "query", *["before"] * 3, *["answer"] * 3, "after", *["query"] * 3]
+    assert [SPANS[i] for i in token_spans(prompt)] == expected
 
 
 def test_run_measures_all_attention_in_any_batches(loaded, run):

@@ -4,13 +4,13 @@
 import math
 from collections import Counter
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import write_jsonl
 
 from diff_transformer.evaluation.comparison import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
 from diff_transformer.evaluation.protocols import fine_grained_loss
@@ -83,26 +83,14 @@ def test_hits_are_those_of_dictionaries(data):
     assert hits_of(rows, order, texts, threshold) == hits_with_dictionaries(rows, order, texts, threshold)
 
 
-def corpus(folder):
-    folder.mkdir(exist_ok=True)
-    (folder / "a.txt").write_text("the cat sat on the mat and the cat ran " * 20)
-    (folder / "b.txt").write_text(" ".join(f"{i} is not {i + 1};" for i in range(150)))
-    return str(folder)
-
-
-def arguments_for(folder, **changes):
-    return Arguments(**{"dataset": corpus(folder), "length": 48, "documents": 4, **changes})
-
-
 def test_run_measures_the_slices_and_resumes(loaded, run, tmp_path, monkeypatch):
-    train = tmp_path / "train"
-    train.mkdir()
+    texts = ["the cat sat on the mat and the cat ran " * 20, " ".join(f"{i} is not {i + 1};" for i in range(150))]
     training_text = "the cat " * 30 + "on mat" * 31
-    (train / "x.txt").write_text(training_text)
-    arguments = arguments_for(tmp_path / "texts", train_dataset=str(train), threshold=30)
+    dataset = write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
+    train_dataset = write_jsonl(tmp_path / "train.jsonl", [{"text": training_text}])
+    arguments = Arguments(dataset, length=48, documents=4, train_dataset=train_dataset, threshold=30)
     results = run(fine_grained_loss, loaded, arguments)
-    text = "".join(path.read_text() + loaded.tokenizer.eos_token for path in sorted(Path(arguments.dataset).iterdir()))
-    ids = loaded.tokenizer(text)["input_ids"]
+    ids = loaded.tokenizer("".join(text + loaded.tokenizer.eos_token for text in texts))["input_ids"]
     trained = " ".join(map(str, loaded.tokenizer(training_text)["input_ids"]))
     rows = [ids[i * 48 : (i + 1) * 48] for i in range(4)]
     expected = hits_with_dictionaries(rows, 2, [trained], threshold=30)

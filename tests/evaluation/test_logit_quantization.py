@@ -12,7 +12,7 @@ from rows import write_jsonl
 
 from diff_transformer.evaluation.generate import token_nll
 from diff_transformer.evaluation.render import sections
-from diff_transformer.evaluation.text import DocumentArguments, load_documents, token_rows
+from diff_transformer.evaluation.text import load_documents, token_rows
 
 pytest.importorskip("lm_eval", reason="HellaSwag is scored by lm-eval")
 
@@ -50,13 +50,6 @@ def test_quantize_is_numpys(bits, granularity):
     step = largest / (2 ** (bits - 1) - 1)
     np.testing.assert_allclose(found, np.round(values / step) * step, rtol=1e-12)
     assert torch.equal(quantize(0 * logits, causal, bits, granularity), 0 * logits)
-
-
-def test_16_bits_are_the_model_itself(loaded):
-    ids = torch.randint(0, 300, (2, 33))
-    with torch.no_grad():
-        expected = loaded.model(ids, use_cache=False).logits
-    torch.testing.assert_close(logits_of(loaded.model, ids, 16), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("granularity", ["tensor", "head"])
@@ -111,12 +104,6 @@ def data_dir(tmp_path_factory):
     return str(folder)
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    rows = [{"text": "It was a bright cold day in April. The clocks were striking. " * (i + 2)} for i in range(4)]
-    return write_jsonl(tmp_path_factory.mktemp("text") / "rows.jsonl", rows)
-
-
 def likelihoods(lm, data_dir):
     samples = harness.evaluate_task(lm, harness.load_task("hellaswag", 0, data_dir))
     return [value for sample in samples for value, _ in sample["filtered_resps"]]
@@ -133,22 +120,21 @@ def test_hellaswag_is_scored_without_padding(loaded, exact, data_dir, monkeypatc
         assert likelihoods(plain, data_dir) != pytest.approx(alone, rel=1e-6), "padding does not matter to this test"
 
 
-def arguments(**changes):
-    both = {"task": ["hellaswag", "nll"], "bits": [16, 4], "granularity": ["tensor", "head"]}
-    return logit_quantization.Arguments(**{**both, "length": 40, "documents": 4, **changes})
-
-
 @pytest.mark.slow
-def test_run_and_report(diff, run, data_dir, text, monkeypatch):
+def test_run_and_report(diff, run, data_dir, tmp_path, monkeypatch):
     evaluated = []
     monkeypatch.setattr(
         logit_quantization, "evaluate_task", lambda *args: evaluated.append(args) or harness.evaluate_task(*args)
     )
-    results = run(logit_quantization, diff, arguments(data_dir=data_dir, dataset=text))
+    rows = [{"text": "It was a bright cold day in April. The clocks were striking. " * (i + 2)} for i in range(4)]
+    dataset = write_jsonl(tmp_path / "rows.jsonl", rows)
+    both = {"task": ["hellaswag", "nll"], "bits": [16, 4], "granularity": ["tensor", "head"], "data_dir": data_dir}
+    arguments = logit_quantization.Arguments(dataset=dataset, length=40, documents=4, **both)
+    results = run(logit_quantization, diff, arguments)
     assert len(results.cells) == 8 and len(evaluated) == 3, "16 bits are measured again for the other granularity"
     nll = {bits: results.select(task="nll", bits=bits, granularity="tensor")[0] for bits in (16, 4)}
     assert nll[16].measures["nll"].n == 4 and nll[16]["nll"] != nll[4]["nll"]
-    rows = torch.tensor(token_rows(load_documents(DocumentArguments(text)), diff.tokenizer, 40, 4, join=True))
+    rows = torch.tensor(token_rows(load_documents(arguments), diff.tokenizer, 40, 4, join=True))
     assert nll[16]["nll"] == pytest.approx(diff.model(rows, labels=rows).loss.item(), rel=1e-5)
     plain = results.select(task="hellaswag", bits=16, granularity="head")[0]
     assert plain.measures == results.select(task="hellaswag", bits=16, granularity="tensor")[0].measures

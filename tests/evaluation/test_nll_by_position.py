@@ -37,20 +37,16 @@ def test_positions_are_even_and_end_at_the_last():
     assert positions(4, 64) == [1, 2, 3] and positions(65536, 1) == [65535]
 
 
-def corpus(folder):
-    folder.mkdir(exist_ok=True)
-    for i in range(4):
-        (folder / f"{i}.txt").write_text(" ".join(str(j * j + i) for j in range(80)))
-    (folder / "short.txt").write_text("too short")
-    return str(folder)
-
-
 def test_run_measures_curves_and_resumes(loaded, run, tmp_path):
-    arguments = Arguments(corpus(tmp_path / "texts"), length=64, documents=4)
+    (texts := tmp_path / "texts").mkdir()
+    for i in range(4):
+        (texts / f"{i}.txt").write_text(" ".join(str(j * j + i) for j in range(80)))
+    (texts / "short.txt").write_text("too short")
+    arguments = Arguments(str(texts), length=64, documents=4)
     results = run(nll_by_position, loaded, arguments)
     assert [cell.key for cell in results.cells] == [{"document": i} for i in range(4)], "the short one is no document"
     for i, cell in enumerate(results.cells):
-        text = (tmp_path / "texts" / f"{i}.txt").read_text()
+        text = (texts / f"{i}.txt").read_text()
         row = torch.tensor([loaded.tokenizer(text)["input_ids"][:64]])
         with torch.no_grad():
             logits = loaded.model(input_ids=row).logits[0]

@@ -110,12 +110,6 @@ def all_activations(model, input_ids):
     return dict(zip(ACTIVATIONS, (logits, hidden), strict=True))
 
 
-def corpus(folder, words=700):
-    folder.mkdir(exist_ok=True)
-    (folder / "text.txt").write_text(" ".join(str(i * i) for i in range(words)))
-    return str(folder)
-
-
 def test_measure_row_has_all_activations(loaded):
     input_ids = torch.randint(0, 300, (1, 50))
     expected = all_activations(loaded.model, input_ids)
@@ -158,7 +152,8 @@ def test_measure_row_takes_another_architecture():
 
 
 def test_run_resumes(loaded, run, tmp_path, monkeypatch):
-    arguments = Arguments(dataset=corpus(tmp_path / "texts"), tokens=100, length=32)
+    (tmp_path / "text.txt").write_text(" ".join(str(i * i) for i in range(700)))
+    arguments = Arguments(dataset=str(tmp_path / "text.txt"), tokens=100, length=32)
     results = run(outliers, loaded, arguments)
     whole, results.cells = results.cells, []
     assert [cell.key["activation"] for cell in whole] == list(ACTIVATIONS)

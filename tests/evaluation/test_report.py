@@ -13,14 +13,10 @@ from diff_transformer.evaluation.render import Section, Table, html_page, markdo
 from diff_transformer.evaluation.results import Measure, Results
 
 
-def model(label):
-    return {"label": label, "name": label, "model_type": "x", "parameters": 10, "revision": "r", "dtype": "float32"}
-
-
 def write_results(folder, label, values, seed=0, **settings):
-    results = Results.open(
-        folder, "nll_by_position", model(label), {"dataset": "books", "length": 9, **settings}, seed
-    )
+    model = {"label": label, "name": label, "model_type": "x", "parameters": 10, "revision": "r", "dtype": "float32"}
+    settings = {"dataset": "books", "length": 9, **settings}
+    results = Results.open(folder, "nll_by_position", model, settings, seed)
     for document, value in enumerate(values):
         data = {"positions": [2, 4, 6, 8], "nll": [value + x for x in (3, 2, 1, 0)]}
         results.add({"document": document}, {"nll": Measure(value, 8)}, data)
