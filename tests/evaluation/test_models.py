@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from diff_transformer import cl100k_tokenizer
 from diff_transformer.evaluation.__main__ import main
@@ -29,24 +28,20 @@ def test_split_spec_takes_a_given_label_or_the_name(tmp_path):
         split_spec("A=")
 
 
-def test_load_model_identity_follows_the_weights(twin_folders, tmp_path):
-    folder = tmp_path / "copy"
-    shutil.copytree(twin_folders["DIFF"], folder)
-    one = load_model(f"DIFF={twin_folders['DIFF']}", device="cpu").identity
-    same = load_model(f"DIFF={folder}", device="cpu").identity
-    assert one["revision"] == same["revision"]
-    assert one["model_type"] == "diff_transformer" and one["max_positions"] == 2048
-    assert one["attn_implementation"] == "flash_diff" and one["dtype"] == "float32"
-    weights = load_file(folder / "model.safetensors")
-    weights["model.norm.weight"] = weights["model.norm.weight"] + 1
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    assert load_model(f"DIFF={folder}", device="cpu").identity["revision"] != one["revision"]
+def test_load_model_identifies_the_model(twin_folders):
+    folder = twin_folders["DIFF"]
+    identity = load_model(f"DIFF={folder}", device="cpu").identity
+    assert identity["revision"] == fingerprint(folder)
+    assert identity["model_type"] == "diff_transformer" and identity["max_positions"] == 2048
+    assert identity["attn_implementation"] == "flash_diff" and identity["dtype"] == "float32"
 
 
-@pytest.mark.parametrize("name", ["chat_template.jinja", "generation_config.json", "modeling_diff.py"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "chat_template.jinja", "generation_config.json", "modeling_diff.py"]
+)
 def test_fingerprint_follows_whatever_a_number_depends_on(twin_folders, tmp_path, name):
     folder = Path(shutil.copytree(twin_folders["DIFF"], tmp_path / "copy"))
-    before = fingerprint(folder)
+    before = fingerprint(twin_folders["DIFF"])
     (folder / "README.md").write_text("no part of the model")
     assert fingerprint(folder) == before
     (folder / name).write_text("# another")
@@ -88,15 +83,9 @@ def test_evaluate_rejects_a_folder_without_a_model_and_two_models_of_one_label(t
     for models, said in (
         ([tmp_path], "No causal language model"),
         ([twin_folders["DIFF"]] * 2, "same label"),
-        (
-            [tmp_path / "nowhere"],
-            f"error: model is '{tmp_path}/nowhere': there is no such file or folder, and it cannot",
-        ),
+        ([tmp_path / "nowhere"], f"error: model is '{tmp_path}/nowhere': there is no such file or folder, and it"),
         (["A=models/nowhere/checkpoint"], "model is 'models/nowhere/checkpoint': there is no such file or folder"),
-        (
-            [tmp_path, "models/nowhere/checkpoint"],
-            "model is 'models/nowhere/checkpoint'",
-        ),  # before the first is loaded
+        ([tmp_path, "models/no/model"], "model is 'models/no/model'"),  # before the first is loaded
     ):
         given = [word for model in models for word in ("--model", str(model))]
         assert main(["evaluate", "nll_by_position", *given, "--out", str(tmp_path)]) == 1
