@@ -17,10 +17,8 @@ def completion(text):
 
 
 class JudgeServer(ThreadingHTTPServer):
-    """`script(prompt, times)` gives the answer to a prompt that was asked `times` times before: a text, a number (the
-    HTTP status), a tuple (status, body) or a dict (the JSON)."""
-
-    daemon_threads = True
+    """`script(prompt, times)` gives the answer to a prompt that was asked `times` times before: a text, a dict (the
+    JSON), or a tuple (status, body)."""
 
     def __init__(self, script):
         super().__init__(("127.0.0.1", 0), Handler)
@@ -53,13 +51,11 @@ class Handler(BaseHTTPRequestHandler):
         finally:
             with server.lock:
                 server.at_once -= 1
-        status, content, kind = 200, "no", "text/plain"
-        if isinstance(answer, int):
-            status = answer
-        elif isinstance(answer, tuple):
-            status, content = answer
+        status, kind = 200, "application/json"
+        if isinstance(answer, tuple):
+            (status, content), kind = answer, "text/plain"
         else:
-            content, kind = json.dumps(answer if isinstance(answer, dict) else completion(answer)), "application/json"
+            content = json.dumps(answer if isinstance(answer, dict) else completion(answer))
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content.encode())))
@@ -72,12 +68,9 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def judge_server(script):
-    server = JudgeServer(script if callable(script) else lambda prompt, times: script)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with JudgeServer(script if callable(script) else lambda prompt, times: script) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        try:
+            yield server
+        finally:
+            server.shutdown()

@@ -76,7 +76,7 @@ def test_ask_reads_no_verdict_from_a_reply_cut_by_its_limit():
 
 def test_ask_retries_after_errors_and_timeouts(monkeypatch):
     monkeypatch.setattr(f"{MODULE}._TIMEOUT", 0.3)
-    answers = [500, (429, ""), "slow", TRUE]
+    answers = [(500, ""), (429, ""), "slow", TRUE]
 
     def script(prompt, times):
         time.sleep(0.5 * (answers[times] == "slow"))
@@ -93,7 +93,7 @@ REJECTED = "too long for sk-secret"
 @pytest.mark.parametrize(
     ("script", "message", "requests"),
     [
-        (500, "failed: Error code: 500 no.*--judge_concurrency", 3),
+        ((500, "no"), "failed: Error code: 500 no.*--judge_concurrency", 3),
         ((401, REJECTED), r"failed: Error code: 401 too long for \*\*\*.*--judge_key_variable", 1),
         ((200, "<html>"), "no chat completion: <html>", 1),
         ({"error": "busy"}, "no chat completion.*busy", 1),
@@ -143,7 +143,7 @@ def test_ask_of_many_keeps_what_it_has_and_asks_no_more_after_a_failure(tmp_path
         if "document 5" not in prompt:
             return TRUE
         time.sleep(0.3)
-        return 401
+        return 401, "no"
 
     journal = Journal(tmp_path / "verdicts.jsonl")
     with judge_server(script) as server:
