@@ -13,8 +13,6 @@ from diff_transformer.evaluation import protocols
 from diff_transformer.evaluation.__main__ import main, recorded
 from diff_transformer.evaluation.results import Results, load_results
 
-TEXT = ["--text_column", "body", "--dataset"]
-
 
 @pytest.fixture(scope="module")
 def arguments(tmp_path_factory):
@@ -28,25 +26,21 @@ def arguments(tmp_path_factory):
     articles = [{"document": f"{i} ships left.", "summary": f"{i} ships."} for i in range(2)]
     xsum = write_jsonl(folder / "xsum.jsonl", articles)
     write_jsonl(folder / "piqa.jsonl", [{"goal": "Open it.", "sol1": "Turn.", "sol2": "Sing aloud.", "label": 0}])
-    with judge_server(lambda prompt, times: TRUE) as server:
+    text, math = f"--text_column body --dataset {books}", write_rows(folder / "math")
+    with judge_server(TRUE) as server:
+        judge = f"--judge_base_url {server.url} --judge_model gpt-4o"
         yield {
-            "harness": ["--tasks", "piqa", "--shots", "0", "--data_dir", str(folder)],
-            "nll_by_position": [*TEXT, books, "--length", "300", "--documents", "2"],
-            "needle": [*TEXT, books, "--lengths", "700", "--pairs", "1:1", "4:2", "--samples", "1"],
-            "attention_allocation": [*TEXT, books, "--length", "500", "--samples", "1"],
-            "many_shot": [
-                *("--datasets", str(folder / "colors"), "--lengths", "100", "200"),
-                *("--queries", "16", "--order_seeds", "2"),
-            ],
-            "hallucination": [
-                *("--datasets", f"xsum={xsum}", "--samples", "2"),
-                *("--judge_base_url", server.url, "--judge_model", "gpt-4o"),
-            ],
-            "outliers": [*TEXT, books, "--length", "256", "--tokens", "512"],
-            "logit_quantization": [*TEXT, books, "--length", "256", "--documents", "1", "--task", "nll"],
-            "fine_grained_loss": [*TEXT, books, "--length", "256", "--documents", "2"],
-            "throughput": ["--lengths", "16", "--rounds", "1"],
-            "math": ["--data_dir", write_rows(folder / "math"), "--max_new_tokens", "4"],
+            "harness": f"--tasks piqa --shots 0 --data_dir {folder}",
+            "nll_by_position": f"{text} --length 300 --documents 2",
+            "needle": f"{text} --lengths 700 --pairs 1:1 4:2 --samples 1",
+            "attention_allocation": f"{text} --length 500 --samples 1",
+            "many_shot": f"--datasets {folder}/colors --lengths 100 200 --queries 16 --order_seeds 2",
+            "hallucination": f"--datasets xsum={xsum} --samples 2 {judge}",
+            "outliers": f"{text} --length 256 --tokens 512",
+            "logit_quantization": f"{text} --length 256 --documents 1 --task nll",
+            "fine_grained_loss": f"{text} --length 256 --documents 2",
+            "throughput": "--lengths 16 --rounds 1",
+            "math": f"--data_dir {math} --max_new_tokens 4",
         }
 
 
@@ -73,6 +67,7 @@ ROWS = {"length": 48, "documents": 4}
         ("needle", {"lengths": [1000], "depths": [101, 0, -1]}, r"depths \[101, -1\]; .*from 0 to"),
         ("hallucination", {"datasets": ["xsum", "nothing"]}, "Got --datasets xsum nothing; .*xsum, cnn_dailymail"),
         ("hallucination", {"datasets": ["xsum", "xsum=a.jsonl"]}, "can be named once"),
+        ("many_shot", {"lengths": [4096]}, POSITIONS),
         ("hallucination", {"judge_model": "m"}, "needs both"),
         ("throughput", {"lengths": [4096]}, POSITIONS),
     ],
@@ -137,7 +132,7 @@ def test_every_protocol_resumes_and_one_report(twin_folders, arguments, tmp_path
     assert sorted(arguments) == protocols.names(), "a protocol is not tried"
     model = ["--model", f"DIFF={twin_folders['DIFF']}"]
     for protocol, more in arguments.items():
-        command = ["evaluate", protocol, *model, "--out", str(tmp_path), "--device", "cpu", *more]
+        command = ["evaluate", protocol, *model, "--out", str(tmp_path), "--device", "cpu", *more.split()]
         assert main(command) == 0, protocol
         (results,) = load_results(tmp_path)[protocol]
         whole, results.cells = results.cells, results.cells[1::2]  # as if every other cell had not been reached

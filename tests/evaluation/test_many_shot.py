@@ -39,6 +39,7 @@ from diff_transformer.evaluation.protocols.many_shot.prompts import (
 )
 from diff_transformer.evaluation.results import Cell, Measure, Results, ResultSet
 
+TOKENIZER = cl100k_tokenizer(vocab_size=300)
 COLORS = {"dark_red": "blood", "green": "grass", "dark": "night"}
 
 
@@ -161,14 +162,13 @@ def test_orders_differ_by_seed(colors):
 
 
 def test_prompts_read_as_text_and_hold_as_many_demonstrations_as_fit(colors):
-    prompts = Prompts(load(colors), cl100k_tokenizer(vocab_size=300), 10, 0)
+    prompts = Prompts(load(colors), TOKENIZER, 10, 0)
     first, second = prompts.demonstrations[:2]
     expected = "".join(f"text: {x.text}\nlabel: {x.label}\n==\n" for x in (first, second))
-    tokenizer = cl100k_tokenizer(vocab_size=300)
-    assert tokenizer.decode(prompts.tokens([first, second])) == expected
-    query = tokenizer.decode(prompts.queries[0])
+    assert TOKENIZER.decode(prompts.tokens([first, second])) == expected
+    query = TOKENIZER.decode(prompts.queries[0])
     assert query.startswith("text: ") and query.endswith("\nlabel:")
-    answers = [tokenizer.decode(prompts.label_ids[i]) for i in range(3)]
+    answers = [TOKENIZER.decode(ids) for ids in prompts.label_ids]
     assert answers == [" dark\n", " dark red\n", " green\n"]
 
     longest = max(map(len, prompts.queries)) + max(map(len, prompts.label_ids))
@@ -183,17 +183,18 @@ def test_prompts_read_as_text_and_hold_as_many_demonstrations_as_fit(colors):
 
 
 def test_prompts_have_queries_that_do_not_depend_on_their_number(colors):
-    task, tokenizer = load(colors), cl100k_tokenizer(vocab_size=300)
-    few, many = (Prompts(task, tokenizer, n, 3) for n in (4, 18))
+    task = load(colors)
+    few, many = (Prompts(task, TOKENIZER, n, 3) for n in (4, 18))
     assert many.queries[:4] == few.queries and len(many.queries) == 18
-    assert Prompts(task, tokenizer, 4, 4).queries != few.queries
+    assert Prompts(task, TOKENIZER, 4, 4).queries != few.queries
     with pytest.raises(ValueError, match="Found 18 texts in the test split of colors, but 19 were asked for"):
-        Prompts(task, tokenizer, 19, 3)
+        Prompts(task, TOKENIZER, 19, 3)
 
 
-def always(label: list[int]) -> Bigrams:
+def always(label: list[int], tokenizer=TOKENIZER) -> LoadedModel:
     """A model that always answers with one label, by giving each of its tokens after the previous one."""
-    return Bigrams({token: {following: 1.0} for token, following in pairwise(label)}, label[0])
+    model = Bigrams({token: {following: 1.0} for token, following in pairwise(label)}, label[0])
+    return LoadedModel("x", model, tokenizer, {})
 
 
 def test_run_scores_a_model_with_one_label(tmp_path):
@@ -202,13 +203,11 @@ def test_run_scores_a_model_with_one_label(tmp_path):
     rows = [{"text": text, "label": label} for text, label in labels.items()]
     for split in ("train", "test"):
         write_jsonl(tmp_path / f"data/{split}.jsonl", rows)
-    tokenizer = cl100k_tokenizer(vocab_size=300)
     data, options = [str(tmp_path / "data")], {"lengths": [80], "queries": 5, "order_seeds": 1}
     for label, accuracy in (("green", 0.4), ("red", 0.6)):
-        ids = tokenizer(f" {label}\n", add_special_tokens=False)["input_ids"]
+        ids = TOKENIZER(f" {label}\n", add_special_tokens=False)["input_ids"]
         assert len(set(ids)) == len(ids), "the model needs a label whose tokens all differ"
-        loaded = LoadedModel(label, always(ids), tokenizer, {})
-        results = run_with(loaded, tmp_path / label, data, **options)
+        results = run_with(always(ids), tmp_path / label, data, **options)
         assert [cell["accuracy"] for cell in results.cells] == [pytest.approx(accuracy)] * (2 + 2)
         assert results.cells[0].measures["accuracy"].n == 5
 
@@ -219,18 +218,18 @@ def test_run_gives_the_model_one_start_token(colors, tmp_path):
     tokenizer.add_special_tokens({"bos_token": "<s>"})
     begin = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", tokenizer.bos_token_id)])
     tokenizer.backend_tokenizer.post_processor = begin
-    model = always([70, 71])
-    results = run_with(LoadedModel("x", model, tokenizer, {}), tmp_path, [str(colors)], order_seeds=2)
+    loaded = always([70, 71], tokenizer)
+    results = run_with(loaded, tmp_path, [str(colors)], order_seeds=2)
     begin = tokenizer.bos_token_id
-    prompts = [ids[0].tolist() for ids in model.seen if begin in ids]
+    prompts = [ids[0].tolist() for ids in loaded.model.seen if begin in ids]
     assert len(prompts) == 5, "expected the curve's first prompt and two permutations for each order"
     assert all(prompt[0] == begin and prompt.count(begin) == 1 for prompt in prompts)
     permuted = [tokenizer.decode(prompt[1:]).split("\n==\n") for prompt in prompts[1:]]
     assert len(set(map(tuple, permuted))) == 4 and len(set(map(tuple, map(sorted, permuted)))) == 1
     assert len(permuted[0]) == 1 + results.cells[-1].data["demonstrations"]
-    seen = len(model.seen)
-    run_with(LoadedModel("x", model, tokenizer, {}), tmp_path, [str(colors)], order_seeds=2)
-    assert len(model.seen) == seen, "a finished run reads a prompt again"
+    seen = len(loaded.model.seen)
+    run_with(loaded, tmp_path, [str(colors)], order_seeds=2)
+    assert len(loaded.model.seen) == seen, "a finished run reads a prompt again"
 
 
 def run_with(loaded, folder, data, **changes):
@@ -242,7 +241,6 @@ def run_with(loaded, folder, data, **changes):
 
 def test_run_rejects(loaded, colors, tmp_path):
     cases = {
-        "needs 4,096 tokens, but the model has max_position_embeddings=2,048": {"lengths": [4096]},
         "fill a prompt of 40 tokens. With one it has .*Choose other --lengths": {"lengths": [40]},
         "fill a prompt of 2,048 tokens. .*, with all 36 it has": {"lengths": [2048]},
         "have the same name. Rename one": {"data": [str(colors)] * 2},
@@ -257,10 +255,10 @@ def test_run_rejects(loaded, colors, tmp_path):
 
 
 def test_run_rejects_a_first_prompt_that_exceeds_the_positions(colors, tmp_path):
-    model = always([70, 71])
-    model.config.max_position_embeddings = 70
+    loaded = always([70, 71])
+    loaded.model.config.max_position_embeddings = 70
     with pytest.raises(ValueError, match="colors: a prompt needs .*max_position_embeddings=70"):
-        run_with(LoadedModel("x", model, cl100k_tokenizer(vocab_size=300), {}), tmp_path, [str(colors)], lengths=[70])
+        run_with(loaded, tmp_path, [str(colors)], lengths=[70])
 
 
 def test_run_rejects_logits_that_are_nan(loaded, colors, tmp_path, monkeypatch):
@@ -324,8 +322,7 @@ def test_section():
     assert averages.columns[:-1] == columns
     (row,) = averages.rows
     assert row[:4] == ["TREC", 69.9, 87.9, "18.0"] and [x.value for x in row[4:6]] == [80, 50] and row[6] == "30.0"
-    expected = "length 1,000 (paper: 65,536); not stated in the paper: source SetFit/TREC-QC, queries 100"
-    assert row[-1] == expected
+    assert row[-1] == "length 1,000 (paper: 65,536); not stated in the paper: source SetFit/TREC-QC, queries 100"
     alternating, at_random = margins.rows
     assert at_random[:4] == ["TREC", "at random", 19.0, 4.0]
     assert alternating[:4] == ["TREC", "alternately by class", 56.7, 13.4]
