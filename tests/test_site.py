@@ -1,18 +1,15 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """The site of the documentation: complete, without a dead link, as on GitHub, and good to look at in a browser."""
 
-import functools
 import html
 import re
 import runpy
 import shutil
 import subprocess
 import sys
-import threading
 from html.parser import HTMLParser
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote, urljoin
+from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
 from markdown_it import MarkdownIt
@@ -22,7 +19,7 @@ import diff_transformer
 import diff_transformer.conversion
 
 ROOT = Path(__file__).parents[1]
-BASE = "http://site/"
+BASE = "http://localhost/"  # a secure origin for browsers
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SCREENSHOTS = ROOT / "build/screenshots"
 
@@ -139,35 +136,29 @@ def test_api_has_every_public_name(pages):
 
 @pytest.fixture(scope="module")
 def browser(build):
-    """A browser and the URL of the site."""
     if CHROMIUM is None:
         pytest.skip("chromium is not installed")
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *args):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=ROOT / "site"))
-    threading.Thread(target=server.serve_forever).start()
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    try:
-        with sync_playwright() as playwright, playwright.chromium.launch(executable_path=CHROMIUM) as browser:
-            yield browser, f"http://127.0.0.1:{server.server_port}/"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=CHROMIUM) as browser:
+        yield browser
+
+
+def respond(route):
+    path = ROOT / "site" / urlsplit(route.request.url).path.lstrip("/")
+    file = path / "index.html" if path.is_dir() else path
+    route.fulfill(path=file) if file.exists() else route.fulfill(status=404)
 
 
 @pytest.mark.parametrize("width, scheme", [(1440, "light"), (390, "dark")])
 @pytest.mark.parametrize("path", ["", "docs/api/models/", "docs/how_it_works/", "docs/results/mechanism/report/"])
 def test_page_in_a_browser(browser, path, scheme, width):
-    chromium, url = browser
-    page = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page.route(f"{BASE}**", respond)
     faults = []
     page.on("console", lambda message: faults.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on("request", lambda request: None if request.url.startswith((url, "data:")) else faults.append(request.url))
-    page.goto(url + path, wait_until="networkidle")
+    page.on("request", lambda request: None if request.url.startswith((BASE, "data:")) else faults.append(request.url))
+    page.goto(BASE + path, wait_until="networkidle")
     name = path.strip("/").replace("/", "_") or "start"
     page.screenshot(path=SCREENSHOTS / f"{name}_{width}_{scheme}.png", full_page=True)
     assert page.evaluate("document.body.dataset.mdColorScheme") == {"light": "default", "dark": "slate"}[scheme]
