@@ -4,7 +4,6 @@
 import json
 import shutil
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -58,13 +57,6 @@ CASES = {
 STEPS = ", token by token"
 
 
-class Converted(NamedTuple):
-    name: str  # of the layout
-    theirs: Path
-    ours: Path
-    back: Path
-
-
 def save_theirs(config: PreTrainedConfig, folder: Path) -> Path:
     """A random model whose maps are peaked, with norms and biases that matter."""
     torch.manual_seed(0)
@@ -77,14 +69,15 @@ def save_theirs(config: PreTrainedConfig, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module", params=CASES)
-def case(request, tmp_path_factory) -> Converted:
+def case(request, tmp_path_factory) -> Path:
+    """The folder of a model in `theirs`, converted into `ours` and `back`."""
     config = CASES[request.param]
     folder = tmp_path_factory.mktemp(request.param)
     theirs = save_theirs(config, folder / "theirs")
     verdicts = convert(open_checkpoint(theirs, config.model_type), folder / "ours")
     assert len(verdicts) == 8 and all(verdict.tolerance == 0 for verdict in verdicts)
     convert(open_checkpoint(folder / "ours", "diff_v2"), folder / "back", config.model_type)
-    return Converted(config.model_type, theirs, folder / "ours", folder / "back")
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -127,9 +120,9 @@ def test_convert_keeps_every_bit_of_the_logits(case, dtype, attention):
     same sums, in another order if there are twice as many heads."""
     options = {"dtype": dtype, "attn_implementation": attention}
     with torch.no_grad():
-        expected = outputs(AutoModelForCausalLM.from_pretrained(case.theirs, **options))
-        got = outputs(DiffTransformerV2ForCausalLM.from_pretrained(case.ours, **options))
-        exact = outputs(DiffTransformerV2ForCausalLM.from_pretrained(case.ours, **options | {"dtype": torch.float64}))
+        expected = outputs(AutoModelForCausalLM.from_pretrained(case / "theirs", **options))
+        ours = DiffTransformerV2ForCausalLM.from_pretrained(case / "ours", **options)
+        got, exact = outputs(ours), outputs(ours.double())
     for name, value in expected.items():
         assert value.isfinite().all()
         if attention == "sdpa" and STEPS in name:
@@ -169,11 +162,11 @@ def test_convert_to_float16_keeps_the_logits_of_small_weights(tmp_path):
 
 
 def test_convert_and_back_returns_the_same_weights_and_configuration(case):
-    theirs, back = state_of(case.theirs), state_of(case.back)
+    theirs, back = state_of(case / "theirs"), state_of(case / "back")
     assert theirs.keys() == back.keys()
     for name in theirs:
         assert theirs[name].dtype == back[name].dtype and torch.equal(theirs[name], back[name]), name
-    configs = [AutoConfig.from_pretrained(folder).to_dict() for folder in (case.theirs, case.back)]
+    configs = [AutoConfig.from_pretrained(folder).to_dict() for folder in (case / "theirs", case / "back")]
     differ = {field for field in configs[0] | configs[1] if configs[0].get(field) != configs[1].get(field)}
     assert differ == {"_name_or_path"}
 
@@ -233,9 +226,7 @@ def test_noise_is_in_second_query_heads_alone(tmp_path, llama, ours, capsys):
         (ours, "unilm_v2", 0.1, "=0.1 is for Llama-family models alone, not for diff_v2"),
     ):
         with pytest.raises(ValueError, match=f"noise_std{message}"):
-            convert(
-                open_checkpoint(source, "llama" if source == llama else "diff_v2"), tmp_path / "no", to, noise_std=std
-            )
+            convert(open_checkpoint(source), tmp_path / "no", to, noise_std=std)
 
 
 # ---------------------------------------------------------------------- verification
