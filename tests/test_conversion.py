@@ -19,13 +19,7 @@ from test_tokenization_cl100k import own_cl100k
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DiffLlamaForCausalLM, PreTrainedModel
 
-from diff_transformer import (
-    DiffTransformerConfig,
-    DiffTransformerForCausalLM,
-    DiffTransformerV2Config,
-    DiffTransformerV2ForCausalLM,
-    cl100k_tokenizer,
-)
+from diff_transformer import DiffTransformerConfig, DiffTransformerV2Config, cl100k_tokenizer
 from diff_transformer.conversion import (
     VerificationError,
     checkpoint_files,
@@ -38,6 +32,7 @@ from diff_transformer.conversion.__main__ import main
 from diff_transformer.conversion.layouts import LAYOUTS, Layout
 from diff_transformer.conversion.verification import Inputs, hidden_states, logits
 
+LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 9.0}
 IDS = torch.arange(30).view(2, 15) % 96
 
 
@@ -82,10 +77,6 @@ def folders(tmp_path_factory):
 
 def read(folders, layout, **options):
     return open_checkpoint(folders[layout], layout, flash_semantics=True, **options)
-
-
-def logits_of(checkpoint):
-    return logits(checkpoint, *hidden_states(checkpoint, [Inputs("ids", IDS)]))
 
 
 @torch.no_grad()
@@ -204,7 +195,7 @@ def test_convert_reads_a_torch_file_and_its_arguments(tmp_path, capsys):
     sizes, no_tokenizer = "2 layers of 64, 4 heads and 2 key heads of 16", "Tokenizer none found in SOURCE"
     for text in (sizes, "float32", "Plan", "a text", "ok", no_tokenizer):
         assert text in printed
-    back = DiffTransformerForCausalLM.from_pretrained(tmp_path / "back")
+    back = AutoModelForCausalLM.from_pretrained(tmp_path / "back")
     assert back.dtype == torch.bfloat16 and back.config.max_position_embeddings == 512
     assert back.config.rope_parameters["rope_theta"] == 500.0 and back.config.rms_norm_eps == 1e-6
     lambdas = state_of(tmp_path / "back")["model.layers.0.self_attn.lambda_q1"]
@@ -237,11 +228,7 @@ def test_convert_reads_sharded_torch_files_beside_those_of_a_trainer(tmp_path, f
         ({"hidden_act": "poly_norm"}, ["diffllama", "unilm", "yoco"], "mlp.act_fn.weight"),
         ({"head_dim": 8}, ["motif"], "head_dim=8"),
         ({"num_noise_heads": 1, "num_key_value_heads": 1}, ["diffllama", "unilm", "yoco"], "num_noise_heads=1"),
-        (
-            {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 9.0}},
-            ["unilm", "motif"],
-            "'linear'",
-        ),
+        ({"rope_parameters": LINEAR}, ["unilm", "motif"], "'linear'"),
         ({"use_qk_norm": True, "sliding_window": 8}, ["llama", "unilm_v2"], "use_qk_norm=True, sliding_window=8"),
         ({"attention_bias": True, "attention_output_bias": False}, ["llama"], "attention_output_bias=False"),
         ({"mlp_bias": True, "num_key_value_heads": 1}, ["mistral"], "mlp_bias=True"),
@@ -266,7 +253,9 @@ def test_verification_computes_what_models_compute(folders, layout):
     """The golden files tie the reference for the authors' layouts to their code, in a test above."""
     expected = model_logits(folders[LAYOUTS[layout].ours])
     for name in (LAYOUTS[layout].ours, layout):
-        assert relative_error(logits_of(read(folders, name)), expected) < 1e-5
+        checkpoint = read(folders, name)
+        found = logits(checkpoint, *hidden_states(checkpoint, [Inputs("ids", IDS)]))
+        assert relative_error(found, expected) < 1e-5
 
 
 @pytest.mark.parametrize("layout", ["yoco", "diffllama", "unilm_v2"])
@@ -292,10 +281,7 @@ def test_verify_command_compares_logits(tmp_path, folders, capsys):
     assert main([*arguments, "--rope-theta", "9000"]) == 1
     assert "WRONG" in capsys.readouterr().out
     for name, window in (("near", 100), ("far", None)):  # a window that is longer than what is compared
-        torch.manual_seed(0)
-        config = DiffTransformerV2Config(hidden_size=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=96)
-        config.sliding_window = window
-        DiffTransformerV2ForCausalLM(config).save_pretrained(tmp_path / name)
+        save(make_model(DiffTransformerV2Config, sliding_window=window), tmp_path / name)
     assert main(["verify", str(tmp_path / "near"), str(tmp_path / "far")]) == 1
     assert "sliding_window differs: 100 and None   WRONG" in capsys.readouterr().out
     # A DiffLlama has the names and shapes of ours without head norms: read as ours it computes something else
@@ -441,12 +427,7 @@ def test_open_checkpoint_rejects_damaged_and_missing_files(tmp_path, folders):
         ("above", {}, ValueError, r"names files outside its folder: \.\./shards/model-00002"),
         ("absolute", {}, ValueError, f"names files outside its folder: {re.escape(str(whole))}"),
         ("empty", {}, FileNotFoundError, r"holds no checkpoint: no \*.safetensors, no \*.bin, no \*.pt"),
-        (
-            "adapter",
-            {},
-            ValueError,
-            r"an adapter of owner/base, .* Merge[\s\S]*/adapter\"\).merge_and_unload",
-        ),
+        ("adapter", {}, ValueError, r"an adapter of owner/base, .* Merge[\s\S]*/adapter\"\).merge_and_unload"),
         ("nowhere", {}, FileNotFoundError, "does not exist"),
         ("deep.pt", {}, ValueError, "holds no dict of tensors, but 'weights', 'step'"),
         ("deep.pt", {"state_key": "model"}, ValueError, "has no 'model', but 'weights', 'step'"),
@@ -534,7 +515,7 @@ def test_convert_takes_the_tokenizer_along_and_writes_remote_code_and_an_index(t
     theirs = out(ours, "yoco", tmp_path / "theirs")
     tokenizer.save_pretrained(theirs)
     convert(open_checkpoint(theirs, "yoco", flash_semantics=True), tmp_path / "back", max_shard_size="40KB")
-    back = DiffTransformerForCausalLM.from_pretrained(tmp_path / "back")
+    back = AutoModelForCausalLM.from_pretrained(tmp_path / "back")
     assert back.config.eos_token_id == tokenizer.eos_token_id == back.generation_config.eos_token_id
     assert AutoTokenizer.from_pretrained(tmp_path / "back")("Hi").input_ids == tokenizer("Hi").input_ids
     names = {path.name for path in (tmp_path / "back").iterdir()}
