@@ -3,15 +3,12 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from diff_transformer import DiffTransformerForCausalLM, DiffTransformerV2ForCausalLM, cl100k_tokenizer
-
-sys.path.insert(0, str(Path(__file__).parent.parent))  # hub_server
 
 
 def write_model(folder: Path, model_class, heads: int) -> Path:

@@ -25,13 +25,10 @@ REPO = "tester/small-diff"
 
 def written(folder: Path, results: Path) -> tuple[str, dict[str, bytes], list]:
     """The card, all files, and the problems."""
-    options = dict.fromkeys(("dataset", "base_model", "recipe")) | {
-        "repo_id": REPO,
-        "license": "mit",
-        "language": "en",
-    }
+    options = dict.fromkeys(("dataset", "base_model", "recipe", "force"))
+    options |= {"repo_id": REPO, "license": "mit", "language": "en", "results": results}
     with stage(folder) as staged:
-        problems = write_card(staged, Namespace(**options, results=results, force=False))
+        problems = write_card(staged, Namespace(**options))
         assert list(check_texts(staged)) == []
         files = {name: path.read_bytes() for name, path in staged.files().items()}
     return files["README.md"].decode(), files, problems

@@ -177,8 +177,7 @@ def test_clean_load_imports_every_class_of_auto_map_and_says_why_it_fails(folder
 
 def test_staging_leaves_the_folder_alone_and_copies_no_weights(folder):
     (folder / "training_args.bin").write_bytes(b"pickle")
-    (folder / ".cache").mkdir()
-    (folder / ".cache" / "x").write_text("x")
+    write(".cache/x", "x")(folder)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     with stage(folder, exclude=["generation_*"]) as staged:
         files = staged.files()
@@ -193,13 +192,10 @@ def test_staging_leaves_the_folder_alone_and_copies_no_weights(folder):
 def test_staging_rejects_what_it_cannot_upload(folder, pristine_v2, tmp_path):
     (tmp_path / "own.txt").write_text("private")
     (folder / "notes.txt").symlink_to("../own.txt")
-    (tmp_path / "llama").mkdir()
-    (tmp_path / "llama" / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    write("llama/config.json", '{"model_type": "llama"}')(tmp_path)
+    write("broken/config.json", "{")(tmp_path)
+    write("adapter/adapter_config.json", "{")(tmp_path)
     DiffTransformerV2ForSequenceClassification(AutoConfig.from_pretrained(pristine_v2)).save_pretrained(tmp_path / "c")
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "config.json").write_text("{")
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text("{")
     for source, message in (
         (folder, "notes.txt is a link out of the folder"),
         (tmp_path / "llama", "'llama'.*hf upload"),

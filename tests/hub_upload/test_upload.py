@@ -241,9 +241,8 @@ def test_upload_replaces_a_model_of_another_type_only_with_force(hub, folder, pr
     hub.upload_well(folder, repo)
     assert "type 'diff_transformer', not 'diff_transformer_v2'. Repl" in hub.upload(pristine_v2, repo)[1]
     hub.upload_well(pristine_v2, repo, "--force")
-    assert (
-        len(python_files()) == 5 and "flash_diff.py" not in python_files() and "modeling_diff_v2.py" in python_files()
-    )
+    files = python_files()
+    assert len(files) == 5 and "flash_diff.py" not in files and "modeling_diff_v2.py" in files
     assert "type 'diff_transformer_v2', not 'adapter'. Replace" in hub.upload(adapter, repo)[1]
     hub.upload_well(adapter, repo, "--force")
     assert "adapter_model.safetensors" in hub.head(repo).files and not python_files()
@@ -266,11 +265,7 @@ def test_upload_deletes_what_an_earlier_one_left_and_nothing_else(hub, folder):
     repo, linked = "tester/foreign", ("results/math/old.json", "figures/math.png")
     hub.upload_well(folder, repo)
     text = hub.read(repo, "README.md") + "".join(f"[x]({name})" for name in linked).encode()
-    for name, data in {
-        **FOREIGN,
-        "README.md": text,
-        **dict.fromkeys((*linked, "added_tokens.json"), b"x"),
-    }.items():
+    for name, data in {**FOREIGN, "README.md": text, **dict.fromkeys((*linked, "added_tokens.json"), b"x")}.items():
         HfApi().upload_file(repo_id=repo, path_or_fileobj=data, path_in_repo=name)
     DiffTransformerForCausalLM.from_pretrained(folder).save_pretrained(folder)  # one file in place of the shards
     for path in [*folder.glob("model-*"), folder / "model.safetensors.index.json"]:
