@@ -9,11 +9,7 @@ from transformers import DynamicCache, PreTrainedTokenizerFast
 
 from diff_transformer import cl100k_tokenizer
 from diff_transformer.evaluation.generate import Batches, prefill
-from diff_transformer.evaluation.protocols.many_shot.labels import (
-    choose_labels,
-    continuation_ids,
-    label_ids,
-)
+from diff_transformer.evaluation.protocols.many_shot.labels import choose_labels, continuation_ids, label_ids
 
 LABELS = [" transfer", " transfer timing", " refund", " refund not showing up", " card arrival", " cash"]
 PROMPTS = ["query: hello\nintent:", "query: where is my card?\nintent:", "query: now!!\nintent:", "query: a\nintent:"]

@@ -19,13 +19,7 @@ from diff_transformer.attention_diff_base import CACHE
 from diff_transformer.evaluation.__main__ import Options
 from diff_transformer.evaluation.models import LoadedModel
 from diff_transformer.evaluation.protocols import many_shot
-from diff_transformer.evaluation.protocols.many_shot import (
-    ORDER_NAMES,
-    Arguments,
-    condense,
-    number_of_orders,
-    section,
-)
+from diff_transformer.evaluation.protocols.many_shot import ORDER_NAMES, Arguments, condense, number_of_orders, section
 from diff_transformer.evaluation.protocols.many_shot.prompts import (
     SOURCES,
     Example,
