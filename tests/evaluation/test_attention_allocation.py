@@ -11,20 +11,13 @@ from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerV2Config
 from diff_transformer.evaluation.comparison import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
-from diff_transformer.evaluation.protocols import attention_allocation
-from diff_transformer.evaluation.protocols.attention_allocation import (
-    NORMALIZATIONS,
-    SPANS,
-    Arguments,
-    attention_shares,
-    section,
-    token_spans,
-)
+from diff_transformer.evaluation.protocols import attention_allocation as protocol
+from diff_transformer.evaluation.protocols.attention_allocation import SPANS, attention_shares
 from diff_transformer.evaluation.protocols.needle.haystack import NeedlePrompt
 from diff_transformer.evaluation.results import Measure, Results, ResultSet
 from diff_transformer.evaluation.text import BOOKS
 
-SMALL = Arguments(dataset=attention_allocation.__file__, length=600, depths=[0, 50], samples=3)
+SMALL = protocol.Arguments(dataset=protocol.__file__, length=600, depths=[0, 50], samples=3)
 SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.5}
 
@@ -50,7 +43,7 @@ def brute_force(model, input_ids, spans, normalization):
     return shares / shares[0].sum(1, keepdim=True)
 
 
-@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+@pytest.mark.parametrize("normalization", protocol.NORMALIZATIONS)
 def test_attention_shares_are_those_of_the_whole_maps(loaded, normalization):
     input_ids, spans = random_case()
     found = attention_shares(loaded.model, input_ids, spans, normalization, chunk_size=7)
@@ -102,13 +95,13 @@ def test_attention_shares_rejects_lambda_above_one():
 def test_token_spans_of_a_prompt():
     prompt = NeedlePrompt(list(range(12)), {"Oslo": (3, 4), "Rome": (5, 8)}, (2, 9), {"Rome": "1"})
     expected = ["first", "query", *["before"] * 3, *["answer"] * 3, "after", *["query"] * 3]
-    assert [SPANS[i] for i in token_spans(prompt)] == expected
+    assert [SPANS[i] for i in protocol.token_spans(prompt)] == expected
 
 
 def test_run_measures_all_attention_in_any_batches(loaded, run):
     found = []
     for batch_size in (None, 1, 2):
-        cells = run(attention_allocation, loaded, SMALL, str(batch_size), batch_size=batch_size).cells
+        cells = run(protocol, loaded, SMALL, str(batch_size), batch_size=batch_size).cells
         assert [cell.key for cell in cells] == [{"depth": 0}, {"depth": 50}]
         found.append(torch.tensor([[cell[name] for name in SPANS] for cell in cells]))
     torch.testing.assert_close(found[1:], found[:1] * 2, rtol=1e-4, atol=1e-6)
@@ -120,7 +113,7 @@ def test_run_measures_all_attention_in_any_batches(loaded, run):
 
 def results_of(label, answers, folder):
     """answers: {depth: share of the answer}; the rest goes to noise."""
-    results = Results.open(folder, "attention_allocation", {"label": label}, asdict(Arguments()), 0)
+    results = Results.open(folder, "attention_allocation", {"label": label}, asdict(protocol.Arguments()), 0)
     for depth, value in answers.items():
         shares = {"first": 0, "before": 1 - value, "answer": value, "after": 0, "query": 0, "noise": 1 - value}
         shares["absolute_noise"] = 2.0
@@ -131,7 +124,7 @@ def results_of(label, answers, folder):
 def test_report(tmp_path):
     ours = results_of("ours", {0: 0.25, 40: 0.5, 100: 0.75}, tmp_path)
     other = results_of("other", {0: 0.125}, tmp_path)
-    found = section(ResultSet([ours, other]))
+    found = protocol.section(ResultSet([ours, other]))
     answer, noise, absolute = (comparison.table() for comparison in found.comparisons)
     assert answer.columns == ["depth (%)", PAPER_TRANSFORMER, PAPER_DIFF, "ours", "other", DIFFERS]
     assert [row[:4] for row in answer.rows] == [

@@ -13,16 +13,8 @@ from hypothesis import strategies as st
 from rows import write_jsonl
 
 from diff_transformer.evaluation.comparison import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
-from diff_transformer.evaluation.protocols import fine_grained_loss
-from diff_transformer.evaluation.protocols.fine_grained_loss import (
-    Arguments,
-    ar_hits,
-    condense,
-    count,
-    ngrams,
-    section,
-)
-from diff_transformer.evaluation.protocols.nll_by_position import token_nll
+from diff_transformer.evaluation.generate import token_nll
+from diff_transformer.evaluation.protocols import fine_grained_loss as protocol
 from diff_transformer.evaluation.results import Measure, Results, ResultSet
 
 
@@ -35,10 +27,10 @@ class Words:
 
 def hits_of(rows, order, texts=None, threshold=0):
     """Of each row, which tokens but the first are hits."""
-    numbers = ngrams(np.array(rows), order)
+    numbers = protocol.ngrams(np.array(rows), order)
     known = np.unique(numbers)
-    frequent = known[:0] if texts is None else known[count(known, texts, Words(), order) > threshold]
-    return [ar_hits(row, frequent, order).tolist() for row in numbers]
+    frequent = known[:0] if texts is None else known[protocol.count(known, texts, Words(), order) > threshold]
+    return [protocol.ar_hits(row, frequent, order).tolist() for row in numbers]
 
 
 def hits_with_dictionaries(rows, order, texts=None, threshold=0):
@@ -88,8 +80,8 @@ def test_run_measures_the_slices_and_resumes(loaded, run, tmp_path, monkeypatch)
     training_text = "the cat " * 30 + "on mat" * 31
     dataset = write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
     train_dataset = write_jsonl(tmp_path / "train.jsonl", [{"text": training_text}])
-    arguments = Arguments(dataset, length=48, documents=4, train_dataset=train_dataset, threshold=30)
-    results = run(fine_grained_loss, loaded, arguments)
+    arguments = protocol.Arguments(dataset, length=48, documents=4, train_dataset=train_dataset, threshold=30)
+    results = run(protocol, loaded, arguments)
     ids = loaded.tokenizer("".join(text + loaded.tokenizer.eos_token for text in texts))["input_ids"]
     trained = " ".join(map(str, loaded.tokenizer(training_text)["input_ids"]))
     rows = [ids[i * 48 : (i + 1) * 48] for i in range(4)]
@@ -104,8 +96,8 @@ def test_run_measures_the_slices_and_resumes(loaded, run, tmp_path, monkeypatch)
 
     whole, results.cells = results.cells, results.cells[:2]  # as if stopped
     results.save()
-    monkeypatch.setattr(fine_grained_loss, "count", None)  # the corpus was counted already
-    assert run(fine_grained_loss, loaded, arguments).cells == whole
+    monkeypatch.setattr(protocol, "count", None)  # the corpus was counted already
+    assert run(protocol, loaded, arguments).cells == whole
 
 
 def test_condense_weighs_rows_by_their_tokens(tmp_path):
@@ -113,7 +105,7 @@ def test_condense_weighs_rows_by_their_tokens(tmp_path):
     results.add({"document": 0}, {"all": Measure(1.0, 10), "ar_hit": Measure(2.0, 1), "others": Measure(8 / 9, 9)})
     results.add({"document": 1}, {"all": Measure(2.0, 10), "ar_hit": Measure(1.0, 3), "others": Measure(17 / 7, 7)})
     results.add({"document": 2}, {"all": Measure(3.0, 10), "others": Measure(3.0, 10)})
-    (found,) = (cell.measures for cell in condense(results.cells))
+    (found,) = (cell.measures for cell in protocol.condense(results.cells))
     assert found["all"].value == 2 and found["all"].n == 30
     assert found["all"].stderr == pytest.approx(1 / math.sqrt(3)), "rows of one length: that of their means"
     assert found["ar_hit"].value == 1.25 and found["ar_hit"].n == 4
@@ -123,12 +115,12 @@ def test_condense_weighs_rows_by_their_tokens(tmp_path):
 
 
 def test_report(tmp_path):
-    settings = asdict(Arguments(dataset="books", documents=2))
+    settings = asdict(protocol.Arguments(dataset="books", documents=2))
     results = Results.open(tmp_path, "fine_grained_loss", {"label": "DIFF"}, settings, 0)
     for i in range(2):
         measures = {"all": Measure(2.0 + i, 9), "ar_hit": Measure(1.0 + i, 3), "others": Measure(2.5 + i, 6)}
         results.add({"document": i}, measures)
-    comparison, ablations = section(ResultSet([results])).tables
+    comparison, ablations = protocol.section(ResultSet([results])).tables
     slices = comparison.table()
     assert slices.columns == ["slice", PAPER_TRANSFORMER, PAPER_DIFF, "DIFF", DIFFERS]
     rows = {row[0]: row[1:] for row in slices.rows}
@@ -143,9 +135,9 @@ def test_report(tmp_path):
     again = Results.open(tmp_path / "again", "fine_grained_loss", {"label": "DIFF"}, settings, 1)
     again.add({"document": 0}, {"all": Measure(2.0, 9), "others": Measure(2.0, 9)})
     again.add({"document": 1}, {"all": Measure(2.0, 9), "ar_hit": Measure(2.0, 3), "others": Measure(2.0, 6)})
-    assert "DIFF: 33.3% of 18 tokens are AR-Hits." in section(ResultSet([results])).notes
-    assert "DIFF: 25.0% of 36 tokens are AR-Hits." in section(ResultSet([results, again])).notes
+    assert "DIFF: 33.3% of 18 tokens are AR-Hits." in protocol.section(ResultSet([results])).notes
+    assert "DIFF: 25.0% of 36 tokens are AR-Hits." in protocol.section(ResultSet([results, again])).notes
 
     results.settings = {**settings, "train_dataset": "corpus", "threshold": 5, "order": 3}
-    differs = section(ResultSet([results])).comparisons[0].table().rows[0][-1]
+    differs = protocol.section(ResultSet([results])).comparisons[0].table().rows[0][-1]
     assert differs.endswith("order 3, train dataset corpus, threshold 5")

@@ -9,16 +9,7 @@ from pathlib import Path
 import pytest
 
 from diff_transformer.evaluation.protocols.math import grading
-from diff_transformer.evaluation.protocols.math.grading import (
-    CRASHED,
-    RIGHT,
-    TIMED_OUT,
-    WRONG,
-    final_answer,
-    grade,
-    is_correct,
-    last_boxed,
-)
+from diff_transformer.evaluation.protocols.math.grading import CRASHED, RIGHT, TIMED_OUT, WRONG, is_correct, last_boxed
 
 SOLUTIONS = [
     ("First \\boxed{1}, then \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"),
@@ -96,7 +87,7 @@ WRONG_ANSWERS = {
 
 def test_final_answer():
     for solution, answer in SOLUTIONS:
-        assert final_answer(solution) == answer, solution
+        assert grading.final_answer(solution) == answer, solution
 
 
 def test_last_boxed():
@@ -136,10 +127,10 @@ def test_grade_keeps_the_order_after_any_answer(deadly, monkeypatch):
     monkeypatch.delattr("os.sched_getaffinity", raising=False)  # only Linux has it
     pairs = [("1", "1.0"), ("2", "3"), ("2", "9^{9^{9^9}}"), ("4", None), ("5", "deadly"), ("6", "6"), ("1", "\ud800")]
     start = time.perf_counter()
-    outcomes = grade([*pairs, ("é", "\\text{é}\n")])
+    outcomes = grading.grade([*pairs, ("é", "\\text{é}\n")])
     assert outcomes == [RIGHT, WRONG, TIMED_OUT, WRONG, CRASHED, RIGHT, WRONG, RIGHT]
     assert time.perf_counter() - start < 60, "the time limit does not hold"
-    assert grade([]) == []
+    assert grading.grade([]) == []
 
 
 def test_grading_is_imported_where_resource_does_not_exist(monkeypatch):
@@ -153,4 +144,4 @@ def test_grade_rejects_a_process_that_does_not_start(tmp_path, monkeypatch):
     script.write_text("raise SystemExit(4)")
     monkeypatch.setattr(grading, "_SCRIPT", str(script))
     with pytest.raises(RuntimeError, match="did not start: its exit code is 4"):
-        grade([("1", "1")])
+        grading.grade([("1", "1")])

@@ -7,14 +7,8 @@ from bigrams import Bigrams
 from torch.nn.functional import cross_entropy
 
 from diff_transformer.evaluation.comparison import DIFFERS
-from diff_transformer.evaluation.protocols import nll_by_position
-from diff_transformer.evaluation.protocols.nll_by_position import (
-    Arguments,
-    condense,
-    positions,
-    section,
-    token_nll,
-)
+from diff_transformer.evaluation.generate import token_nll
+from diff_transformer.evaluation.protocols import nll_by_position as protocol
 from diff_transformer.evaluation.results import Measure, ResultSet
 
 
@@ -33,8 +27,8 @@ def test_token_nll_of_five_tokens_by_hand(chunk_size):
 
 
 def test_positions_are_even_and_end_at_the_last():
-    assert positions(9, 4) == [2, 4, 6, 8] and positions(11, 3) == [3, 7, 10]
-    assert positions(4, 64) == [1, 2, 3] and positions(65536, 1) == [65535]
+    assert protocol.positions(9, 4) == [2, 4, 6, 8] and protocol.positions(11, 3) == [3, 7, 10]
+    assert protocol.positions(4, 64) == [1, 2, 3] and protocol.positions(65536, 1) == [65535]
 
 
 def test_run_measures_curves_and_resumes(loaded, run, tmp_path):
@@ -42,8 +36,8 @@ def test_run_measures_curves_and_resumes(loaded, run, tmp_path):
     for i in range(4):
         (texts / f"{i}.txt").write_text(" ".join(str(j * j + i) for j in range(80)))
     (texts / "short.txt").write_text("too short")
-    arguments = Arguments(str(texts), length=64, documents=4)
-    results = run(nll_by_position, loaded, arguments)
+    arguments = protocol.Arguments(str(texts), length=64, documents=4)
+    results = run(protocol, loaded, arguments)
     assert [cell.key for cell in results.cells] == [{"document": i} for i in range(4)], "the short one is no document"
     for i, cell in enumerate(results.cells):
         text = (texts / f"{i}.txt").read_text()
@@ -54,13 +48,13 @@ def test_run_measures_curves_and_resumes(loaded, run, tmp_path):
         for n, value in zip(cell.data["positions"], cell.data["nll"], strict=True):
             assert value == pytest.approx(cross_entropy(logits[:n], row[0, 1 : n + 1]).item(), rel=1e-5), n
         assert cell["nll"] == pytest.approx(cell.data["nll"][-1]) and cell.measures["nll"].n == 63
-    curve = [(cell.key["position"], cell.measures["nll"]) for cell in condense(results.cells)]
+    curve = [(cell.key["position"], cell.measures["nll"]) for cell in protocol.condense(results.cells)]
     assert [position for position, _ in curve] == results.cells[0].data["positions"]
     assert curve[2][1] == Measure.of([cell.data["nll"][2] for cell in results.cells])
 
-    assert run(nll_by_position, loaded, arguments, "resumed", limit=2).cells == results.cells[:2]
-    assert run(nll_by_position, loaded, arguments, "resumed").cells == results.cells
+    assert run(protocol, loaded, arguments, "resumed", limit=2).cells == results.cells[:2]
+    assert run(protocol, loaded, arguments, "resumed").cells == results.cells
 
-    table = section(ResultSet([results])).comparisons[0].table()
+    table = protocol.section(ResultSet([results])).comparisons[0].table()
     assert table.columns == ["tokens", loaded.label, DIFFERS] and [row[0] for row in table.rows] == [9, 17, 33, 64]
     assert table.rows[-1][1] == Measure.of([cell["nll"] for cell in results.cells])

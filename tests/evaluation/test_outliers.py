@@ -13,19 +13,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 from diff_transformer.conversion import convert, open_checkpoint
 from diff_transformer.evaluation.comparison import DIFFERS, PAPER_DIFF, PAPER_TRANSFORMER
 from diff_transformer.evaluation.probe import attention_probe
-from diff_transformer.evaluation.protocols import outliers
-from diff_transformer.evaluation.protocols.outliers import (
-    ACTIVATIONS,
-    BITS,
-    LOGITS,
-    MEDIAN_ERROR,
-    Arguments,
-    Magnitudes,
-    decoder_layers,
-    measure_row,
-    section,
-    summary,
-)
+from diff_transformer.evaluation.protocols import outliers as protocol
+from diff_transformer.evaluation.protocols.outliers import MEDIAN_ERROR, measure_row, summary
 from diff_transformer.evaluation.results import Measure, Results, ResultSet
 
 TINY = 2.0**-126  # the smallest normal float32
@@ -40,7 +29,7 @@ def summed(*rows, dtype=torch.float32):
     """The summary of rows of batches of values."""
     records = []
     for batches in rows:
-        magnitudes = Magnitudes()
+        magnitudes = protocol.Magnitudes()
         for batch in batches:
             magnitudes.update(torch.as_tensor(batch, dtype=dtype))
         records.append(json.loads(json.dumps(magnitudes.record())))
@@ -51,7 +40,7 @@ def assert_summary(found, values):
     """`values`: an array."""
     measures, top = found
     expected = np.median(values.astype(np.float64))
-    bound = MEDIAN_ERROR * expected + 2.0 ** (-126 - BITS)
+    bound = MEDIAN_ERROR * expected + 2.0 ** (-126 - protocol.BITS)
     assert abs(measures.pop("median").value - expected) <= bound * (1 + 1e-12), "the median is off by more"
     assert top == np.sort(values)[::-1][:100].tolist()
     ranks = [rank for rank in (1, 2, 3, 10, 100) if rank <= len(values)]
@@ -100,21 +89,20 @@ def all_activations(model, input_ids):
         logits.append(x.masked_select(visible).abs())
         return x
 
-    handle = model.model.norm.register_forward_pre_hook(lambda _, args: last.append(args[0]))
-    with attention_probe(model, on_logits):
+    hook = model.model.norm.register_forward_pre_hook(lambda _, args: last.append(args[0]))
+    with hook, attention_probe(model, on_logits):
         states = model(input_ids=input_ids, output_hidden_states=True).hidden_states
-    handle.remove()
     # transformers has the embeddings first, and the last layer's output after the final norm
     hidden = [x.flatten().abs() for x in (*states[1:-1], *last)]
     assert len(logits) == len(hidden) == 2
-    return dict(zip(ACTIVATIONS, (logits, hidden), strict=True))
+    return dict(zip(protocol.ACTIVATIONS, (logits, hidden), strict=True))
 
 
 def test_measure_row_has_all_activations(loaded):
     input_ids = torch.randint(0, 300, (1, 50))
     expected = all_activations(loaded.model, input_ids)
     found = measure_row(loaded.model, input_ids, chunk_size=7)
-    for name in ACTIVATIONS:
+    for name in protocol.ACTIVATIONS:
         values = torch.cat(expected[name]).double().numpy()
         measures, _ = summary([found[name]])
         descending = np.sort(values)[::-1]
@@ -136,37 +124,38 @@ def test_measure_row_of_a_converted_llama_has_the_llamas_values_until_its_heads_
     theirs, ours = (measure_row(model, input_ids, chunk_size=7) for model in models)
     assert ours == theirs
     models[1].model.layers[1].self_attn.q_proj.weight[-1] += 0.1  # the second query of the last pair
-    theirs, ours = (summary([record[LOGITS]])[0]["median"].n for record in (theirs, measure_row(models[1], input_ids)))
-    assert (theirs, ours) == (2 * 3 * 30 * 31 / 2, (2 * 3 + 1) * 30 * 31 / 2)
+    changed = measure_row(models[1], input_ids)
+    numbers = [summary([record[protocol.LOGITS]])[0]["median"].n for record in (theirs, changed)]
+    assert numbers == [2 * 3 * 30 * 31 / 2, (2 * 3 + 1) * 30 * 31 / 2]
 
 
 def test_measure_row_takes_another_architecture():
     model = GPT2LMHeadModel(GPT2Config(n_layer=3, n_embd=16, n_head=2, vocab_size=50, n_positions=32)).eval()
-    assert list(decoder_layers(model)) == list(model.transformer.h)
+    assert list(protocol.decoder_layers(model)) == list(model.transformer.h)
     found = measure_row(model, torch.randint(0, 50, (1, 12)), chunk_size=5)
     numbers = {name: summary([record])[0]["median"].n for name, record in found.items()}
     assert numbers == {"hidden_states": 3 * 12 * 16, "attention_logits": 3 * 2 * 12 * 13 / 2}
     model.config.n_layer = 5
     with pytest.raises(ValueError, match="GPT2LMHeadModel has no list of 5 decoder layers"):
-        decoder_layers(model)
+        protocol.decoder_layers(model)
 
 
 def test_run_resumes(loaded, run, tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text(" ".join(str(i * i) for i in range(700)))
-    arguments = Arguments(dataset=str(tmp_path / "text.txt"), tokens=100, length=32)
-    results = run(outliers, loaded, arguments)
+    arguments = protocol.Arguments(dataset=str(tmp_path / "text.txt"), tokens=100, length=32)
+    results = run(protocol, loaded, arguments)
     whole, results.cells = results.cells, []
-    assert [cell.key["activation"] for cell in whole] == list(ACTIVATIONS)
+    assert [cell.key["activation"] for cell in whole] == list(protocol.ACTIVATIONS)
     assert whole[0].data["tokens"] == 100, "four rows of 32 differ from 100 tokens"
-    assert run(outliers, loaded, arguments, "limited", limit=2).cells[0].data["tokens"] == 64
+    assert run(protocol, loaded, arguments, "limited", limit=2).cells[0].data["tokens"] == 64
     results.path.unlink()
     results.save()
     journal = results.journal("rows").path
     journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:2]))  # as if stopped
     measured = []
-    monkeypatch.setattr(outliers, "measure_row", lambda *args: measured.append(args) or measure_row(*args))
+    monkeypatch.setattr(protocol, "measure_row", lambda *args: measured.append(args) or measure_row(*args))
     for _ in range(2):
-        assert run(outliers, loaded, arguments).cells == whole
+        assert run(protocol, loaded, arguments).cells == whole
         assert len(measured) == 2, "rows were measured again, or left out"
 
 
@@ -175,7 +164,7 @@ def test_section_compares_with_table_5(tmp_path):
     results = Results(tmp_path / "DIFF.json", "outliers", {"label": "DIFF"}, settings, 0)
     measures = {"top_1": Measure(7.5, 9), "median": Measure(1.0, 9)}
     results.add({"activation": "hidden_states"}, measures, {"tokens": 401_408})
-    found = section(ResultSet([results]))
+    found = protocol.section(ResultSet([results]))
     assert found.notes[0].endswith("a median is off by at most 0.2%.")
     table = found.comparisons[0].table()
     rows = {", ".join(map(str, row[:2])): row[2:] for row in table.rows}
