@@ -1,6 +1,7 @@
 # Copyright 2026 The diff_transformer authors. Licensed under the MIT License.
 """A DIFF Transformer and its twin, and a DIFF V2, small and random, as checkpoints and loaded."""
 
+import itertools
 from contextlib import contextmanager
 
 import pytest
@@ -41,10 +42,7 @@ def twin_folders(tmp_path_factory):
     """{"DIFF": folder, "Transformer": folder}"""
     torch.manual_seed(0)
     config = DiffTransformerConfig(**sizes(num_attention_heads=4, num_key_value_heads=2))
-    twins = {
-        "DIFF": DiffTransformerForCausalLM(config),
-        "Transformer": LlamaForCausalLM(transformer_twin(config)),
-    }
+    twins = {"DIFF": DiffTransformerForCausalLM(config), "Transformer": LlamaForCausalLM(transformer_twin(config))}
     return save(twins, tmp_path_factory.mktemp("twins"))
 
 
@@ -78,11 +76,8 @@ def writing():
         def choose(head, inputs, logits):
             return torch.zeros_like(logits).index_fill_(-1, torch.tensor([next(ids, 0)]), 1.0)
 
-        hook = loaded.model.lm_head.register_forward_hook(choose)
-        try:
+        with loaded.model.lm_head.register_forward_hook(choose):
             yield
-        finally:
-            hook.remove()
 
     return writing
 
@@ -93,12 +88,11 @@ def stop_after(monkeypatch):
 
     @contextmanager
     def stop_after(owner, name, most):
-        function, calls = getattr(owner, name), []
+        function, calls = getattr(owner, name), itertools.count()
 
         def limited(*args, **kwargs):
-            if len(calls) == most:
+            if next(calls) == most:
                 raise KeyboardInterrupt
-            calls.append(args)
             return function(*args, **kwargs)
 
         with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:

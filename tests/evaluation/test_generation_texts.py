@@ -2,6 +2,7 @@
 """Greedy texts: batches, padding and stops must not change what a row alone gives."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -30,11 +31,10 @@ def alone(loaded, row, new_tokens):
 
 
 @pytest.fixture
-def clean(loaded):
-    """The model's generation configuration, put back after a test that changes it."""
-    own = copy.deepcopy(loaded.model.generation_config)
-    yield loaded
-    loaded.model.generation_config = own
+def clean(loaded, monkeypatch):
+    """A model whose generation configuration a test may change."""
+    monkeypatch.setattr(loaded.model, "generation_config", copy.deepcopy(loaded.model.generation_config))
+    return loaded
 
 
 @pytest.mark.parametrize("batch_size, chunk_size", [(2, 7), (None, None), (None, 3)])
@@ -117,11 +117,9 @@ def test_longest_come_first_and_memory_halves_the_batch(loaded, monkeypatch):
 def test_iterate_texts_rejects_rows_without_room_and_models_without_an_end(clean):
     with pytest.raises(ValueError, match="2,048"):
         generate_texts(clean, [[65] * 2040], 9)
-    clean.model.generation_config.eos_token_id = None
-    clean.tokenizer.eos_token, end = None, clean.tokenizer.eos_token
-    try:
-        with pytest.raises(ValueError, match="eos_token_id"):
-            generate_texts(clean, ROWS, 4)
-    finally:
-        clean.tokenizer.eos_token = end
     assert generate_texts(clean, [], 4) == []
+    clean.model.generation_config.eos_token_id = None
+    endless = replace(clean, tokenizer=copy.deepcopy(clean.tokenizer))
+    endless.tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="eos_token_id"):
+        generate_texts(endless, ROWS, 4)

@@ -11,8 +11,11 @@ from diff_transformer import cl100k_tokenizer
 from diff_transformer.evaluation.generate import Batches, prefill
 from diff_transformer.evaluation.protocols.many_shot.labels import choose_labels, continuation_ids, label_ids
 
+TOKENIZER = cl100k_tokenizer(vocab_size=300)
 LABELS = [" transfer", " transfer timing", " refund", " refund not showing up", " card arrival", " cash"]
 PROMPTS = ["query: hello\nintent:", "query: where is my card?\nintent:", "query: now!!\nintent:", "query: a\nintent:"]
+LABEL_IDS = label_ids(TOKENIZER, LABELS, "\n==\n")
+PROMPT_IDS = [continuation_ids(TOKENIZER, text) for text in PROMPTS]
 
 
 @pytest.mark.parametrize(("end", "longer", "expected"), [(0.3, 0.7, 1), (0.7, 0.3, 0)])
@@ -22,30 +25,20 @@ def test_choose_labels_between_a_label_and_its_beginning(end, longer, expected):
     assert choose_labels(model, DynamicCache(), [[0]], [(5, 9), (5, 6, 9)], Batches()) == [expected]
 
 
-@pytest.fixture(scope="module")
-def prepared(twin_folders):
-    tokenizer = cl100k_tokenizer(vocab_size=300)
-    text = "query: hi\nintent: cash\n==\nquery: no\nintent: refund\n==\n" * 3
-    context = torch.tensor([tokenizer(text)["input_ids"]])
-    prompts = [continuation_ids(tokenizer, text) for text in PROMPTS]
-    return context, prompts, label_ids(tokenizer, LABELS, "\n==\n")
-
-
 @pytest.mark.slow
-def test_greedy_labels_equal_constrained_generate(loaded, prepared):
+def test_greedy_labels_equal_constrained_generate(loaded):
     """Equal to transformers' constrained decoding without a shared cache, one prompt at a time."""
-    _, prompts, labels = prepared
     end = loaded.tokenizer.eos_token_id
     found = set()
 
     def following(path):
-        return [ids[len(path)] for ids in labels if ids[: len(path)] == path != ids] or [end]
+        return [ids[len(path)] for ids in LABEL_IDS if ids[: len(path)] == path != ids] or [end]
 
     for seed in range(2):  # contexts after which the model chooses different labels
         context = torch.randint(0, 256, (1, 40), generator=torch.Generator().manual_seed(seed))
         cache, _ = prefill(loaded.model, context, size=7)
-        chosen = choose_labels(loaded.model, cache, prompts, labels, Batches())
-        for prompt, label in zip(prompts, chosen, strict=True):
+        chosen = choose_labels(loaded.model, cache, PROMPT_IDS, LABEL_IDS, Batches())
+        for prompt, label in zip(PROMPT_IDS, chosen, strict=True):
             ids = torch.cat([context, torch.tensor([prompt])], dim=1)
             length = ids.shape[1]
             sequence = loaded.model.generate(
@@ -55,18 +48,18 @@ def test_greedy_labels_equal_constrained_generate(loaded, prepared):
                 max_new_tokens=60,
                 do_sample=False,
             )[0, length:].tolist()
-            assert [i for i in sequence if i != end] == labels[label], "constrained generate finds another label"
+            assert [i for i in sequence if i != end] == LABEL_IDS[label], "constrained generate finds another label"
             found.add(label)
     assert len(found) > 1, "the test covers only one label"
 
 
-def test_choose_labels_in_batches_changes_nothing(loaded, prepared):
-    context, prompts, labels = prepared
-    prompts = [*prompts[:3], prompts[0][:-1] + [40], *prompts[:2]]
-    cache, _ = prefill(loaded.model, context)
+def test_choose_labels_in_batches_changes_nothing(loaded):
+    context = TOKENIZER("query: hi\nintent: cash\n==\nquery: no\nintent: refund\n==\n" * 3)["input_ids"]
+    prompts = [*PROMPT_IDS[:3], PROMPT_IDS[0][:-1] + [40], *PROMPT_IDS[:2]]
+    cache, _ = prefill(loaded.model, torch.tensor([context]))
     before = [layer.keys.clone() for layer in cache.layers]
-    alone = choose_labels(loaded.model, cache, prompts, labels, Batches(1))
-    assert choose_labels(loaded.model, cache, prompts, labels, Batches(64)) == alone
+    alone = choose_labels(loaded.model, cache, prompts, LABEL_IDS, Batches(1))
+    assert choose_labels(loaded.model, cache, prompts, LABEL_IDS, Batches(64)) == alone
     assert alone[-2:] == alone[:2], "the same prompt got another label"
     for layer, keys in zip(cache.layers, before, strict=True):
         assert torch.equal(layer.keys, keys), "the shared cache changed"
