@@ -20,15 +20,9 @@ from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DiffLlamaForCausalLM, PreTrainedModel
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerV2Config, cl100k_tokenizer
-from diff_transformer.conversion import (
-    VerificationError,
-    checkpoint_files,
-    compare,
-    convert,
-    open_checkpoint,
-    yoco_tokenizer,
-)
+from diff_transformer.conversion import VerificationError, compare, convert, open_checkpoint, yoco_tokenizer
 from diff_transformer.conversion.__main__ import main
+from diff_transformer.conversion.checkpoint_files import CheckpointFiles, write_shards
 from diff_transformer.conversion.layouts import LAYOUTS, Layout
 from diff_transformer.conversion.verification import Inputs, hidden_states, logits
 
@@ -472,7 +466,7 @@ def test_convert_leaves_all_as_it_was_where_it_fails(tmp_path, folders, monkeypa
 def test_write_shards_writes_a_large_tensor_in_blocks(tmp_path, dtype):
     tensors = {"odd": torch.randn(5).bfloat16(), "large": torch.randn(20_001, 3).to(dtype), "small": torch.randn(5)}
     save_file(tensors, tmp_path / "model.safetensors")
-    files, sizes = checkpoint_files.CheckpointFiles(tmp_path), []
+    files, sizes = CheckpointFiles(tmp_path), []
 
     def blocks(name):
         for block in files.read_blocks(name):
@@ -482,9 +476,9 @@ def test_write_shards_writes_a_large_tensor_in_blocks(tmp_path, dtype):
     for max_shard_size in ("1GB", "10KB"):
         sizes.clear()
         (tmp_path / max_shard_size).mkdir()
-        checkpoint_files.write_shards(tmp_path / max_shard_size, files.meta, blocks, max_shard_size)
+        write_shards(tmp_path / max_shard_size, files.meta, blocks, max_shard_size)
         assert sorted(sizes) == [5, 5, 20_001 - 2 * 8192, 8192, 8192]
-        written = checkpoint_files.CheckpointFiles(tmp_path / max_shard_size)
+        written = CheckpointFiles(tmp_path / max_shard_size)
         assert all(torch.equal(written.read(name), x) for name, x in tensors.items())
 
 

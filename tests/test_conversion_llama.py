@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
+from test_conversion import assert_equal_states, state_of
 from tokenizers import AddedToken
 from tolerances import assert_same_computation
 from transformers import (
@@ -91,10 +92,6 @@ def ours(llama) -> Path:
     return llama.parent / "ours"
 
 
-def state_of(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
 def outputs(model) -> dict[str, torch.Tensor]:
     """Logits of a text longer than the window: at once, padded on the left, and with caches, in pieces and steps."""
     ids = torch.randint(0, VOCAB_SIZE, (2, 21), generator=torch.Generator().manual_seed(0))
@@ -162,10 +159,7 @@ def test_convert_to_float16_keeps_the_logits_of_small_weights(tmp_path):
 
 
 def test_convert_and_back_returns_the_same_weights_and_configuration(case):
-    theirs, back = state_of(case / "theirs"), state_of(case / "back")
-    assert theirs.keys() == back.keys()
-    for name in theirs:
-        assert theirs[name].dtype == back[name].dtype and torch.equal(theirs[name], back[name]), name
+    assert_equal_states(case / "theirs", case / "back")
     configs = [AutoConfig.from_pretrained(folder).to_dict() for folder in (case / "theirs", case / "back")]
     differ = {field for field in configs[0] | configs[1] if configs[0].get(field) != configs[1].get(field)}
     assert differ == {"_name_or_path"}

@@ -8,7 +8,8 @@ import pytest
 from hub_server import client_in_process, fetched_files, plan_faults, serve
 from huggingface_hub import HfApi, metadata_load
 from motif_reference import CONFIG, random_weights
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
+from test_conversion import assert_equal_states
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, GenerationConfig
 
@@ -23,6 +24,7 @@ from diff_transformer.model_cards import read_metadata
 SMALL = {"hidden_size": 32, "intermediate_size": 24, "num_attention_heads": 8, "num_key_value_heads": 4}
 SMALL |= {"vocab_size": 320, "num_hidden_layers": 2, "max_position_embeddings": 64}
 AUTO_MAP = {"AutoConfig": "configuration_motif.MotifConfig", "AutoModelForCausalLM": "modeling_motif.Motif"}
+BOTH = ["README.md", "LICENSE"]
 CARD = """---
 license: other
 license_name: motif-license
@@ -81,8 +83,7 @@ def test_convert_verify_and_upload_of_a_repository_keep_its_license(hub, repo, c
     assert (tmp_path / "ours" / "LICENSE").read_text() == "The terms.\n"
     assert main(["verify", repo, str(tmp_path / "ours")]) == 0
     assert convert(checkpoint, tmp_path / "copy") == 0
-    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("ours", "copy")]
-    assert all((weights[0][name] == x).all() for name, x in weights[1].items())
+    assert_equal_states(tmp_path / "ours", tmp_path / "copy")
 
     given = dict.fromkeys(("license", "language", "dataset", "base_model", "results", "recipe", "force"))
     with stage(tmp_path / "ours") as staged:
@@ -159,15 +160,9 @@ def test_convert_keeps_how_the_tokenizer_splits_and_generation_stops(checkpoint,
 @pytest.mark.parametrize(
     ("card", "license", "found"),
     [
-        ("---\nlicense: mit\nbase_model: owner/base\n---\n", "mit, LICENSE", ["README.md", "LICENSE"]),
-        (
-            "---\nlicense: other\nlicense_link: https://example.org/terms\n---\n",
-            *("other, https://example.org/terms", ["README.md", "LICENSE"]),
-        ),
-        (
-            "---\nlicense: mit\nlicense_name: motif-license\n---\n",
-            *("mit, motif-license, LICENSE", ["README.md", "LICENSE"]),
-        ),
+        ("---\nlicense: mit\nbase_model: owner/base\n---\n", "mit, LICENSE", BOTH),
+        ("---\nlicense: other\nlicense_link: https://a.org/terms\n---\n", "other, https://a.org/terms", BOTH),
+        ("---\nlicense: mit\nlicense_name: motif-license\n---\n", "mit, motif-license, LICENSE", BOTH),
         ("no metadata", "LICENSE", ["LICENSE"]),
         (None, None, []),
     ],
