@@ -97,9 +97,6 @@ def assert_equal_states(a, b):
         assert a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]), name
 
 
-# ---------------------------------------------------------------------- round trips and parity
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layout", ["unilm", "yoco", "yoco without head norm", "unilm_v2", "diffllama"])
 def test_convert_returns_the_same_bits(tmp_path, folders, layout, dtype):
@@ -239,9 +236,6 @@ def test_convert_names_what_a_layout_cannot_represent(tmp_path, changes, layouts
             out(ours, layout, tmp_path / "none")
 
 
-# ---------------------------------------------------------------------- verification
-
-
 @pytest.mark.parametrize("layout", ["unilm", "diffllama", "unilm_v2"])
 def test_verification_computes_what_models_compute(folders, layout):
     """The golden files tie the reference for the authors' layouts to their code, in a test above."""
@@ -286,9 +280,6 @@ def test_verify_command_compares_logits(tmp_path, folders, capsys):
     other = open_checkpoint(save(make_model(vocab_size=97), tmp_path / "other"), "diff_transformer")
     with pytest.raises(ValueError, match="vocabularies differ: 96 and 97 entries"):
         compare(read(folders, "yoco"), other)
-
-
-# ---------------------------------------------------------------------- strictness
 
 
 def test_open_checkpoint_lists_all_faults_but_those_of_ignored_tensors(tmp_path, folders, capsys):
@@ -368,9 +359,6 @@ def test_convert_needs_one_layout_of_ours(tmp_path, folders):
     for source, to in ((v2, "llama"), (v2, "diff_transformer"), (v1, "unilm_v2")):
         with pytest.raises(ValueError, match="Exactly one layout must be the one of this package"):
             convert(source, tmp_path / "none", to)
-
-
-# ---------------------------------------------------------------------- files
 
 
 def test_open_checkpoint_runs_no_pickle(tmp_path, monkeypatch):
@@ -480,9 +468,6 @@ def test_write_shards_writes_a_large_tensor_in_blocks(tmp_path, dtype):
         assert sorted(sizes) == [5, 5, 20_001 - 2 * 8192, 8192, 8192]
         written = CheckpointFiles(tmp_path / max_shard_size)
         assert all(torch.equal(written.read(name), x) for name, x in tensors.items())
-
-
-# ---------------------------------------------------------------------- tokenizers
 
 
 @pytest.mark.slow

@@ -190,9 +190,6 @@ def test_convert_rejects_a_model_that_has_moved(tmp_path, ours):
     assert not (tmp_path / "back").exists()
 
 
-# ---------------------------------------------------------------------- noise
-
-
 def test_noise_is_in_second_query_heads_alone(tmp_path, llama, ours, capsys):
     arguments = ["convert", str(llama), str(tmp_path / "noise"), "--from", "llama", "--to", "diff_v2"]
     assert main([*arguments, "--noise-std", "0.01", "--seed", "1"]) == 0
@@ -223,9 +220,6 @@ def test_noise_is_in_second_query_heads_alone(tmp_path, llama, ours, capsys):
             convert(open_checkpoint(source), tmp_path / "no", to, noise_std=std)
 
 
-# ---------------------------------------------------------------------- verification
-
-
 def test_verification_demands_equal_bits(tmp_path, llama, ours, monkeypatch, capsys):
     folder = shutil.copytree(ours, tmp_path / "ours")
     arguments = ["verify", str(llama), str(folder), "--from", "llama"]
@@ -253,9 +247,6 @@ def test_verification_reads_the_source_with_its_own_configuration(tmp_path, llam
     monkeypatch.setattr(LlamaLayout, "is_strict", False)  # which finds it first
     with pytest.raises(VerificationError, match="WRONG"):
         convert(open_checkpoint(llama, "llama"), tmp_path / "wrong")
-
-
-# ---------------------------------------------------------------------- the configuration
 
 
 @pytest.mark.parametrize(
@@ -322,9 +313,6 @@ def test_convert_keeps_every_kind_of_rotation(rope):
     x, positions = torch.zeros(1, 140, 16), torch.arange(140)[None]  # beyond max_position_embeddings
     for got, value in zip(rotary(x, positions), expected(x, positions), strict=True):
         assert torch.equal(got, value)
-
-
-# ---------------------------------------------------------------------- everything else in the folder
 
 
 def test_convert_takes_the_tokenizer_and_the_generation_config_along(tmp_path):
