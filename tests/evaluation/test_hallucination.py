@@ -51,7 +51,7 @@ def verdict(prompt, times):
     return (TRUE, FALSE)[int(number) % 2]
 
 
-def evaluate(folders, data, out, server=None, *more, labels=LABELS):
+def evaluate(folders, data, out, server=None, *more, labels=("DIFF",)):
     command = ["evaluate", "hallucination", "--out", str(out), "--device", "cpu", "--samples", "6"]
     for label in labels:
         command += ["--model", f"{label}={folders[label]}"]
@@ -73,14 +73,14 @@ def finished(twin_folders, data, tmp_path_factory):
         patch.setenv("NO_PROXY", "*")
         patch.setenv("OPENAI_API_KEY", KEY)
         shorten_outputs(patch)
-        assert evaluate(twin_folders, data, out) == 0
+        assert evaluate(twin_folders, data, out, labels=LABELS) == 0
         assert not list(out.glob("*/*.json")) and len(list(out.glob("*/*.outputs.jsonl"))) == 2
         patch.setattr(hallucination, "iterate_texts", only_nothing)
-        assert evaluate(twin_folders, data, out, server) == 0
+        assert evaluate(twin_folders, data, out, server, labels=LABELS) == 0
         assert {headers["Authorization"] for _, headers, _ in server.requests} == {f"Bearer {KEY}"}
         asked = len(server.requests)
         patch.setattr(hallucination, "load_rows", None)
-        assert evaluate(twin_folders, data, out, server) == 0
+        assert evaluate(twin_folders, data, out, server, labels=LABELS) == 0
         assert len(server.requests) == asked, "a finished run asks again"
         return out
 
@@ -157,12 +157,12 @@ def test_run_resumes_and_asks_nothing_twice(finished, twin_folders, data, tmp_pa
         arguments = (twin_folders, data, tmp_path, server, "--batch_size", "1", "--judge_concurrency", "1")
         for most in (3, 11):  # 9 are the other outputs
             with stop_after(Journal, "add", most):
-                evaluate(*arguments, labels=["DIFF"])
+                evaluate(*arguments)
         asked, verdicts = len(server.asked), tmp_path / "hallucination" / "DIFF.verdicts.jsonl"
         assert len(verdicts.read_text().splitlines()) == 2 < asked
         with verdicts.open("a") as journal:
             journal.write('{"id": "xsum/0/cut o')
-        assert evaluate(*arguments, labels=["DIFF"]) == 0
+        assert evaluate(*arguments) == 0
         twice = [prompt for prompt, times in server.asked.items() if times > 1]
     assert len(twice) == asked - 2, "a reply that was kept was asked for again"
     assert load(tmp_path, "DIFF").cells == load(finished, "DIFF").cells, "the interrupted run differs"
@@ -171,14 +171,14 @@ def test_run_resumes_and_asks_nothing_twice(finished, twin_folders, data, tmp_pa
 def test_run_adds_datasets_and_rejects_another_source(finished, twin_folders, data, tmp_path, capsys, monkeypatch):
     shorten_outputs(monkeypatch)
     xsum = data / "xsum.jsonl"
-    assert evaluate(twin_folders, data, tmp_path, None, "--datasets", f"xsum={xsum}", labels=["DIFF"]) == 0
+    assert evaluate(twin_folders, data, tmp_path, None, "--datasets", f"xsum={xsum}") == 0
     said = f"DIFF: 6 outputs are in {tmp_path}/hallucination/DIFF.outputs.jsonl. To have them judged, run again with"
     assert capsys.readouterr().out == f"{said} --judge_base_url and --judge_model.\n", "there are no cells yet"
     with judge_server(verdict) as server:
         for more in (["--datasets", f"xsum={xsum}"], []):
-            assert evaluate(twin_folders, data, tmp_path, server, *more, labels=["DIFF"]) == 0
+            assert evaluate(twin_folders, data, tmp_path, server, *more) == 0
         assert load(tmp_path, "DIFF").cells == load(finished, "DIFF").cells
-        assert evaluate(twin_folders, data, tmp_path, server, "--datasets", "xsum", labels=["DIFF"]) == 1
+        assert evaluate(twin_folders, data, tmp_path, server, "--datasets", "xsum") == 1
     assert f"has cells of xsum from {xsum}, not from EdinburghNLP/xsum. Choose" in capsys.readouterr().err
 
 
@@ -283,6 +283,6 @@ def test_run_rejects_bad_input(twin_folders, data, tmp_path, capsys, monkeypatch
     monkeypatch.setenv("KEY", "sk-\nhunter2")
     monkeypatch.setattr(hallucination, "iterate_texts", lambda *args, **kwargs: pytest.fail("the model ran"))
     for more, message in cases.items():
-        assert evaluate(twin_folders, data, tmp_path / "out", None, *more, labels=["DIFF"]) == 1
+        assert evaluate(twin_folders, data, tmp_path / "out", None, *more) == 1
         error = capsys.readouterr().err
         assert message in error and "hunter2" not in error

@@ -20,13 +20,10 @@ def environment(monkeypatch):
     monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.01)
 
 
-def judge(server, **changes):
-    return Judge(server.url, "gpt-4o", **changes)
-
-
-def ask(judge, prompt="Is it?"):
+def ask(server, **options):
+    judge = Judge(server.url, "gpt-4o", **options)
     with judge.connect() as client:
-        return judge.ask(client, prompt)
+        return judge.ask(client, "Is it?")
 
 
 VERDICTS = {
@@ -58,7 +55,7 @@ def test_ask_sends_the_prompt_and_its_own_key(key, monkeypatch):
         monkeypatch.setenv(name, "sk-ambient")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:1/sk-ambient")
     with judge_server(TRUE) as server:
-        assert ask(judge(server, api_key=key, max_tokens=77)) == Reply(TRUE, True, "judge-2026-01-01")
+        assert ask(server, api_key=key, max_tokens=77) == Reply(TRUE, True, "judge-2026-01-01")
         ((path, headers, body),) = server.requests
     assert (path, headers["Authorization"]) == ("/v1/chat/completions", f"Bearer {key or 'EMPTY'}")
     assert "sk-ambient" not in str(headers)
@@ -71,7 +68,7 @@ def test_ask_reads_no_verdict_from_a_reply_cut_by_its_limit():
     cut = completion("Conclusion: True")
     cut["choices"][0]["finish_reason"] = "length"
     with judge_server(cut) as server:
-        assert ask(judge(server)) == Reply("Conclusion: True", None, "judge-2026-01-01")
+        assert ask(server) == Reply("Conclusion: True", None, "judge-2026-01-01")
 
 
 def test_ask_retries_after_errors_and_timeouts(monkeypatch):
@@ -83,7 +80,7 @@ def test_ask_retries_after_errors_and_timeouts(monkeypatch):
         return answers[times]
 
     with judge_server(script) as server:
-        assert ask(judge(server)).verdict is True
+        assert ask(server).verdict is True
         assert server.asked["Is it?"] == 4
 
 
@@ -103,7 +100,7 @@ def test_ask_fails(script, message, requests, monkeypatch):
     monkeypatch.setattr(f"{MODULE}._RETRIES", 2)
     with judge_server(script) as server:
         with pytest.raises(JudgeError, match=f"{message}.*run the same command again") as failed:
-            ask(judge(server, api_key="sk-secret"))
+            ask(server, api_key="sk-secret")
         assert len(server.requests) == requests and "sk-secret" not in str(failed.value)
 
 
@@ -126,14 +123,14 @@ def test_judge_rejects(url, key, message):
     assert "secret" not in str(failed.value) and "sécret" not in str(failed.value)
 
 
-def ask_all(judge, journal, n):
+def ask_all(server, journal, n):
     questions = {str(i): (f"document {i}", "reference", "output") for i in range(n)}
-    return hallucination.ask(judge, questions, 3, journal, "")
+    return hallucination.ask(Judge(server.url, "gpt-4o"), questions, 3, journal, "")
 
 
 def test_ask_of_many_is_bounded_and_complete(tmp_path):
     with judge_server(lambda prompt, times: time.sleep(0.05) or TRUE) as server:
-        assert len(ask_all(judge(server), Journal(tmp_path / "verdicts.jsonl"), 12)) == 12
+        assert len(ask_all(server, Journal(tmp_path / "verdicts.jsonl"), 12)) == 12
         assert server.most_at_once == 3, f"{server.most_at_once} requests at once, not 3"
         assert len(server.asked) == 12 and set(server.asked.values()) == {1}
 
@@ -148,5 +145,5 @@ def test_ask_of_many_keeps_what_it_has_and_asks_no_more_after_a_failure(tmp_path
     journal = Journal(tmp_path / "verdicts.jsonl")
     with judge_server(script) as server:
         with pytest.raises(JudgeError, match="401"):
-            ask_all(judge(server), journal, 2000)
+            ask_all(server, journal, 2000)
         assert 1 <= len(journal.records) <= len(server.requests) - 1 < 1500
