@@ -15,9 +15,6 @@ from diff_transformer.evaluation.probe import attention_probe
 
 pytestmark = pytest.mark.oldest
 
-SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 50, "head_dim": 8}
-SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
-
 ROUNDING = {"rtol": 1e-10, "atol": 1e-10}  # in float64
 
 
@@ -164,12 +161,10 @@ def test_attention_probe_restores_the_implementation(loaded):
 
 def test_attention_probe_rejects_other_attention(loaded):
     bloom = BloomForCausalLM(BloomConfig(hidden_size=32, n_layer=1, n_head=2, vocab_size=50))
-    with (
-        pytest.raises(ValueError, match="BloomForCausalLM does not use transformers' attention interface"),
-        attention_probe(bloom),
-    ):
-        pass
-    gemma = Gemma2ForCausalLM(Gemma2Config(**SMALL, query_pre_attn_scalar=8, attn_logit_softcapping=50.0)).eval()
+    with pytest.raises(ValueError, match="BloomForCausalLM does not use transformers' attention interface"):
+        attention_probe(bloom).__enter__()
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 50}
+    gemma = Gemma2ForCausalLM(Gemma2Config(**sizes, attn_logit_softcapping=50.0)).eval()
     with attention_probe(gemma), pytest.raises(ValueError, match="softcap, which the probe does not support"):
         forward(gemma, input_ids=torch.tensor([[1, 2]]))
     model = copy.deepcopy(loaded.model)
