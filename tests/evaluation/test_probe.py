@@ -40,24 +40,14 @@ def forward(model, *args, **kwargs):
 
 @torch.no_grad()
 def logits_by_hand(model, input_ids):
-    """q k^T / sqrt(d) of every layer, (B, H, T, T), from what the modules' own projections returned."""
-    seen = {}
-    handles = [
-        module.register_forward_hook(lambda _, __, out, name=name: seen.update({name: out}))
-        for name, module in model.named_modules()
-        if name.endswith(("q_proj", "k_proj"))
-    ]
-    model(input_ids=input_ids)
-    for handle in handles:
-        handle.remove()
+    """q k^T / sqrt(d) of every layer, (B, H, T, T), from the layers' inputs."""
+    inputs = model(input_ids=input_ids, output_hidden_states=True).hidden_states[:-1]
     found, differential = [], model.config.model_type == "diff_transformer"
     together = 2 if differential else 1  # q1 or q2 of a head meets k1 or k2 of its key head
-    for i, layer in enumerate(model.model.layers):
-        d = layer.self_attn.diff_head_dim if differential else layer.self_attn.head_dim
-        q, k = (
-            seen[f"model.layers.{i}.self_attn.{name}"].unflatten(-1, (-1, d)).transpose(1, 2)
-            for name in ("q_proj", "k_proj")
-        )
+    for layer, hidden in zip(model.model.layers, inputs, strict=True):
+        attention, x = layer.self_attn, layer.input_layernorm(hidden)
+        d = attention.diff_head_dim if differential else attention.head_dim
+        q, k = (proj(x).unflatten(-1, (-1, d)).transpose(1, 2) for proj in (attention.q_proj, attention.k_proj))
         cos, sin = model.model.rotary_emb(q, torch.arange(input_ids.shape[1])[None])
         q, k = apply_rotary_pos_emb(q, k, cos, sin)
         k = k.unflatten(1, (-1, together)).repeat_interleave(q.shape[1] // k.shape[1], dim=1).flatten(1, 2)
