@@ -3,7 +3,6 @@
 
 import re
 from dataclasses import asdict, replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,8 +18,7 @@ from diff_transformer.evaluation.results import Measure, Results, ResultSet
 from diff_transformer.evaluation.text import BOOKS
 
 TOKENIZER = cl100k_tokenizer(vocab_size=300)
-TEXT = str(Path(needle.__file__))  # any text
-SMALL = Arguments(dataset=TEXT, lengths=[1000], pairs=["1:1", "3:2"], depths=[0, 100], samples=3, max_new_tokens=40)
+SMALL = Arguments(needle.__file__, lengths=[1000], pairs=["1:1", "3:2"], depths=[0, 100], samples=3, max_new_tokens=40)
 
 
 def test_accuracy_of_one_city_takes_its_whole_number_anywhere():
