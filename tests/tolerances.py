@@ -22,6 +22,15 @@ def assert_same_computation(actual: torch.Tensor, reference: torch.Tensor, exact
     assert error <= allowed, f"off by {error.item():.1e} where {allowed.item():.1e} are allowed"
 
 
+def assert_equal_in_float64(actual: tuple, expected: tuple, what: str = "") -> None:
+    """Output, and gradients by name, of two computations in float64, where only a mistake makes a difference. Those of
+    lambda are sums that nearly cancel."""
+    (output, gradients), (expected_output, expected_gradients) = actual, expected
+    assert (output - expected_output).abs().max() <= 1e-12 * expected_output.abs().max(), f"{what} output"
+    for name, gradient in expected_gradients.items():
+        assert torch.allclose(gradients[name], gradient, rtol=1e-9, atol=1e-9), f"{what} gradient of {name}"
+
+
 def assert_all_close(actual: dict, expected: dict, what: str, rtol: float = 1e-3, atol: float = 1e-5) -> None:
     """Tensor by tensor; `atol` is relative to the largest entry of each."""
     assert actual.keys() == expected.keys(), f"{what}: other names"
