@@ -2,9 +2,9 @@
 """demo/run.py: the smoke run as a process, and the parts that a short run does not reach."""
 
 import contextlib
+import importlib
 import io
 import json
-import os
 import runpy
 import subprocess
 import sys
@@ -19,53 +19,63 @@ from transformers.utils import logging
 from diff_transformer import DiffTransformerForCausalLM
 
 DEMO = Path(__file__).parents[1] / "demo"
-MODULES = ("run", "muon", "pictures", "timed")
+
+
+@contextlib.contextmanager
+def imported(name: str):
+    """A script of the demo as a module of this process."""
+    modules = [path.stem for path in DEMO.glob("*.py")]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # the import sets it, and it is taken back here
+        monkeypatch.syspath_prepend(DEMO)
+        for module in modules:
+            monkeypatch.delitem(sys.modules, module, raising=False)
+        yield importlib.import_module(name)
+        for module in modules:
+            sys.modules.pop(module, None)
+
+
+def run_script(name: str, *arguments: str, cwd: Path) -> str:
+    """What the script prints in a process."""
+    command = [sys.executable, str(DEMO / name), *arguments]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, encoding="utf-8", timeout=900)
+    assert done.returncode == 0, f"{name} failed:\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def assert_is_a_picture(path: Path) -> None:
+    pixels = pytest.importorskip("matplotlib.image").imread(path)
+    assert pixels.shape[0] >= 400 and pixels.shape[1] >= 700
+    assert len(np.unique((pixels[..., :3] * 255).astype(int).reshape(-1, 3), axis=0)) > 50, "an empty picture"
 
 
 @pytest.fixture(scope="module")
 def demo():
-    """The scripts as modules of this process."""
     pytest.importorskip("matplotlib")
     pytest.importorskip("accelerate")
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-        monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # both are set by the import, and taken back here
-        monkeypatch.syspath_prepend(DEMO)
-        for name in MODULES:
-            monkeypatch.delitem(sys.modules, name, raising=False)
-        import run
-
-        yield run
-        for name in MODULES:
-            del sys.modules[name]
+    with imported("run") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> tuple[Path, dict]:
-    """The smoke run in a process: its folder and its log."""
+    """The folder and the log of the smoke run."""
     folder = tmp_path_factory.mktemp("demo")
     out = folder / "out"
-    # one thread, as here: the arithmetic is tiny, and threads that wait for one another are slow on a busy machine
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(DEMO / "run.py"), "--smoke", "--out", str(out)]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, encoding="utf-8", timeout=900)
-    assert done.returncode == 0, f"the smoke run failed:\n{done.stderr[-4000:]}"
-    places = [done.stdout.index(x) for x in ("Budget", "--- prompt", "--- completion", "Validation")]
+    printed = run_script("run.py", "--smoke", "--out", str(out), cwd=folder)
+    places = [printed.index(x) for x in ("Budget", "--- prompt", "--- completion", "Validation")]
     assert places == sorted(places)
     return out, json.loads((out / "log.json").read_text())
 
 
 @pytest.mark.process
 def test_run_lowers_the_loss_and_writes_its_results_alone(run):
-    image = pytest.importorskip("matplotlib.image")
     out, log = run
     found = {path.name for path in out.iterdir()}
     assert found == {".diff_transformer_demo", "model", "loss.png", "maps.png", "log.json"}
     assert {path.name for path in out.parent.iterdir()} == {"out"}, "the demo wrote outside its folder"
     for name in ("loss.png", "maps.png"):
-        pixels = image.imread(out / name)
-        assert pixels.shape[0] >= 400 and pixels.shape[1] >= 700
-        assert len(np.unique((pixels[..., :3] * 255).astype(int).reshape(-1, 3), axis=0)) > 50, "an empty picture"
+        assert_is_a_picture(out / name)
     losses = [entry["eval_loss"] for entry in log["history"] if "eval_loss" in entry]
     assert log["validation_loss"] == losses[-1] < losses[0] - 1.0
     rates = [entry["learning_rate"] for entry in log["history"] if "learning_rate" in entry]

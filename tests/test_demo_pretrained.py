@@ -5,31 +5,17 @@ import ast
 import hashlib
 import json
 import os
-import subprocess
-import sys
 import zipfile
-from pathlib import Path
 
-import numpy as np
 import pytest
 from gguf_files import write_chat_model
-
-DEMO = Path(__file__).parents[1] / "demo"
+from test_demo import assert_is_a_picture, imported, run_script
 
 
 @pytest.fixture
-def pretrained(monkeypatch):
-    """The script as a module of this process."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # both are set by the import, and taken back here
-    monkeypatch.syspath_prepend(DEMO)
-    for name in ("pretrained", "pictures", "timed"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    import pretrained
-
-    yield pretrained
-    for name in ("pretrained", "pictures", "timed"):
-        del sys.modules[name]
+def pretrained():
+    with imported("pretrained") as module:
+        yield module
 
 
 @pytest.fixture
@@ -90,20 +76,15 @@ def test_docstrings_are_the_answers_and_not_in_the_questions(pretrained):
 @pytest.mark.process
 def test_run_converts_trains_and_saves_a_model_for_transformers_alone(tmp_path):
     """As a user runs it, with three steps."""
-    image = pytest.importorskip("matplotlib.image")
     write_chat_model(tmp_path / "tiny.gguf")
     out = tmp_path / "out"
-    command = [sys.executable, str(DEMO / "pretrained.py"), "--gguf", "tiny.gguf", "--steps", "3", "--out", str(out)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8", timeout=900)
-    assert done.returncode == 0, f"the demo failed:\n{done.stderr[-4000:]}"
+    printed = run_script("pretrained.py", "--gguf", "tiny.gguf", "--steps", "3", "--out", str(out), cwd=tmp_path)
     for part in ("logits  0.0e+00 (must be equal)", "agree in 48 of 48 tokens", "LoRA and lambda_proj", "Held out"):
-        assert part in done.stdout, part
+        assert part in printed, part
     assert {path.name for path in out.iterdir()} == {
         ".diff_transformer_demo", "converted", "model", "maps.png", "log.json",
     }  # fmt: skip
     log = json.loads((out / "log.json").read_text())
     assert log["steps"] == 3 and log["loss"]["after"] < log["loss"]["before"]
-    pixels = image.imread(out / "maps.png")
-    assert len(np.unique((pixels[..., :3] * 255).astype(int).reshape(-1, 3), axis=0)) > 50, "an empty picture"
+    assert_is_a_picture(out / "maps.png")
     assert (out / "model/modeling_diff_v2.py").is_file() and not [*(out / "model").glob("adapter*")]

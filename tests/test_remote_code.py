@@ -3,7 +3,7 @@
 
 The author, this process, saves models and pushes them to a local Hub. The user, another process, has neither the
 package nor triton, its standard input is closed, and it loads folders and repositories with `trust_remote_code=True`.
-It runs this file as a script, which calls the functions marked `@user` in order.
+It runs this file as a script.
 """
 
 import ast
@@ -14,7 +14,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -65,10 +64,7 @@ CHAT = [{"role": "user", "content": "Hi"}]
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13, 14, 15, 16], [17]]
 INPUT_IDS = torch.arange(5, 45).view(2, 20)
 # The first row is padded on the left, so that the masks of either copy are tested
-PADDED = {
-    "input_ids": INPUT_IDS,
-    "attention_mask": torch.ones(2, 20, dtype=torch.long).index_fill(0, torch.tensor(0), 1),
-}
+PADDED = {"input_ids": INPUT_IDS, "attention_mask": torch.ones(2, 20, dtype=torch.long)}
 PADDED["attention_mask"][0, :6] = 0
 
 WRONG_KERNEL = """
@@ -78,12 +74,6 @@ _attend_rightly = _attend
 def _attend(*args):
     return torch.zeros_like(_attend_rightly(*args))
 """
-
-CHECKS: list[Callable[[Path], None]] = []
-
-
-def user(check: Callable[[Path], None]) -> None:
-    CHECKS.append(check)
 
 
 def causal(name: str) -> str:
@@ -104,10 +94,9 @@ def default_attention(name: str) -> str:
 
 @torch.no_grad()
 def outputs_of(model) -> list[torch.Tensor]:
-    """The tensors that the model returns, without and with padding."""
-    outputs = [model(INPUT_IDS, use_cache=False), model(**PADDED, use_cache=False)]
-    outputs[1] = {name: tensor[PADDED["attention_mask"].sum(1) == 20] for name, tensor in outputs[1].items()}
-    return [tensor for output in outputs for tensor in output.values()]
+    """The tensors that the model returns, and those of the second row beside one with padding."""
+    beside_padding = model(**PADDED, use_cache=False).values()
+    return [*model(INPUT_IDS, use_cache=False).values(), *(tensor[1:] for tensor in beside_padding)]
 
 
 def gradients_of(model) -> dict[str, torch.Tensor]:
@@ -222,8 +211,7 @@ def assert_do_not_know_each_other(one, other) -> None:
 # The user ------------------------------------------------------------------------------------------------------------
 
 
-@user
-def package_and_triton_are_absent(root: Path) -> None:
+def package_and_triton_are_absent(_: Path) -> None:
     for name in ("diff_transformer", "triton"):
         assert importlib.util.find_spec(name) is None, "the checks of this process would mean nothing"
 
@@ -233,7 +221,6 @@ def local_model(root: Path, name: str):
     return AutoModelForCausalLM.from_pretrained(root / name, trust_remote_code=True).eval()
 
 
-@user
 def a_folder_loads_as_its_class_and_builds_it(root: Path) -> None:
     for name, auto_class in AUTO_CLASSES.items():
         model = auto_class.from_pretrained(root / name, trust_remote_code=True).eval()
@@ -260,7 +247,6 @@ def assert_computes_what_was_expected(root: Path, name: str, model, what: str) -
     assert model.config._attn_implementation == default_attention(name), "not restored after continuous batching"
 
 
-@user
 def a_folder_computes_what_the_package_computes(root: Path) -> None:
     expected = expected_values(root)
     for name in REPOS:
@@ -278,7 +264,6 @@ def a_folder_computes_what_the_package_computes(root: Path) -> None:
         assert answer == expected["answer"][name]
 
 
-@user
 def a_model_and_its_tokenizer_load_and_the_model_saved_again_too(root: Path) -> None:
     for name, source in [*((name, root / name) for name in REPOS), *REPOS.items()]:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=True)
@@ -296,7 +281,6 @@ def a_model_and_its_tokenizer_load_and_the_model_saved_again_too(root: Path) -> 
             assert_bit_equal(outputs_of(again), expected_values(root)["outputs"][name], f"saved again from {source}")
 
 
-@user
 def a_revision_keeps_its_kernel_beside_other_revisions(root: Path) -> None:
     """With and without torch.compile, whose operators are registered by name for the whole process."""
     right, wrong = (
@@ -317,9 +301,7 @@ def a_revision_keeps_its_kernel_beside_other_revisions(root: Path) -> None:
     assert_do_not_know_each_other(right, local_model(root, CAUSAL))
 
 
-@user
 def the_package_can_be_imported_after_remote_code(root: Path) -> None:
-    """Runs last, because from here on the package is imported."""
     del sys.modules["diff_transformer"]
     sys.path.insert(0, os.environ["PACKAGE"])
     import diff_transformer
@@ -407,7 +389,14 @@ def test_saved_code_works_without_and_beside_the_package(saved):
 
 
 if __name__ == "__main__":
-    for run_check in CHECKS:
-        run_check(Path(sys.argv[1]))
+    for check in (
+        package_and_triton_are_absent,
+        a_folder_loads_as_its_class_and_builds_it,
+        a_folder_computes_what_the_package_computes,
+        a_model_and_its_tokenizer_load_and_the_model_saved_again_too,
+        a_revision_keeps_its_kernel_beside_other_revisions,
+        the_package_can_be_imported_after_remote_code,  # last: from here on the package is imported
+    ):
+        check(Path(sys.argv[1]))
     sys.stdout.flush()
     os._exit(0)
