@@ -41,6 +41,7 @@ def to_diffllama(model: DiffTransformerForCausalLM) -> DiffLlamaForCausalLM:
             head_dim=d,
             rms_norm_eps=config.rms_norm_eps,
             max_position_embeddings=config.max_position_embeddings,
+            rope_parameters={**config.rope_parameters, "partial_rotary_factor": 1.0},
             bos_token_id=None,
             eos_token_id=None,
         )

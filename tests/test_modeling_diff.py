@@ -13,8 +13,6 @@ from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
-    DiffLlamaConfig,
-    DiffLlamaForCausalLM,
     LlamaConfig,
 )
 
@@ -66,8 +64,6 @@ def test_same_loss_and_gradients_as_diffllama(twins):
     model, peer = twins
     model.set_attn_implementation("flash_diff")
     ids = torch.randint(0, 199, (2, 33))
-    with torch.no_grad():
-        assert_close(model(ids).logits, peer(ids).logits)
     losses = [m(ids, labels=ids).loss for m in (model, peer)]
     assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-6)
     for m, loss in zip((model, peer), losses, strict=True):
@@ -128,16 +124,13 @@ ROPES = {
 def test_rope_types_match_diffllama(twins, name):
     """Every rope type acts on d, so a DiffLlama with the same parameters (whose head_dim is d) agrees."""
     rope = {"rope_type": name, "rope_theta": 1e4, **ROPES[name]}
-    model, peer = twins
-    config = model.config.to_dict() | {"rope_parameters": rope, "max_position_embeddings": 256}
-    ours = DiffTransformerForCausalLM(DiffTransformerConfig(**config)).eval()
-    ours.load_state_dict(model.state_dict())
-    config = peer.config.to_dict() | {"rope_parameters": dict(rope), "max_position_embeddings": 256}
-    theirs = DiffLlamaForCausalLM(DiffLlamaConfig(**config)).eval()
-    theirs.load_state_dict(peer.state_dict())
+    config = twins[0].config.to_dict() | {"rope_parameters": rope, "max_position_embeddings": 256}
+    model = DiffTransformerForCausalLM(DiffTransformerConfig(**config)).eval()
+    model.load_state_dict(twins[0].state_dict())
+    peer = to_diffllama(model)
     for length in (40, 300):
         ids = torch.randint(0, 199, (1, length))
-        assert_close(ours(ids).logits, theirs(ids).logits)
+        assert_close(model(ids).logits, peer(ids).logits)
 
 
 # ---------------------------------------------------------------------- heads, Auto classes, saving
@@ -196,20 +189,15 @@ def test_flash_diff_is_the_default_as_long_as_nothing_else_is_requested(tiny_con
 
 @pytest.mark.oldest
 @torch.no_grad()
-def test_default_runs_on_devices_without_a_kernel(tiny_config):
-    model = DiffTransformerForCausalLM(tiny_config()).to("meta")
-    assert model(torch.tensor([[1, 2, 3]], device="meta")).logits.shape == (1, 3, 199)
-    assert model.config._attn_implementation == "flash_diff", "no forward changes the configuration"
-
-
-@torch.no_grad()
-def test_runs_under_another_default_device_and_on_fake_tensors(tiny_config):
+def test_runs_on_fake_tensors_and_on_and_beside_devices_without_a_kernel(tiny_config):
     model, tokens = DiffTransformerForCausalLM(tiny_config()).eval(), torch.tensor([[1, 2, 3]])
     expected = model(tokens).logits
     with torch.device("meta"):
         torch.testing.assert_close(model(tokens).logits, expected)
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert model(torch.tensor([[1, 2, 3]])).logits.shape == expected.shape
+    assert model.to("meta")(tokens.to("meta")).logits.shape == expected.shape
+    assert model.config._attn_implementation == "flash_diff", "no forward changes the configuration"
 
 
 @pytest.mark.oldest
