@@ -174,21 +174,16 @@ def test_compiled_decoding_with_a_static_cache(make_model, attn_implementation):
 @pytest.mark.oldest
 def test_beam_search(make_model, cache_implementation):
     prompt = left_padded([random_ids(11), random_ids(6, seed=1)])
-    best, reference = (
-        make_model(name).generate(
-            **prompt,
-            max_new_tokens=NEW_TOKENS,
-            num_beams=4,
-            num_return_sequences=4,
-            do_sample=False,
-            return_dict_in_generate=True,
-            output_scores=True,
-            cache_implementation=cache_implementation,
-        )
-        for name in (None, "eager")
+    best = make_model().generate(
+        **prompt,
+        max_new_tokens=NEW_TOKENS,
+        num_beams=4,
+        num_return_sequences=4,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_scores=True,
+        cache_implementation=cache_implementation,
     )
-    assert_same_tokens(best.sequences, reference.sequences, "the beams of eager")
-    torch.testing.assert_close(best.sequences_scores, reference.sequences_scores, **TOLERANCE)
     assert best.beam_indices.unique().numel() > 3, "without a change of beams the cache was never reordered"
     # A beam's score is the mean log-probability of its tokens, which a forward without cache can tell
     model, length = make_model("eager"), prompt["input_ids"].shape[1]

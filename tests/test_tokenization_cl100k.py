@@ -22,8 +22,6 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from diff_transformer import tokenization_cl100k
 from diff_transformer.tokenization_cl100k import RANKS_FILE, RANKS_SHA256, SPECIAL_TOKENS, cl100k_tokenizer
 
-PREFIXES = (256, 8192, 50_000)
-
 PROSE = (
     "It's the reader's job, they'd SAY: \"don't we'LL I'VE you'RE he'D 'tis\".  Two  spaces, a\ttab…\n\n\n"
     "Naïve café — Straße, ÉCOLE, ''s '\u017f 'LLama x'Default IT'The 'VErsion d'Some o'clock.\r\n"
@@ -89,8 +87,8 @@ def corpus() -> list[str]:
     raise AssertionError("too little local text found")
 
 
-def assert_same_ids(tokenizer, oracle: tiktoken.Encoding, texts: list[str], split_special_tokens: bool = True) -> int:
-    """Every text's ids equal tiktoken's, and decode to the text again; returns the number of tokens compared."""
+def assert_same_ids(tokenizer, oracle: tiktoken.Encoding, texts: list[str], split_special_tokens: bool = True) -> None:
+    """Every text's ids equal tiktoken's, and decode to the text again."""
     backend = tokenizer.backend_tokenizer
     backend.encode_special_tokens = split_special_tokens
     ids = [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
@@ -101,7 +99,6 @@ def assert_same_ids(tokenizer, oracle: tiktoken.Encoding, texts: list[str], spli
     for text, back in zip(texts, backend.decode_batch(ids, skip_special_tokens=False), strict=True):
         if text != back:
             raise AssertionError(f"decoding does not restore {text[:200]!r}: got {back[:200]!r}")
-    return sum(map(len, ids))
 
 
 def fragments(parts: list[str]) -> st.SearchStrategy[str]:
@@ -118,8 +115,8 @@ AWKWARD += ["_", "!", "...", "<|", "|>", "\x00", "\ufffd"]
 
 
 @pytest.mark.slow
-def test_ids_of_prose_code_emoji_and_runs(tokenizer, oracle):
-    assert_same_ids(tokenizer, oracle, [PROSE, CODE, EMOJI, PROSE + CODE + EMOJI, "", *RUNS])
+def test_ids_of_prose_code_emoji_runs_and_local_text(tokenizer, oracle, corpus):
+    assert_same_ids(tokenizer, oracle, [PROSE, CODE, EMOJI, PROSE + CODE + EMOJI, "", *RUNS, *corpus])
 
 
 @pytest.mark.slow
@@ -132,11 +129,6 @@ def test_ids_of_code_points_of_every_category_alone_and_in_context(tokenizer, or
     assert_same_ids(tokenizer, oracle, [chr(code) for code in codes])
     contexts = [f"a{c}b {c}{c}1'{c}\n{c}2" for c in map(chr, codes)]
     assert_same_ids(tokenizer, oracle, ["".join(contexts[i : i + 256]) for i in range(0, len(contexts), 256)])
-
-
-@pytest.mark.slow
-def test_ids_of_megabytes_of_local_text(tokenizer, oracle, corpus):
-    assert assert_same_ids(tokenizer, oracle, corpus) > 800_000
 
 
 @pytest.mark.slow
@@ -176,7 +168,7 @@ def test_decode_of_any_ids(tokenizer, oracle, ids):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_ranks", PREFIXES)
+@pytest.mark.parametrize("num_ranks", [256, 8192, 50_000])
 def test_prefix_vocabulary(num_ranks, corpus):
     tokenizer = cl100k_tokenizer(num_ranks)
     specials = {token: num_ranks + i for i, token in enumerate(SPECIAL_TOKENS)}
@@ -284,12 +276,10 @@ def test_chat_template_text(tokenizer):
 def test_chat_template_assistant_mask(tokenizer, oracle):
     for chat in (CHAT, CHAT[:3], CHAT[:2], CHAT[2:3]):
         need_ids, need_mask = chat_ids_and_mask(oracle, chat)
-        out = tokenizer.apply_chat_template(chat, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
-        assert (out["input_ids"], out["assistant_masks"]) == (need_ids, need_mask)
-        options = {"truncation": True, "max_length": len(need_ids) // 2, "return_assistant_tokens_mask": True}
-        out = tokenizer.apply_chat_template(chat, return_dict=True, **options)
-        length = len(need_ids) // 2
-        assert (out["input_ids"], out["assistant_masks"]) == (need_ids[:length], need_mask[:length])
+        for length in (len(need_ids), len(need_ids) // 2):
+            options = {"truncation": True, "max_length": length, "return_assistant_tokens_mask": True}
+            out = tokenizer.apply_chat_template(chat, return_dict=True, **options)
+            assert (out["input_ids"], out["assistant_masks"]) == (need_ids[:length], need_mask[:length])
     marked = [i for i, mine in zip(need_ids, need_mask, strict=True) if mine]
     assert tokenizer.decode(marked) == "🤖 It's 2.\n<|im_end|>"
 
