@@ -36,10 +36,17 @@ class Golden:
             meta = file.metadata()
             self.tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
         self.config, self.d = self._config(meta)
-        self.input, self.output = self.tensors["input"], self.tensors["output"]
-        self.output_grad, self.input_grad = self.tensors["output_grad"], self.tensors["input_grad"]
+        self.input, self.output, self.output_grad = (self.tensors[x] for x in ("input", "output", "output_grad"))
         self.weights = self._ours("weights.")
-        self.grads = self._ours("grads.")
+        self.results = {"output": self.output, "input_grad": self.tensors["input_grad"], **self._ours("grads.")}
+
+    def run(self, implementation: str, dtype=torch.float32, device="cpu") -> dict[str, torch.Tensor]:
+        """The `results` of our module."""
+        inputs, output_grad = self.input.to(device, dtype), self.output_grad.to(device, dtype)
+        output, input_grad, grads = run_attention(
+            self.config, self.layer_idx, self.weights, inputs, implementation, output_grad
+        )
+        return {"output": output, "input_grad": input_grad, **grads}
 
     def _config(self, meta: dict[str, str]):
         """The configuration, and d, over which a query or key is rotated."""
@@ -94,7 +101,7 @@ def run_attention(config, layer_idx, weights, inputs, implementation, output_gra
     if implementation == "eager":
         mask = torch.ones(inputs.shape[1], inputs.shape[1], dtype=torch.bool).tril()[None, None]
     inputs = inputs.detach().requires_grad_()
-    output, weights_map = attention(inputs, position_embeddings, attention_mask=mask)
+    output, _ = attention(inputs, position_embeddings, attention_mask=mask)
     if output_grad is not None:
         output.backward(output_grad)
-    return output.detach(), inputs.grad, {k: p.grad for k, p in attention.named_parameters()}, weights_map
+    return output.detach(), inputs.grad, {k: p.grad for k, p in attention.named_parameters()}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from golden import GOLDEN_NAMES, Golden, GoldenV2, relative_error, run_attention
+from golden import GOLDEN_NAMES, Golden, GoldenV2, relative_error
 from tolerances import assert_equal_in_float64, assert_same_computation
 from torch import nn
 from transformers import AutoModel, modeling_utils
@@ -50,20 +50,7 @@ CPU_TRAINING_BACKENDS = ["flash_diff", "eager", "sdpa"]
 def test_matches_the_authors_code(make_golden, name, implementation):
     """Every value is as close to float64 as the authors' own float32: at most 4 times as far, and a few roundings."""
     golden = make_golden(name)
-
-    def run(implementation, dtype):
-        output, input_grad, grads, _ = run_attention(
-            golden.config,
-            golden.layer_idx,
-            golden.weights,
-            golden.input.to(dtype),
-            implementation,
-            golden.output_grad.to(dtype),
-        )
-        return {"output": output, "input_grad": input_grad, **grads}
-
-    expected = {"output": golden.output, "input_grad": golden.input_grad, **golden.grads}
-    got, exact = run(implementation, torch.float32), run("eager", torch.float64)
+    expected, got, exact = golden.results, golden.run(implementation), golden.run("eager", torch.float64)
     assert got.keys() == expected.keys()
     for key, value in got.items():
         allowed = 4 * relative_error(expected[key], exact[key]) + 8 * torch.finfo(torch.float32).eps

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from golden import GOLDEN_NAMES, Golden, GoldenV2, run_attention
+from golden import GOLDEN_NAMES, Golden, GoldenV2
 
 FILE = Path(__file__).parents[1] / "examples" / "diff_attention.py"
 
@@ -25,7 +25,7 @@ def diff_attention(monkeypatch):
 def test_diff_attention_is_the_module_of_the_model(diff_attention, make_golden, name):
     """In float64, where only a mistake makes a difference."""
     golden = make_golden(name)
-    config, x, output_grad = golden.config, golden.input.double(), golden.output_grad.double()
+    config, x = golden.config, golden.input.double().requires_grad_()
     shape = {"num_key_value_heads": config.num_key_value_heads, "rope_base": config.rope_parameters["rope_theta"]}
     if make_golden is Golden:
         module = diff_attention.DiffAttention(
@@ -34,14 +34,10 @@ def test_diff_attention_is_the_module_of_the_model(diff_attention, make_golden, 
     else:
         module = diff_attention.DiffAttentionV2(config.hidden_size, config.num_differential_heads, **shape)
     module.double().load_state_dict(golden.weights)
-    x.requires_grad_()
     output = module(x)
-    output.backward(output_grad)
-    got = {"output": output, "input": x.grad, **{name: p.grad for name, p in module.named_parameters()}}
-    output, input_grad, grads, _ = run_attention(
-        config, golden.layer_idx, golden.weights, x.detach(), "eager", output_grad
-    )
-    expected = {"output": output, "input": input_grad, **grads}
+    output.backward(golden.output_grad.double())
+    got = {"output": output, "input_grad": x.grad, **{name: p.grad for name, p in module.named_parameters()}}
+    expected = golden.run("eager", torch.float64)
     assert got.keys() == expected.keys()
     for key, tensor in expected.items():
         torch.testing.assert_close(got[key], tensor, rtol=1e-9, atol=1e-12, msg=lambda text, key=key: f"{key}: {text}")

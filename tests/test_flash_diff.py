@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from golden import GOLDEN_NAMES, Golden, relative_error, run_attention
+from golden import GOLDEN_NAMES, Golden, relative_error
 from transformers import StaticCache
 
 from diff_transformer import (
@@ -500,15 +500,9 @@ def test_bad_input_is_rejected(function, arguments, message):
 @pytest.mark.parametrize("name", GOLDEN_NAMES)
 def test_golden(name, launches):
     golden = Golden(name)
-    weights = {key: weight.to(DEVICE) for key, weight in golden.weights.items()}
-    inputs, output_grad = golden.input.to(DEVICE), golden.output_grad.to(DEVICE)
-    output, input_grad, grads, _ = run_attention(
-        golden.config, golden.layer_idx, weights, inputs, "flash_diff", output_grad
-    )
-    assert relative_error(output.cpu(), golden.output) <= 2e-6
-    assert relative_error(input_grad.cpu(), golden.input_grad) <= 2e-6
-    for key, expected in golden.grads.items():
-        assert relative_error(grads[key].cpu(), expected) <= 2e-6, key
+    results = golden.run("flash_diff", device=DEVICE)
+    for key, expected in golden.results.items():
+        assert relative_error(results[key].cpu(), expected) <= 2e-6, key
     assert launches == {"flash_diff_attention": 1}
 
 
