@@ -38,7 +38,7 @@ def short_splits(monkeypatch):
     monkeypatch.setattr(flash_diff, "_SPLIT_KEYS", 16)
 
 
-def reference(q, k, v, lambda_full, mask, norm_weight=None):
+def reference(q, k, v, lambda_full, norm_weight, mask):
     """Eq. 1 and 3 as they are written; mask (B or 1, T, S), rows without a key give zero."""
     d = k.shape[3] // 2
     *first, second = q.unflatten(3, (-1, d)).unbind(3)
@@ -76,14 +76,15 @@ def gradients(function, inputs, grad_out):
     return out, torch.autograd.grad(out, [x for x in leaves if x is not None], grad_out.to(out.dtype))
 
 
-def check(function, reference_function, inputs, dtype):
+def check(function, inputs, mask, dtype=torch.float32):
     """Against float64: at most 2 times (gradients and float32: 3 times) the error of the same formula in the same
     type, and some roundings of the result or, for lambda, of the terms of its sum, which nearly cancel."""
+    formula = partial(reference, mask=mask)
     exact_inputs = [x.double() if x is not None else None for x in inputs]
-    grad_out = torch.randn_like(reference_function(*exact_inputs)).to(dtype)
-    expected = gradients(reference_function, exact_inputs, grad_out)
+    grad_out = torch.randn_like(formula(*exact_inputs)).to(dtype)
+    expected = gradients(formula, exact_inputs, grad_out)
     got = gradients(function, inputs, grad_out)
-    plain = gradients(reference_function, inputs, grad_out)
+    plain = gradients(formula, inputs, grad_out)
     names = ["output", "q", "k", "v", "lambda", "norm_weight"]
     values = zip(names, (got[0], *got[1]), (expected[0], *expected[1]), (plain[0], *plain[1]), strict=False)
     for name, ours, exact, eager in values:
@@ -106,7 +107,7 @@ def attend(q, k, v, lambda_full, norm_weight, **options):
 
 
 def check_attention(inputs, visible, dtype=torch.float32, **options):
-    check(partial(attend, **options), lambda q, k, v, lam, w: reference(q, k, v, lam, visible, w), inputs, dtype)
+    check(partial(attend, **options), inputs, visible, dtype)
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -179,16 +180,16 @@ def test_masks(full, width):
 )
 def test_varlen_isolates_sequences(lengths, width):
     total = sum(lengths)
-    inputs = random_inputs((total, 4, width), (total, 2, 32))
+    inputs = random_inputs((1, total, 4, width), (1, total, 2, 32))
     offsets = torch.tensor([0, *lengths], device=DEVICE).cumsum(0)
     sequence = torch.repeat_interleave(torch.arange(len(lengths), device=DEVICE), offsets.diff())
     mask = (sequence[:, None] == sequence[None]) & causal_mask(total, total)
 
     def ours(q, k, v, lambda_full, weight):
-        sizes = (offsets, offsets, max(lengths), max(lengths))
-        return flash_diff_attention_varlen(q, k, v, lambda_full, *sizes, causal=True, norm_weight=weight, **NORM)
+        packed, sizes = (q[0], k[0], v[0], lambda_full), (offsets, offsets, max(lengths), max(lengths))
+        return flash_diff_attention_varlen(*packed, *sizes, causal=True, norm_weight=weight, **NORM)[None]
 
-    check(ours, lambda q, k, v, lam, w: reference(q[None], k[None], v[None], lam, mask, w)[0], inputs, torch.float32)
+    check(ours, inputs, mask)
 
 
 @pytest.mark.parametrize(("causal", "width"), [(True, 32), (False, 32), (True, 48)])
@@ -206,7 +207,7 @@ def test_padding_is_neither_read_nor_written(causal, width):
         assert out[~is_token].eq(0).all()
         return out
 
-    check(ours, lambda q, k, v, lam, w: reference(q, k, v, lam, mask, w), inputs, torch.float32)
+    check(ours, inputs, mask)
 
 
 def test_nothing_outside_of_the_tensors_is_read_or_left_unwritten(monkeypatch):
@@ -247,7 +248,7 @@ def test_keys_beyond_the_lengths_of_a_cache_are_not_read(lengths):
         k, v = (torch.where(valid[..., None, None], x, float("nan")) for x in (k, v))
         return attend(q, k, v, lambda_full, weight, cache_seqlens=lengths)
 
-    check(ours, lambda q, k, v, lam, w: reference(q, k, v, lam, seen, w), inputs, torch.float32)
+    check(ours, inputs, seen)
 
 
 @pytest.mark.parametrize(
@@ -260,19 +261,16 @@ def test_decode_reads_a_cache_in_its_own_layout_with_lengths_and_masks(q_len, gr
     q = torch.randn(3, q_len, 2 * groups, (signals + 1) * 16, device=DEVICE)
     lambda_full, weight = torch.tensor(0.5, device=DEVICE), torch.randn(32, device=DEVICE)
     lengths = torch.tensor([q_len, 40, 81], dtype=torch.int32, device=DEVICE)
+    exact = q.double(), k.double(), v.double(), lambda_full.double()
     got = flash_diff_attention_with_kvcache(q, k, v, lambda_full, lengths, causal=True, norm_weight=weight, **NORM)
-    for i, length in enumerate(lengths.tolist()):
-        row = slice(i, i + 1)
-        expected = reference(
-            q[row].double(), k[row, :length].double(), v[row, :length].double(), lambda_full.double(),
-            causal_mask(q_len, length), weight.double(),
-        )  # fmt: skip
-        assert relative_error(got[row].double(), expected) < 3e-6
+    rows = torch.arange(q_len, device=DEVICE)[:, None]
+    seen = torch.arange(81, device=DEVICE) <= rows + lengths[:, None, None] - q_len
+    for row, expected in zip(got.double(), reference(*exact, weight.double(), seen), strict=True):
+        assert relative_error(row, expected) < 3e-6
     for mask in (torch.rand(3, 81, device=DEVICE) > 0.5, torch.rand(3, q_len, 81, device=DEVICE) > 0.5):
         got = flash_diff_attention_with_kvcache(q, k, v, lambda_full, mask=mask)
         full = mask if mask.ndim == 3 else mask[:, None].expand(-1, q_len, -1)
-        expected = reference(q.double(), k.double(), v.double(), lambda_full.double(), full)
-        assert relative_error(got.double(), expected) < 3e-6
+        assert relative_error(got.double(), reference(*exact, None, full)) < 3e-6
 
 
 def lambda_vectors(d, dtype=torch.float32):
@@ -307,7 +305,7 @@ def test_attention_computes_lambda_of_its_vectors():
     exact = [x.double().requires_grad_() for x in spread[:4]]
     number = differential_lambda(*exact, 0.55)
     q, k, v, _, weight = (x.double() for x in inputs)
-    expected = reference(q, k, v, number, causal_mask(21, 21), weight)
+    expected = reference(q, k, v, number, weight, causal_mask(21, 21))
     grad_out = torch.randn_like(inputs[0])
     right = torch.autograd.grad(expected, exact, grad_out.double())
 
@@ -663,7 +661,7 @@ def test_decoding_looks_the_device_up_once(monkeypatch):
     for name in ("get_device_capability", "get_device_properties"):
         monkeypatch.setattr(torch.cuda, name, fail)
     got = flash_diff_attention_with_kvcache(q, k, k, lambda_full, causal=True)
-    expected = reference(q.double(), k.double(), k.double(), lambda_full.double(), causal_mask(1, 90))
+    expected = reference(q.double(), k.double(), k.double(), lambda_full.double(), None, causal_mask(1, 90))
     assert relative_error(got.double(), expected) < 3e-6
 
 
