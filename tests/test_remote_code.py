@@ -151,7 +151,7 @@ def write_models(root: Path) -> None:
     expected: dict[str, Any] = {
         "text_ids": tokenizer(TEXT)["input_ids"],
         "chat": tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True),
-        **{key: {} for key in ("outputs", "gradients", "generated", "config", "answer")},
+        **{key: {} for key in ("outputs", "gradients", "generated", "answer")},
     }
     for name in AUTO_CLASSES:
         torch.manual_seed(0)
@@ -179,7 +179,6 @@ def write_models(root: Path) -> None:
             tokenizer.save_pretrained(root / name)
             expected["gradients"][name] = gradients_of(model)
             expected["generated"][name] = generated_by(model)
-            expected["config"][name] = config.to_dict()
             answer = pipeline("text-generation", model=model, tokenizer=tokenizer)
             expected["answer"][name] = answer(TEXT, max_new_tokens=8, do_sample=False)[0]["generated_text"]
             model.push_to_hub(REPOS[name])
@@ -248,12 +247,9 @@ def assert_computes_what_was_expected(root: Path, name: str, model, what: str) -
 
 
 def a_folder_computes_what_the_package_computes(root: Path) -> None:
-    expected = expected_values(root)
     for name in REPOS:
         config = AutoConfig.from_pretrained(root / name, trust_remote_code=True)
         assert type(config).__module__.startswith("transformers_modules.")
-        ours, theirs = config.to_dict(), expected["config"][name]
-        assert {key for key in ours if ours[key] != theirs.get(key)} == {"_name_or_path"}
         model = local_model(root, name)
         new = AutoModelForCausalLM.from_config(config, trust_remote_code=True)
         assert sum(p.numel() for p in new.parameters()) == sum(p.numel() for p in model.parameters())
@@ -261,7 +257,7 @@ def a_folder_computes_what_the_package_computes(root: Path) -> None:
         generator = pipeline("text-generation", str(root / name), trust_remote_code=True)
         assert_is_remote(generator.model)
         answer = generator(TEXT, max_new_tokens=8, do_sample=False)[0]["generated_text"]
-        assert answer == expected["answer"][name]
+        assert answer == expected_values(root)["answer"][name]
 
 
 def a_model_and_its_tokenizer_load_and_the_model_saved_again_too(root: Path) -> None:
