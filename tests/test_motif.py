@@ -67,6 +67,7 @@ MOTIFS = {
     "wide": GROUPED | {"hidden_size": 48, "intermediate_size": 56, "vocab_size": 199, "num_hidden_layers": 2},
 }
 
+
 @pytest.fixture(scope="module", params=MOTIFS.values(), ids=MOTIFS)
 def motif(request):
     """Configuration, weights and our model, in float64."""
@@ -80,7 +81,7 @@ def motif(request):
 
 @pytest.mark.parametrize("implementation", ["flash_diff", "eager", "sdpa"])
 def test_logits_and_gradients_equal_the_formulas(motif, implementation):
-    """Padding, packing and the cache are those of any V1 with shared noise heads (test_generation, test_flash_attn)."""
+    """Padding, packing and the cache are tested with any V1 with shared noise heads."""
     theirs, weights, model = motif
     model.set_attn_implementation(implementation)
     ids, direction = torch.randint(0, 199, (23,)), torch.randn(23, 199).double()
