@@ -11,12 +11,13 @@ transformers itself, whatever `auto_map` the folder has.
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,29 +69,38 @@ def saved(tiny_config, tmp_path) -> tuple[Path, dict[str, Any]]:
 
 
 @contextmanager
-def serve(folder: Path, log: Path, options: tuple[str, ...]) -> Iterator[str]:
-    """Runs the command in a process, on a port of the system's choice, until the end of the block; yields its URL."""
-    command = [sys.executable, "-m", "diff_transformer", "serve", str(folder), "--device", "cpu"]
-    command += ["--host", "127.0.0.1", "--port", "0", *options]
-    environment = {**os.environ, "PYTHONPATH": str(Path(diff_transformer.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    streams = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+def running(
+    command: list[str], environment: dict[str, str], log: Path, find_url: Callable[[], str | None], timeout: float
+) -> Iterator[str]:
+    """Runs a server until the end of the block; yields its URL, which `find_url` gives once it is ready."""
+    streams = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "start_new_session": True}
     with (
         log.open("wb") as output,
         subprocess.Popen(command, env=environment, cwd=log.parent, stdout=output, **streams) as server,
     ):
         try:
-            deadline = time.monotonic() + 120
-            while (url := re.search(r"running on (http://127\.0\.0\.1:\d+)", log.read_text())) is None:
-                assert server.poll() is None, f"the server ended before it was ready:\n{log.read_text()}"
-                assert time.monotonic() < deadline, f"the server is not ready after two minutes:\n{log.read_text()}"
+            deadline = time.monotonic() + timeout
+            while (url := find_url()) is None:
+                assert server.poll() is None, f"the server ended before it was ready:\n{log.read_text()[-8000:]}"
+                assert time.monotonic() < deadline, f"not ready after {timeout} seconds:\n{log.read_text()[-8000:]}"
                 time.sleep(0.1)
-            yield url[1]
+            yield url
         finally:
-            server.terminate()
-            try:
-                server.wait(20)
-            except subprocess.TimeoutExpired:
-                server.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)  # with its workers
+
+
+def serve(folder: Path, log: Path, options: tuple[str, ...]) -> AbstractContextManager[str]:
+    """Runs the command on a port of the system's choice."""
+    command = [sys.executable, "-m", "diff_transformer", "serve", str(folder), "--device", "cpu"]
+    command += ["--host", "127.0.0.1", "--port", "0", *options]
+    environment = {**os.environ, "PYTHONPATH": str(Path(diff_transformer.__file__).parents[1])}
+
+    def find_url() -> str | None:
+        found = re.search(r"running on (http://127\.0\.0\.1:\d+)", log.read_text())
+        return found and found[1]
+
+    return running(command, environment, log, find_url, timeout=120)
 
 
 @pytest.mark.process

@@ -9,15 +9,13 @@ it from the repository, and the servers that need it find it in a folder into wh
 import importlib.util
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +23,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from openai import OpenAI
+from test_serve import running
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import diff_transformer
@@ -142,8 +141,7 @@ def environment(folder: Path, site_packages: Path | None, is_compiled: bool = Fa
     return variables if is_compiled else variables | {"TORCH_COMPILE_DISABLE": "1"}
 
 
-@contextmanager
-def serve(folder: Path, model: Path, case: Case, site_packages: Path | None) -> Iterator[str]:
+def serve(folder: Path, model: Path, case: Case, site_packages: Path | None) -> AbstractContextManager[str]:
     """Runs `vllm serve` until the end of the block; yields its URL."""
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
@@ -153,34 +151,13 @@ def serve(folder: Path, model: Path, case: Case, site_packages: Path | None) -> 
     variables = environment(folder, site_packages, is_compiled="--enforce-eager" not in case.options)
     if "--tensor-parallel-size" in case.options:
         variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # by default a process needs a NUMA node of its own
-    log = folder / "server.log"
-    with (
-        log.open("wb") as output,
-        subprocess.Popen(
-            command,
-            env=variables,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        ) as server,
-    ):
-        try:
-            deadline = time.monotonic() + 600
-            while not is_ready(f"http://127.0.0.1:{port}/health"):
-                assert server.poll() is None, f"the server ended before it was ready:\n{log.read_text()[-8000:]}"
-                assert time.monotonic() < deadline, f"the server is not ready:\n{log.read_text()[-8000:]}"
-                time.sleep(0.2)
-            yield f"http://127.0.0.1:{port}/v1"
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(server.pid, signal.SIGKILL)  # with its engine and workers, which take long to stop
+    url = f"http://127.0.0.1:{port}"
+    return running(command, variables, folder / "server.log", lambda: url if is_ready(url) else None, timeout=600)
 
 
 def is_ready(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=5) as reply:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as reply:
             return reply.status == 200
     except (urllib.error.URLError, ConnectionError, TimeoutError):
         return False
@@ -197,7 +174,7 @@ def served(request, saved, installed, tmp_path_factory) -> Iterator[Served]:
         serve(tmp_path_factory.mktemp("server"), folder, case, site_packages) as url,
     ):
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        with OpenAI(base_url=url, api_key="none", timeout=300, max_retries=0) as client:
+        with OpenAI(base_url=f"{url}/v1", api_key="none", timeout=300, max_retries=0) as client:
             yield Served(model, str(folder), client)
 
 
