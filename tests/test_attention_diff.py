@@ -14,13 +14,7 @@ from tolerances import assert_equal_in_float64, assert_same_computation
 from torch import nn
 from transformers import AutoModel, modeling_utils
 
-from diff_transformer import (
-    DiffTransformerConfig,
-    DiffTransformerModel,
-    attention_diff,
-    flash_diff,
-    flash_diff_cpu,
-)
+from diff_transformer import DiffTransformerConfig, DiffTransformerModel, attention_diff, flash_diff, flash_diff_cpu
 from diff_transformer.attention_diff import (
     differential_lambda,
     eager_attention_forward,

@@ -54,12 +54,8 @@ def test_config_defaults_are_table_9_with_untied_embeddings():
 
 def test_derived_values():
     config = DiffTransformerConfig(hidden_size=96, num_attention_heads=3)
-    assert (config.head_dim, config.diff_head_dim, config.num_key_value_heads, config.num_query_heads) == (
-        32,
-        16,
-        3,
-        6,
-    )
+    assert (config.head_dim, config.diff_head_dim) == (32, 16)
+    assert (config.num_key_value_heads, config.num_query_heads) == (3, 6)
     shared = DiffTransformerConfig(num_key_value_heads=2, num_noise_heads=4)
     assert (shared.head_dim, shared.num_query_heads) == (256, 16), "12 heads and 4 second queries"
     assert config.intermediate_size == 256, "8/3 of the width, rounded up to a multiple of 128"
@@ -79,9 +75,8 @@ def test_lambda_init():
 
 def test_save_and_load(tmp_path):
     rope = {"rope_type": "yarn", "factor": 16.0, "rope_theta": 640000.0, "original_max_position_embeddings": 4096}
-    config = DiffTransformerConfig(
-        lambda_init=0.8, use_subln=False, max_position_embeddings=65536, rope_parameters=rope
-    )
+    fields = {"lambda_init": 0.8, "use_subln": False, "max_position_embeddings": 65536}
+    config = DiffTransformerConfig(**fields, rope_parameters=rope)
     config.save_pretrained(tmp_path)
     assert "partial_rotary_factor" not in rope, "the caller's dictionary stays as it was"
     loaded = AutoConfig.from_pretrained(tmp_path)

@@ -88,11 +88,7 @@ def test_torch_export_with_a_dynamic_cache(model):
     program = torch.export.export(model, (), inputs, dynamic_shapes=shapes)
     assert_no_operator_of_ours(program)
     ids, mask = batch()
-    inputs = {
-        "input_ids": ids[:, 8:],
-        "attention_mask": mask,
-        CACHE: cache_of(model, ids[:, :8], mask[:, :8]),
-    }
+    inputs = {"input_ids": ids[:, 8:], "attention_mask": mask, CACHE: cache_of(model, ids[:, :8], mask[:, :8])}
     logits = program.module()(**inputs, use_cache=True).logits
     expected = model(ids, attention_mask=mask).logits[:, 8:]
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)

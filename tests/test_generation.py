@@ -231,10 +231,7 @@ def positions(attention_mask: torch.Tensor) -> torch.Tensor:
 # Short prompts and long ones take different kernels
 @pytest.mark.parametrize(
     ("tiny_config", "attn_implementation", "lengths"),
-    [
-        ("v1", "flash_diff", (3, 14, 9)),
-        *((version, name, (3, 40, 25)) for version, name in EVERY_VERSION_PAIRS),
-    ],
+    [("v1", "flash_diff", (3, 14, 9)), *((version, name, (3, 40, 25)) for version, name in EVERY_VERSION_PAIRS)],
     indirect=["tiny_config"],
 )
 @pytest.mark.oldest

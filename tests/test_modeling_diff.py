@@ -331,11 +331,7 @@ NOT_THE_NEW_TOKENS = r"position_ids has the shape .*, but there are 5 tokens.*no
         (0, {"input_ids": ids(2, 5), "position_ids": ids(3, 5)}, r"5 tokens; it must be \(1, 5\) or \(2, 5\)\. Give"),
         (0, {"input_ids": ids(1, 5), "position_ids": ids(2, 5)}, r"5 tokens; it must be \(1, 5\)\. Give"),
         (0, {"input_ids": ids(1, 5), "position_ids": ids(5)}, r"shape \(5,\)"),
-        (
-            0,
-            {"input_ids": ids(1, 5), "attention_mask": ids(1, 1, 5, 5)},
-            "type torch.int64; .*boolean or additive",
-        ),
+        (0, {"input_ids": ids(1, 5), "attention_mask": ids(1, 1, 5, 5)}, "type torch.int64; .*boolean or additive"),
         (0, {"input_ids": ids(2, 5), "attention_mask": ids(2, 4)}, r"\(2, 4\), but there are 2 rows of 5 tokens"),
         (0, {"input_ids": ids(2, 5), "attention_mask": ids(2, 5, 5)}, r"\(2, 5, 5\)"),
         (0, {"input_ids": ids(2, 5), "attention_mask": torch.ones(2, 1, 4, 5)}, r"\(2, 1, 4, 5\)"),
@@ -348,11 +344,7 @@ NOT_THE_NEW_TOKENS = r"position_ids has the shape .*, but there are 5 tokens.*no
         (0, {"input_ids": ids(1, 5), "cu_seq_lens_q": torch.tensor([1, 2, 5])}, r"=\[1, 2, 5\] .* 5 tokens"),
         (0, {"input_ids": ids(1, 5), "cu_seq_lens_q": torch.tensor([0, 4, 2, 5])}, r"=\[0, 4, 2, 5\] .* 5 tokens"),
         (0, {"input_ids": ids(2, 5), "cu_seq_lens_q": torch.tensor([0, 7, 10])}, "continues from one row of 5 tokens"),
-        (
-            0,
-            {"input_ids": ids(1, 5), "cu_seq_lens_q": ENDS, "attention_mask": ids(1, 5)},
-            "Got both attention_mask",
-        ),
+        (0, {"input_ids": ids(1, 5), "cu_seq_lens_q": ENDS, "attention_mask": ids(1, 5)}, "Got both attention_mask"),
         (4, {"input_ids": ids(1, 5), "cu_seq_lens_q": ENDS}, "cu_seq_lens_q with .* cached tokens.*Omit"),
     ],
 )

@@ -87,19 +87,9 @@ VARIANTS = {
     "q/k norm": {"use_qk_norm": True, "attention_bias": True, "attention_output_bias": False},
     "window": {"sliding_window": 5},
     "odd sizes": {"hidden_size": 42, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 10},
-    "2 signal heads": {"num_attention_heads": 12, "num_noise_heads": 4, "head_dim": 6},
-    "4 signal heads, MHA": {
-        "num_attention_heads": 10,
-        "num_key_value_heads": None,
-        "num_noise_heads": 2,
-        "use_qk_norm": True,
-    },
-    "4 signal heads, one key head": {
-        "num_attention_heads": 15,
-        "num_key_value_heads": 1,
-        "num_noise_heads": 3,
-        "head_dim": 4,
-    },
+    "2 signal heads": {"num_attention_heads": 12, "num_noise_heads": 4, "head_dim": 6, "use_qk_norm": True},
+    "4 signal heads, MHA": {"num_attention_heads": 10, "num_key_value_heads": None, "num_noise_heads": 2},
+    "4 signal heads, MQA": {"num_attention_heads": 15, "num_key_value_heads": 1, "num_noise_heads": 3, "head_dim": 4},
 }
 
 
