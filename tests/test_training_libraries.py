@@ -8,13 +8,8 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import AdaLoraConfig, IA3Config, LoraConfig, OFTConfig, VeraConfig, get_peft_model
-from transformers import (
-    AutoModelForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    Trainer,
-    TrainingArguments,
-)
+from tolerances import assert_all_close
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 from trl import SFTConfig, SFTTrainer
 
 from diff_transformer import DiffTransformerForCausalLM, cl100k_tokenizer
@@ -76,16 +71,11 @@ def documents_of(batch: dict) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 @pytest.mark.oldest
-@pytest.mark.parametrize("tiny_config", VERSIONS, indirect=True)
-def test_trainer_smooths_the_labels_of_the_next_tokens(make_model, tmp_path):
-    check_smoothing(make_model().eval(), tmp_path)
-
-
-def test_trainer_smooths_the_labels_of_the_transformer_with_the_head_norm(tiny_config, tmp_path):
-    check_smoothing(AutoModelForCausalLM.from_config(head_norm_twin(tiny_config())).eval(), tmp_path)
-
-
-def check_smoothing(model, tmp_path):
+@pytest.mark.parametrize(
+    ("tiny_config", "twin"), [*((name, None) for name in VERSIONS), ("v1", head_norm_twin)], indirect=["tiny_config"]
+)
+def test_trainer_smooths_the_labels_of_the_next_tokens(tiny_config, twin, tmp_path):
+    model = AutoModelForCausalLM.from_config(twin(tiny_config()) if twin else tiny_config()).eval()
     args = TrainingArguments(output_dir=str(tmp_path), label_smoothing_factor=0.1, report_to=[], use_cpu=True)
     ids = torch.arange(12).view(2, 6)
     loss = Trainer(model=model, args=args).compute_loss(model, {"input_ids": ids, "labels": ids})
@@ -129,12 +119,8 @@ def test_sft_loss_is_the_models_own(attn_implementation, layout, make_model, mak
         own_loss.backward()
         expected += own_loss.item()
     assert loss.item() == pytest.approx(expected, rel=1e-5)
-    gradients = {name: parameter.grad for name, parameter in trainer.model.named_parameters()}
-    for name, parameter in model.named_parameters():
-        atol = 1e-5 * parameter.grad.abs().max().item()
-        torch.testing.assert_close(
-            gradients[name], parameter.grad, rtol=1e-3, atol=atol, msg=lambda m, name=name: f"gradient of {name}: {m}"
-        )
+    gradients, wanted = ({name: x.grad for name, x in m.named_parameters()} for m in (trainer.model, model))
+    assert_all_close(gradients, wanted, "gradient")
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from peft import LoraConfig, get_peft_model
+from tolerances import assert_all_close
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -65,22 +66,10 @@ def plain(hidden, weight, labels):
     return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels, reduction="sum")
 
 
-def gradients_of(loss, inputs) -> list[torch.Tensor]:
-    return list(torch.autograd.grad(loss, [x for x in inputs if x.is_floating_point()]))
-
-
-def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference, relative to the largest entry that is expected."""
-    assert actual.shape == expected.shape and actual.dtype == expected.dtype
-    assert expected.abs().max() > 0, "all zero, which compares nothing"
-    return ((actual - expected).abs().max() / expected.abs().max()).item()
-
-
-def assert_same(actual: dict, expected: dict, tolerance: float, what: str) -> None:
-    assert actual.keys() == expected.keys(), f"{what}: other names"
-    errors = {name: error(actual[name], tensor) for name, tensor in expected.items()}
-    worst = max(errors, key=errors.get)
-    assert errors[worst] <= tolerance, f"{what} of {worst}: relative error {errors[worst]:.1e}"
+def loss_and_its_gradients(loss, hidden, weight, labels) -> dict[str, torch.Tensor]:
+    """Of a third of the loss, so that a gradient that is not passed on shows."""
+    gradients = torch.autograd.grad(loss / 3, (hidden, weight))
+    return {"loss": loss.detach(), **dict(zip(("hidden_states", "weight"), gradients, strict=True))}
 
 
 @pytest.fixture
@@ -103,6 +92,10 @@ def batch(rows: int = 3, length: int = 11) -> dict[str, torch.Tensor]:
     return {"input_ids": input_ids, "labels": labels}
 
 
+def gradients_of(model) -> dict[str, torch.Tensor]:
+    return {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
+
+
 def by_formula(model, input_ids, labels, num_items=None) -> dict[str, torch.Tensor]:
     """What `loss_and_gradients` must give, from the logits; transformers' own loss would round them to float32."""
     model.zero_grad()
@@ -111,8 +104,7 @@ def by_formula(model, input_ids, labels, num_items=None) -> dict[str, torch.Tens
     loss = logits.logsumexp(-1)[kept] - logits[kept].gather(-1, labels[kept, None]).squeeze(-1)
     loss = loss.sum() / (kept.sum() if num_items is None else num_items)
     loss.backward()
-    gradients = {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
-    return {**gradients, "loss": loss.detach()}
+    return {**gradients_of(model), "loss": loss.detach()}
 
 
 def loss_and_gradients(model, **inputs) -> tuple[CausalLMOutputWithPast, dict[str, torch.Tensor]]:
@@ -120,8 +112,7 @@ def loss_and_gradients(model, **inputs) -> tuple[CausalLMOutputWithPast, dict[st
     model.zero_grad()
     output = model(**inputs)
     output.loss.backward()
-    result = {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
-    return output, {**result, "loss": output.loss.detach()}
+    return output, {**gradients_of(model), "loss": output.loss.detach()}
 
 
 @pytest.mark.parametrize("ignored", [0, 3], ids=["all kept", "some ignored"])
@@ -129,32 +120,25 @@ def loss_and_gradients(model, **inputs) -> tuple[CausalLMOutputWithPast, dict[st
 def test_linear_cross_entropy_is_the_plain_loss(chunk_tokens, ignored):
     for dtype, scale, tolerance in ((torch.float64, 1, 1e-12), (torch.float32, 1, 1e-6), (torch.float32, 1e3, 1e-6)):
         inputs = problem(dtype, ignored=ignored, scale=scale)  # large logits must not overflow
-        expected = plain(*inputs)
-        # not 1, so that a gradient that is not passed on shows
-        wanted = gradients_of(0.3 * expected, inputs)
+        expected = loss_and_its_gradients(plain(*inputs), *inputs)
         inputs[0].data[inputs[2] == -100] = torch.nan  # what is ignored is not read
-        actual = linear_cross_entropy(*inputs, chunk_tokens=chunk_tokens)
-        assert error(actual.detach(), expected.detach()) < tolerance, f"loss in {dtype}"
-        results = zip(gradients_of(0.3 * actual, inputs), wanted, strict=True)
-        for name, (mine, theirs) in zip(("hidden_states", "weight"), results, strict=True):
-            assert error(mine, theirs) < tolerance, f"gradient of {name} in {dtype}"
+        loss = linear_cross_entropy(*inputs, chunk_tokens=chunk_tokens)
+        assert_all_close(loss_and_its_gradients(loss, *inputs), expected, f"{dtype}", rtol=0, atol=tolerance)
         mean = linear_cross_entropy(*inputs, reduction="mean", chunk_tokens=chunk_tokens)
-        assert mean.item() == pytest.approx(actual.item() / (inputs[2] != -100).sum().item(), rel=1e-6)
+        assert mean.item() == pytest.approx(loss.item() / (inputs[2] != -100).sum().item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_16_bits_against_the_same_numbers_in_float32(dtype):
     inputs = problem(dtype, tokens=257)
     exact = [x.detach().float().requires_grad_() if x.is_floating_point() else x for x in inputs]
-    actual, expected = linear_cross_entropy(*inputs, chunk_tokens=1), plain(*exact)
-    assert actual.dtype == torch.float32, "the softmax is in float32"
+    actual = loss_and_its_gradients(linear_cross_entropy(*inputs, chunk_tokens=1), *inputs)
+    # The softmax is in float32
+    assert [x.dtype for x in actual.values()] == [torch.float32, dtype, dtype]
+    actual = {name: x.float() for name, x in actual.items()}
     # Logits, their gradients and the result are rounded once each; adding up rounds no more than that
     tolerance = 3 * torch.finfo(dtype).eps
-    assert error(actual.detach(), expected.detach()) < tolerance
-    results = zip(gradients_of(actual, inputs), gradients_of(expected, exact), strict=True)
-    for name, (mine, theirs) in zip(("hidden_states", "weight"), results, strict=True):
-        assert mine.dtype == dtype
-        assert error(mine.float(), theirs) < tolerance, f"gradient of {name}"
+    assert_all_close(actual, loss_and_its_gradients(plain(*exact), *exact), f"{dtype}", rtol=0, atol=tolerance)
 
 
 def test_linear_cross_entropy_sums_the_gradient_of_the_weight_in_float32():
@@ -168,31 +152,29 @@ def test_linear_cross_entropy_sums_the_gradient_of_the_weight_in_float32():
 def test_under_autocast():
     inputs = problem()
     with torch.autocast("cpu", torch.bfloat16):
-        actual, expected = linear_cross_entropy(*inputs, chunk_tokens=4), plain(*inputs)
+        losses = linear_cross_entropy(*inputs, chunk_tokens=4), plain(*inputs)
         with torch.no_grad(), MadeTensors() as recorded:
             alone = linear_cross_entropy(*inputs, chunk_tokens=4)
-    assert error(actual.detach(), expected.detach()) < 1e-6, "the products are those of autocast"
-    assert alone.item() == pytest.approx(actual.item(), rel=1e-6)
     assert recorded.elements.count(VOCAB * HIDDEN) == 1, "the weight is converted once, not for every chunk"
-    for mine, theirs in zip(gradients_of(actual, inputs), gradients_of(expected, inputs), strict=True):
-        assert mine.dtype == torch.float32
-        assert error(mine, theirs) < 1e-2
+    loss, expected_loss = (x.item() for x in losses)
+    assert loss == pytest.approx(expected_loss, rel=1e-6), "the products are not those of autocast"
+    assert alone.item() == pytest.approx(loss, rel=1e-6)
+    actual, expected = (loss_and_its_gradients(x, *inputs) for x in losses)
+    assert_all_close(actual, expected, "under autocast", rtol=0, atol=1e-2)
 
 
-@pytest.mark.parametrize("frozen", ["hidden_states", "weight"])
-def test_linear_cross_entropy_has_no_gradient_for_frozen_inputs(frozen):
-    inputs = dict(zip(("hidden_states", "weight", "labels"), problem(), strict=True))
-    expected = gradients_of(linear_cross_entropy(**inputs), inputs.values())
+@pytest.mark.parametrize(("frozen", "trained"), [(0, 1), (1, 0)], ids=["hidden_states", "weight"])
+def test_linear_cross_entropy_has_no_gradient_for_frozen_inputs(frozen, trained):
+    inputs = problem()
+    (expected,) = torch.autograd.grad(linear_cross_entropy(*inputs), inputs[trained])
     inputs[frozen].requires_grad_(False)
     # the weight alone would be (VOCAB, HIDDEN); chunks of a token stay below it
     with MadeTensors() as recorded:
-        linear_cross_entropy(**inputs, chunk_tokens=1).backward()
+        linear_cross_entropy(*inputs, chunk_tokens=1).backward()
     assert inputs[frozen].grad is None
-    if frozen == "weight":
+    if frozen == 1:
         assert recorded.largest < VOCAB * HIDDEN, "a gradient of the frozen weight was computed"
-    for name, gradient in zip(("hidden_states", "weight"), expected, strict=True):
-        if name != frozen:
-            assert error(inputs[name].grad, gradient) < 1e-6, name
+    torch.testing.assert_close(inputs[trained].grad, expected, rtol=0, atol=1e-6 * expected.abs().max().item())
 
 
 def test_linear_cross_entropy_never_has_more_logits_than_a_chunk(monkeypatch):
@@ -253,7 +235,7 @@ def test_loss_and_gradients_of_a_model(make_model, kind, sizes, trains_head):
         assert recorded.largest < inputs["labels"].numel() * VOCAB, "the logits of ignored or of last tokens were made"
         output, actual = loss_and_gradients(patched, **arguments)
         assert output.logits is None, name
-        assert_same(actual, expected, 1e-12, f"{kind}, {name}")
+        assert_all_close(actual, expected, f"{kind}, {name}", rtol=0, atol=1e-12)
 
 
 def test_all_labels_ignored_in_a_model(make_model):
@@ -322,7 +304,7 @@ def test_compiled(make_model):
     output, actual = loss_and_gradients(model, **batch())
     assert len(graphs) == 1, "one graph up to the loss, and none after it"
     assert output.logits is None
-    assert_same(actual, expected, 1e-5, "compiled: gradient")
+    assert_all_close(actual, expected, "compiled: gradient", rtol=0, atol=1e-5)
 
 
 @peft_asks_by_the_old_name
@@ -422,4 +404,4 @@ def test_fsdp2(make_model, mesh, parts):
         output, actual = loss_and_gradients(model, **batch(), num_items_in_batch=20)
         assert output.logits is None
         full = {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in actual.items()}
-        assert_same(full, expected, 1e-12, "FSDP2")
+        assert_all_close(full, expected, "FSDP2", rtol=0, atol=1e-12)
