@@ -2,7 +2,6 @@
 """The benchmarks on the CPU with tiny sizes, and the checks that no wrong implementation is timed."""
 
 import csv
-import importlib
 import math
 import re
 import sys
@@ -16,6 +15,8 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
+from benchmarks import attention, conversion_memory, model_cpu, model_gpu, timing
+from benchmarks import attention_ways as ways
 from diff_transformer.flash_diff_cpu import flash_diff_attention_cpu
 
 ROOT = Path(__file__).parents[1]
@@ -25,33 +26,11 @@ def read(path: Path) -> list[dict]:
     return list(csv.DictReader(path.read_text().splitlines()))
 
 
-@pytest.fixture
-def load(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
-    return lambda name: importlib.import_module(f"benchmarks.{name}")
-
-
 # ------------------------------------------------------------------------------------------------- attention, timing
 
 
-@pytest.fixture
-def attention(load):
-    return load("attention")
-
-
-@pytest.fixture
-def ways(load):
-    return load("attention_ways")
-
-
-def case(ways, task: str, length: int = 33, dtype: torch.dtype = torch.float32, norm: bool = False):
+def case(task: str, length: int = 33, dtype: torch.dtype = torch.float32, norm: bool = False):
     return ways.Case(task, 16, length, 3 * length, heads=2, dtype=dtype, device="cpu", norm=norm)
-
-
-def measure(attention, one, *names: str) -> dict[str, dict]:
-    """The rows of the whole step, by way."""
-    rows = attention.measure(one, names, rounds=3, seconds=1, check_length=16)
-    return {row["way"]: row for row in rows if row["task"] == one.task}
 
 
 WRONG = {  # the reason, and a function of the eager attention and a problem
@@ -63,24 +42,25 @@ WRONG = {  # the reason, and a function of the eager attention and a problem
 
 
 @pytest.mark.parametrize("reason", WRONG)
-def test_attention_gives_a_wrong_way_no_speed(attention, ways, monkeypatch, reason):
+def test_attention_gives_a_wrong_way_no_speed(monkeypatch, reason):
     way = ways.Way("rival", partial(WRONG[reason], ways.WAYS["eager"].run))
     monkeypatch.setitem(ways.WAYS, "four_calls/sdpa_flash", way)
-    found = measure(attention, case(ways, "both"), "eager", "four_calls/sdpa_flash", "two_calls/flash_attn_3")
-    right, red, absent = found.values()
+    names = ("eager", "four_calls/sdpa_flash", "two_calls/flash_attn_3")
+    rows = attention.measure(case("both"), names, rounds=3, seconds=1, check_length=16)
+    right, red, absent = whole = [row for row in rows if row["task"] == "both"]
     flops = 16 * 2 * 33**2 * 16 / 2 * 2 * 3  # units, 2 N^2 d, halved by causality, 2 heads, 3 sequences
     assert right["status"] == "ok" and right["tflops"] == pytest.approx(flops / right["ms"] / 1e9, rel=2e-3)
     assert red["status"] == "RED" and reason in red["reason"] and not {"ms", "tflops"} & red.keys()
     assert absent["status"] == "cannot run" and "flash_attn_interface" in absent["reason"] and "ms" not in absent
     twice = {**right, "way": "flash_diff", "ms": right["ms"] / 2, "tflops": 30.0}
-    page = "\n".join(attention.tables([twice, *found.values()]))
+    page = "\n".join(attention.tables([twice, *whole]))
     assert "| flash_diff | 30.0 (1.00) |" in page and re.search(r"\| eager \| \S+ \(2.00\)", page)
     assert "### both, d = 16" in page and "| four_calls/sdpa_flash | RED |" in page
     assert f"- RED: four_calls/sdpa_flash: {red['reason']}" in page and "two_calls/flash_attn_3 |" not in page
 
 
-def test_attention_times_forward_and_backward_apart(attention, ways):
-    rows = attention.measure(case(ways, "both"), ["eager", "standard/sdpa_cudnn"], 5, seconds=1, check_length=16)
+def test_attention_times_forward_and_backward_apart():
+    rows = attention.measure(case("both"), ["eager", "standard/sdpa_cudnn"], 5, seconds=1, check_length=16)
     assert [(row["task"], row["status"]) for row in rows] == [
         *((task, "ok") for task in ("both", "forward", "backward")),
         ("both", "cannot run"),
@@ -96,15 +76,15 @@ def test_attention_times_forward_and_backward_apart(attention, ways):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("norm", [False, True], ids=["", "norm"])
 @pytest.mark.parametrize("task", ["both", "decode"])
-def test_attention_compositions_are_right(attention, ways, task, norm, dtype):
+def test_attention_compositions_are_right(task, norm, dtype):
     math_sdpa = partial(ways.sdpa, SDPBackend.MATH)  # takes every shape
     for compose in (ways.packed, ways.two_calls, ways.four_calls, *[ways.one_call] * (task == "both")):
         way = ways.Way("rival", partial(compose, math_sdpa))
-        assert attention.fault(way, case(ways, task, dtype=dtype, norm=norm)) == "", compose.__name__
+        assert attention.fault(way, case(task, dtype=dtype, norm=norm)) == "", compose.__name__
 
 
-def test_attention_standard_is_attention_of_2h_heads(ways):
-    p = ways.make_problem(case(ways, "both"))
+def test_attention_standard_is_attention_of_2h_heads():
+    p = ways.make_problem(case("both"))
     out = ways.standard(partial(ways.sdpa, SDPBackend.MATH), p)
     q, k, v = (x.view(3, 33, 4, 16).transpose(1, 2) for x in (p.q, p.k, p.v))
     mask = torch.ones(33, 33, dtype=torch.bool).tril()
@@ -112,7 +92,7 @@ def test_attention_standard_is_attention_of_2h_heads(ways):
     torch.testing.assert_close(out, (maps @ v).transpose(1, 2).reshape(3, 33, 2, 32))
 
 
-def test_attention_standard_reads_a_cache_without_a_copy(ways, load):
+def test_attention_standard_reads_a_cache_without_a_copy():
     p = ways.make_problem(ways.Case("decode", 16, 1 << 14, 1 << 15, 16, torch.float32, "cpu"))
     seen = []
 
@@ -120,7 +100,7 @@ def test_attention_standard_reads_a_cache_without_a_copy(ways, load):
         seen.extend((k, v))
         return q
 
-    peak, out = load("timing").peak_memory(lambda: ways.standard(attend, p), "cpu")
+    peak, out = timing.peak_memory(lambda: ways.standard(attend, p), "cpu")
     assert peak < p.k.nbytes / 8 == 8 << 20, "a copy of the cache is 64 MiB"
     assert torch.equal(out, p.q), "the heads are put together as they were taken apart"
     for got, cache in zip(seen, (p.k, p.v), strict=True):
@@ -128,7 +108,7 @@ def test_attention_standard_reads_a_cache_without_a_copy(ways, load):
         assert got.data_ptr() == cache.data_ptr()
 
 
-def test_attention_flash_attn_4_has_backward_blocks_that_fit(attention, ways, monkeypatch):
+def test_attention_flash_attn_4_has_backward_blocks_that_fit(monkeypatch):
     BwdConfig = namedtuple("BwdConfig", "m n Q dO dS SdP_swap dKV_swap dQ_swap SdP_layout dKV_layout dQ_layout")
     own = {64: BwdConfig(128, 128, 2, 2, 2, True, False, False, 1, 2, 2)}  # those of 4.0.0b36
     own[128] = BwdConfig(64, 128, 2, 2, 2, True, False, False, 1, 2, 1)
@@ -150,7 +130,7 @@ def test_attention_flash_attn_4_has_backward_blocks_that_fit(attention, ways, mo
     monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", interface)
     monkeypatch.setitem(sys.modules, "flash_attn.cute", SimpleNamespace(flash_attn_func=flash_attn_func))
     ways.let_backward_fit.cache_clear()
-    assert attention.fault(ways.WAYS["one_call/flash_attn_4"], case(ways, "both")) == ""
+    assert attention.fault(ways.WAYS["one_call/flash_attn_4"], case("both")) == ""
     assert calls == [((4, 16), (4, 16), (4, 32), True)], "one call with twice the heads"
     ways.let_backward_fit.cache_clear()
     for d in own:
@@ -160,15 +140,15 @@ def test_attention_flash_attn_4_has_backward_blocks_that_fit(attention, ways, mo
         assert kibibytes(ours, d) <= 224 < 240 <= kibibytes(own[d], d), "a program may have 227 on sm_90"
 
 
-def test_attention_eager_keeps_documents_apart(ways):
-    p = ways.make_problem(case(ways, "varlen", length=8))
+def test_attention_eager_keeps_documents_apart():
+    p = ways.make_problem(case("varlen", length=8))
     assert p.documents == [4, 12, 8] and p.cu_seqlens.tolist() == [0, 4, 16, 24]
     whole = ways.WAYS["eager"].run(p)
     second = replace(p, q=p.q[:, 4:16], k=p.k[:, 4:16], v=p.v[:, 4:16], documents=[12], cu_seqlens=None)
     torch.testing.assert_close(whole[:, 4:16], ways.WAYS["eager"].run(second))
 
 
-def test_attention_counts_useful_work(attention, ways):
+def test_attention_counts_useful_work():
     at = partial(ways.Case, d=128, length=1024, tokens=2048, heads=12, dtype=torch.bfloat16, device="cpu")
     unit = 2 * 1024**2 * 128 / 2 * 12 * 2  # 2 N^2 d, halved by causality, 12 heads, 2 sequences
     flops = attention.useful_flops
@@ -178,8 +158,7 @@ def test_attention_counts_useful_work(attention, ways):
     assert attention.useful_bytes(at("decode")) == 2 * (2 * 1024 * 12 * 256) * 2
 
 
-def test_take_turns_measures_what_is_timed_in_rounds(load):
-    timing = load("timing")
+def test_take_turns_measures_what_is_timed_in_rounds():
     ran = []
 
     def clock(step, device):
@@ -205,8 +184,8 @@ def test_take_turns_measures_what_is_timed_in_rounds(load):
     assert result == 16 << 20 and 60 << 20 < peak < 128 << 20, "a tensor of 64 MiB"
 
 
-def test_clocks_time_the_parts_of_a_step(load, monkeypatch):
-    timing, now = load("timing"), [0.0]
+def test_clocks_time_the_parts_of_a_step(monkeypatch):
+    now = [0.0]
 
     def lasts(seconds):
         def part(before=None):
@@ -225,18 +204,13 @@ def test_clocks_time_the_parts_of_a_step(load, monkeypatch):
 
 
 @pytest.fixture
-def model_gpu(load):
-    return load("model_gpu")
-
-
-@pytest.fixture
-def tiny_models(model_gpu):
+def tiny_models():
     return model_gpu.build_models(32, torch.float32, "cpu", layers=1, tiny=True)
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize(("task", "factor"), [("decode static, CUDA graphs", 1), ("forward+backward, compiled", 1.03)])
-def test_model_gpu_checks_compiled_models(model_gpu, tiny_models, monkeypatch, task, factor):
+def test_model_gpu_checks_compiled_models(tiny_models, monkeypatch, task, factor):
     """Also that the check and the rounds share one graph."""
     graphs = []
 
@@ -268,7 +242,7 @@ WRONG_MODELS = {  # the function of the attention, and another
 
 
 @pytest.mark.parametrize("name", WRONG_MODELS)
-def test_model_gpu_times_nothing_that_is_wrong(model_gpu, monkeypatch, name):
+def test_model_gpu_times_nothing_that_is_wrong(monkeypatch, name):
     function, wrong = WRONG_MODELS[name]
     monkeypatch.setattr(f"diff_transformer.{function}", wrong)
     with pytest.raises(model_gpu.Wrong, match=f" of {name} is wrong: logits is off by"):
@@ -276,15 +250,13 @@ def test_model_gpu_times_nothing_that_is_wrong(model_gpu, monkeypatch, name):
 
 
 @pytest.fixture
-def model_cpu(load, monkeypatch):
-    """With a layer of a small width in each model."""
-    module = load("model_cpu")
-    small = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "vocab_size": 4096}
-    monkeypatch.setattr(module, "SHARED", module.SHARED | small)
-    return module
+def small(monkeypatch):
+    """A layer of a small width in each model of model_cpu."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "vocab_size": 4096}
+    monkeypatch.setattr(model_cpu, "SHARED", model_cpu.SHARED | sizes)
 
 
-def test_model_cpu_end_to_end(model_cpu, monkeypatch, tmp_path):
+def test_model_cpu_end_to_end(small, monkeypatch, tmp_path):
     monkeypatch.setattr(model_cpu, "TASKS", {"forward": 16, "forward+backward": 16, "decode": 24})
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
     model_cpu.main(["--rounds", "1", "--dtypes", "float32", "--out", str(tmp_path / "speed")])
@@ -304,7 +276,7 @@ def test_model_cpu_end_to_end(model_cpu, monkeypatch, tmp_path):
     assert table[4] == ["float32", "decode, 24 tokens", *decode, *ratios]
 
 
-def test_model_cpu_compares_models_of_equal_size(model_cpu):
+def test_model_cpu_compares_models_of_equal_size(small):
     size = {name: model.num_parameters() for name, model in model_cpu.untrained_models().items()}
     assert size["DIFF"] - size["Llama"] == 4 * 8 + 16, "lambda vectors and the head norm"
     assert size["DIFF V2"] - size["Llama GQA"] == 4 * 64 - 64 * 4 * 64, "lambda_proj, and half of o_proj"
@@ -312,7 +284,7 @@ def test_model_cpu_compares_models_of_equal_size(model_cpu):
 
 
 @pytest.mark.parametrize("name", WRONG_MODELS)
-def test_model_cpu_times_nothing_that_is_wrong(model_cpu, monkeypatch, name):
+def test_model_cpu_times_nothing_that_is_wrong(small, monkeypatch, name):
     function, wrong = WRONG_MODELS[name]
     monkeypatch.setattr(f"diff_transformer.{function}", wrong)
     with pytest.raises(SystemExit, match=f"^{name} is off by .*: there is nothing to compare"):
@@ -322,34 +294,27 @@ def test_model_cpu_times_nothing_that_is_wrong(model_cpu, monkeypatch, name):
 # ---------------------------------------------------------------------------------------------------------- conversion
 
 
-def test_conversion_memory_converts_what_it_measures(load, monkeypatch, tmp_path, capsys):
+def test_conversion_memory_converts_what_it_measures(monkeypatch, tmp_path, capsys):
     """In this process, which has seen the larger peaks of other tests."""
-    module = load("conversion_memory")
 
     def measure_here(*arguments):
-        module.convert_here(list(map(str, arguments)))
+        conversion_memory.convert_here(list(map(str, arguments)))
         return map(float, capsys.readouterr().out.splitlines()[-1].split())
 
-    monkeypatch.setattr(module, "measure_apart", measure_here)
+    monkeypatch.setattr(conversion_memory, "measure_apart", measure_here)
     small = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 20000}
-    monkeypatch.setattr(module, "GROUPED", module.GROUPED | small)
-    module.main(["--layers", "1", "--folder", str(tmp_path), "--out", str(tmp_path / "memory")])
+    monkeypatch.setattr(conversion_memory, "GROUPED", conversion_memory.GROUPED | small)
+    conversion_memory.main(["--layers", "1", "--folder", str(tmp_path), "--out", str(tmp_path / "memory")])
     rows = read(tmp_path / "memory.csv")
     assert [row["task"] for row in rows] == ["convert", "convert and verify"]
     for row in rows:
         assert 10 < int(row["checkpoint_mib"]) < 40 and int(row["peak_mib"]) >= int(row["imports_alone_mib"]) > 100
     assert [path.name for path in tmp_path.iterdir()] == ["memory.csv"], "the checkpoints are still there"
     with pytest.raises(SystemExit, match="conversion failed"):
-        module.convert_here(["convert", "nowhere", str(tmp_path / "out"), "--from", "yoco"])
+        conversion_memory.convert_here(["convert", "nowhere", str(tmp_path / "out"), "--from", "yoco"])
 
 
 # ----------------------------------------------------------------------------------------------------- kernel_model.py
-
-
-@pytest.fixture
-def kernel_model(load):
-    pytest.importorskip("triton", reason="the kernels are written in Triton")
-    return load("kernel_model")
 
 
 RESULT = ROOT / "benchmarks/results/kernel_model_2026-11-22"
@@ -357,7 +322,10 @@ RESULT = ROOT / "benchmarks/results/kernel_model_2026-11-22"
 
 @pytest.mark.compile
 @pytest.mark.parametrize("architecture", ["86", "90", "100"])  # each with tensor instructions of its own
-def test_kernel_model_repeats_the_committed_row_of_a_kernel(kernel_model, tmp_path, architecture):
+def test_kernel_model_repeats_the_committed_row_of_a_kernel(tmp_path, architecture):
+    pytest.importorskip("triton", reason="the kernels are written in Triton")
+    from benchmarks import kernel_model
+
     if f"triton {kernel_model.triton.__version__};" not in RESULT.with_suffix(".md").read_text():
         pytest.skip("another version of triton compiles otherwise")
     which = [architecture, "64", "dkdv"]

@@ -14,31 +14,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import gpu_jobs as jobs
+from benchmarks import gpu_report
+from benchmarks import gpu_suite as suite
+
 ROOT = Path(__file__).parents[1]
 SHARED = {"dry_run": True, "hardware": "made up", "kernels": "ours"}
 # Python 3.12 warns of every fork in a process with threads; these jobs start none and take no lock
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
-@pytest.fixture
-def suite(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("benchmarks.gpu_suite")
-
-
-@pytest.fixture
-def jobs(suite):
-    return importlib.import_module("benchmarks.gpu_jobs")
-
-
-@pytest.fixture
-def gpu_report(suite):
-    return importlib.import_module("benchmarks.gpu_report")
-
-
 @pytest.mark.process
 @pytest.mark.slow
-def test_dry_run_fills_every_stage(suite, gpu_report, tmp_path):
+def test_dry_run_fills_every_stage(tmp_path):
     """In a process, since triton reads TRITON_INTERPRET when it is imported."""
     pytest.importorskip("triton", reason="flash_diff needs triton, whose interpreter runs it on the CPU")
     command = [sys.executable, "-m", "benchmarks.gpu_suite", "--dry-run", "--out", str(tmp_path)]
@@ -78,7 +66,7 @@ def test_plan_names_a_command_for_every_stage_without_torch():
     assert all(0 < int(line.split()[0]) <= 8 for line in lines), "a stage ends within eight minutes"
 
 
-def test_jobs_take_their_arguments_on_a_gpu(suite, jobs, monkeypatch):
+def test_jobs_take_their_arguments_on_a_gpu(monkeypatch):
     """Those of a GPU run nowhere else in the tests."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     for stage in suite.STAGES:
@@ -92,7 +80,7 @@ def test_jobs_take_their_arguments_on_a_gpu(suite, jobs, monkeypatch):
 
 
 @pytest.fixture
-def run(suite, jobs, monkeypatch, tmp_path):
+def run(monkeypatch, tmp_path):
     """Runs a stage of functions `job(emit, done, sizes)`, each a step of its own, and returns the rows by name."""
 
     def run_stage(functions: dict, resume: bool = False, minutes: float = 8, **options) -> dict[str, dict]:
@@ -112,7 +100,7 @@ def good(emit, done, sizes):
     emit("good result", ms=1.5)
 
 
-def test_stage_records_the_error_of_a_job_and_runs_the_next(run, suite, tmp_path):
+def test_stage_records_the_error_of_a_job_and_runs_the_next(run, tmp_path):
     def raises(emit, done, sizes):
         emit("before", ms=2)
         raise ValueError("the reason\nand more")
@@ -130,7 +118,7 @@ def test_stage_records_the_error_of_a_job_and_runs_the_next(run, suite, tmp_path
             suite.Results(tmp_path / "rows.jsonl", {**SHARED, name: other})
 
 
-def test_stage_ends_at_its_limit(suite, run, tmp_path):
+def test_stage_ends_at_its_limit(run, tmp_path):
     def hangs(emit, done, sizes):
         emit("before")
         child = subprocess.Popen(["sleep", "60"])
@@ -174,7 +162,7 @@ def test_jobs_end_with_a_suite_that_is_killed(tmp_path):
 
 
 @pytest.mark.process
-def test_test_that_hangs_is_a_result_and_a_resumed_stage_goes_on_behind_it(run, jobs, monkeypatch, tmp_path):
+def test_test_that_hangs_is_a_result_and_a_resumed_stage_goes_on_behind_it(run, monkeypatch, tmp_path):
     file = tmp_path / "test_made_up.py"
     file.write_text("import time\ndef test_a(): pass\ndef test_b(): time.sleep(60)\ndef test_c(): pass\n")
     monkeypatch.setattr(jobs, "HUNG", 2)
@@ -216,7 +204,7 @@ def test_resume_runs_what_is_missing(run, tmp_path):
 # ------------------------------------------------------------------------------------------------------- jobs, report
 
 
-def test_kernels_job_shows_errors_and_unequal_bits(jobs, monkeypatch):
+def test_kernels_job_shows_errors_and_unequal_bits(monkeypatch):
     calls = []
 
     def drifting(p):
@@ -232,7 +220,7 @@ def test_kernels_job_shows_errors_and_unequal_bits(jobs, monkeypatch):
     assert rows["equal bits both d=16 8 norm float32"][1].startswith("output, q, k, v")
 
 
-def test_report_of_the_committed_result(suite, gpu_report, tmp_path, capsys, monkeypatch):
+def test_report_of_the_committed_result(tmp_path, capsys, monkeypatch):
     files = sorted((ROOT / "benchmarks/results").glob("gpu_suite_*.jsonl"))
     file = Path(shutil.copy(files[-1], tmp_path))
     assert suite.main(["--report", str(file)]) == 0
