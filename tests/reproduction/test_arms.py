@@ -2,11 +2,11 @@
 """The arms differ in what their names say, and in nothing else."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from tolerances import assert_same_computation
-from torch.nn.functional import cross_entropy, silu
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from diff_transformer import DiffTransformerConfig
@@ -33,47 +33,27 @@ def random_ids(config) -> torch.Tensor:
     return torch.randint(config.vocab_size, (2, 19))
 
 
-def formula(config: LlamaConfig, weights: dict[str, torch.Tensor], ids: torch.Tensor, init=None) -> torch.Tensor:
-    """The logits of a Llama whose heads are normalized and scaled, where it has weights for that. init: lambda_init,
-    by default exponential."""
-    n, width = ids.shape[1], config.head_dim
+def llama_with_normed_heads(model, ids: torch.Tensor, dtype: torch.dtype, init) -> dict[str, torch.Tensor]:
+    """Logits and gradients of transformers' Llama with the weights of the model, whose heads are normalized and scaled
+    before o_proj (Eq. 3). init: lambda_init, by default exponential."""
+    config = model.config
+    llama = LlamaForCausalLM(config).to(dtype)
+    weights = {name: x.detach().to(dtype) for name, x in model.named_parameters()}
+    norms = {name: weights.pop(name).requires_grad_() for name in list(weights) if "o_proj.norm" in name}
+    llama.load_state_dict(weights)
 
-    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
-        return weights[name] * x / (x.square().mean(-1, keepdim=True) + config.rms_norm_eps).sqrt()
+    def normalize(module, inputs, i: int):
+        heads = inputs[0].unflatten(-1, (-1, config.head_dim))
+        heads = heads / (heads.square().mean(-1, keepdim=True) + config.rms_norm_eps).sqrt()
+        lambda_init = 0.8 - 0.6 * math.exp(-0.3 * i) if init is None else init
+        return ((1 - lambda_init) * norms[f"model.layers.{i}.self_attn.o_proj.norm.weight"] * heads).flatten(-2)
 
-    def rotate(x: torch.Tensor) -> torch.Tensor:  # (B, heads, T, width)
-        frequencies = config.rope_parameters["rope_theta"] ** -(torch.arange(0, width, 2, dtype=x.dtype) / width)
-        turns = torch.outer(torch.arange(n, dtype=x.dtype), frequencies)
-        a, b = x.chunk(2, -1)
-        return torch.cat((a * turns.cos() - b * turns.sin(), b * turns.cos() + a * turns.sin()), -1)
-
-    x = weights["model.embed_tokens.weight"][ids]
-    for i in range(config.num_hidden_layers):
-        prefix = f"model.layers.{i}."
-        own = {name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)}
-        y = norm(x, prefix + "input_layernorm.weight")
-        q, k, v = (
-            (y @ own[f"self_attn.{name}_proj.weight"].T).unflatten(-1, (-1, width)).transpose(1, 2) for name in "qkv"
-        )
-        q, k = rotate(q), rotate(k)
-        scores = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(2, 3) / math.sqrt(width)
-        maps = scores.masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), -math.inf).softmax(-1)
-        heads = (maps @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)).transpose(1, 2)
-        if "self_attn.o_proj.norm.weight" in own:
-            lambda_init = 0.8 - 0.6 * math.exp(-0.3 * i) if init is None else init
-            heads = (1 - lambda_init) * norm(heads, prefix + "self_attn.o_proj.norm.weight")
-        x = x + heads.flatten(2) @ own["self_attn.o_proj.weight"].T
-        y = norm(x, prefix + "post_attention_layernorm.weight")
-        hidden = silu(y @ own["mlp.gate_proj.weight"].T) * (y @ own["mlp.up_proj.weight"].T)
-        x = x + hidden @ own["mlp.down_proj.weight"].T
-    return norm(x, "model.norm.weight") @ weights["lm_head.weight"].T
-
-
-def formula_and_gradients(model, ids: torch.Tensor, dtype: torch.dtype, init) -> dict[str, torch.Tensor]:
-    weights = {name: x.detach().to(dtype).requires_grad_() for name, x in model.named_parameters()}
-    logits = formula(model.config, weights, ids, init)
-    cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
-    return {"logits": logits, **{name: x.grad for name, x in weights.items()}}
+    for i, layer in enumerate(llama.model.layers):
+        layer.self_attn.o_proj.register_forward_pre_hook(partial(normalize, i=i))
+    output = llama(ids, labels=ids)
+    output.loss.backward()
+    parameters = dict(llama.named_parameters()) | norms
+    return {"logits": output.logits, **{name: x.grad for name, x in parameters.items()}}
 
 
 # ----------------------------------------------------------------------------------------- Llama with the head norm
@@ -93,8 +73,8 @@ def test_head_norm_equals_its_formula(arm, groups, init, attention):
     output = model(ids, labels=ids)
     output.loss.backward()
     ours = {"logits": output.logits, **{name: x.grad for name, x in model.named_parameters()}}
-    reference, exact = (formula_and_gradients(model, ids, dtype, init) for dtype in (torch.float32, torch.float64))
-    assert sum("o_proj.norm" in name for name in ours) == 2
+    reference, exact = (llama_with_normed_heads(model, ids, x, init) for x in (torch.float32, torch.float64))
+    assert sum("o_proj.norm" in name for name in ours) == 2 and ours.keys() == exact.keys()
     for name in ours:
         assert_same_computation(ours[name], reference[name], exact[name])
 
