@@ -4,12 +4,22 @@ from collections.abc import Callable
 import pytest
 
 from diff_transformer import cl100k_tokenizer
+from diff_transformer.training import data, upsampling
 from diff_transformer.training.run_arguments import RunArguments
 
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets_cache")
+
+
+@pytest.fixture
+def warnings(monkeypatch) -> list[str]:
+    """What is logged of the corpora and of what is up-sampled."""
+    messages: list[str] = []
+    for module in (data, upsampling):
+        monkeypatch.setattr(module.logger, "warning", messages.append)
+    return messages
 
 
 @pytest.fixture(scope="session")

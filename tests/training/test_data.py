@@ -35,13 +35,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def warnings(monkeypatch) -> list[str]:
-    messages: list[str] = []
-    monkeypatch.setattr(data.logger, "warning", messages.append)
-    return messages
-
-
 def line_of(texts, tokenizer) -> list[int]:
     """The tokens of all documents, one after another: what the rows are cut from."""
     return [i for text in texts for i in [*tokenizer(text, split_special_tokens=True)["input_ids"], 512]]

@@ -28,7 +28,7 @@ from diff_transformer import (
     cl100k_tokenizer,
 )
 from diff_transformer.folders import claimed
-from diff_transformer.training import data, extend_64k, math_stage1, math_stage2, pretrain, runs, sft_math, upcycle
+from diff_transformer.training import extend_64k, math_stage1, math_stage2, pretrain, runs, sft_math, upcycle
 from diff_transformer.training.architectures import (
     ARCHITECTURES,
     NewModelArguments,
@@ -71,7 +71,7 @@ RECIPES = [path for path in RECIPES if path.parent.name != "accelerate"]
 
 @pytest.mark.oldest
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
-def test_recipe_parses_and_keeps_its_batch_on_any_number_of_gpus(recipe, tmp_path):
+def test_recipe_parses_and_keeps_its_batch_on_any_number_of_gpus(recipe, tmp_path, monkeypatch):
     file = ROOT / "recipes" / recipe
     values = yaml.safe_load(file.read_text())
     assert file.read_text().startswith("# "), "the first line names the hardware"
@@ -85,11 +85,8 @@ def test_recipe_parses_and_keeps_its_batch_on_any_number_of_gpus(recipe, tmp_pat
     training = arguments[-1]
     length = got.get("sequence_length") or got["max_length"]
     for world_size in (1, 8, 16) if recipe.name == "scaling.yaml" else (1, 8, 64):
-        type(training).world_size, before = property(lambda self, n=world_size: n), type(training).world_size
-        try:
-            set_batch(training, length)
-        finally:
-            type(training).world_size = before
+        monkeypatch.setattr(type(training), "world_size", world_size)
+        set_batch(training, length)
         rows = training.per_device_train_batch_size * training.gradient_accumulation_steps * world_size
         assert rows * length == training.tokens_per_step, f"{world_size} GPUs"
     if training.total_tokens:
@@ -377,15 +374,13 @@ def test_twins_run_the_recipes_with_lora_in_the_last(architecture, tmp_path, cap
 
 
 @pytest.mark.slow
-def test_stream_that_is_read_again_is_reported(tmp_path, monkeypatch, capsys):
-    messages: list[str] = []
-    monkeypatch.setattr(data.logger, "warning", messages.append)
+def test_stream_that_is_read_again_is_reported(tmp_path, warnings, capsys):
     corpus, source = tmp_path / "corpus.jsonl", {"meta": {"source": "numbers"}}
     corpus.write_text("".join(json.dumps({"text": f"{i} " * 200, **source}) + "\n" for i in range(10)))
     argv = ["--smoke", "--output_dir", str(tmp_path / "run"), "--dataset", str(corpus)]
     pretrain.main([*argv, "--streaming", "true", "--validation_rows", "1", "--max_steps", "8"])
     assert "passes over" not in capsys.readouterr().out
-    assert messages and f"the stream of {corpus} has ended and begins again: pass 2." in messages[0]
+    assert warnings and f"the stream of {corpus} has ended and begins again: pass 2." in warnings[0]
     assert not (tmp_path / "run" / "batches.txt").exists()
 
 
@@ -501,14 +496,10 @@ def test_smoke_belongs_on_the_command_line_without_a_value(tmp_path):
             parse(pretrain.ARGUMENTS, "pretrain", ["--output_dir", str(tmp_path), "--use_cpu", *words])
 
 
-def test_only_the_first_process_writes_the_inputs_of_smoke(tmp_path):
-    """Without a launcher every process is the first: this sets the number of one that is not."""
+def test_only_the_first_process_writes_the_inputs_of_smoke(tmp_path, monkeypatch):
     corpus, chosen_model, training = parse_stage("upcycle", ["--smoke", "--output_dir", str(tmp_path)])
-    type(training).process_index, before = property(lambda self: 1), type(training).process_index
-    try:
-        write_inputs(training, corpus, chosen_model)
-    finally:
-        type(training).process_index = before
+    monkeypatch.setattr(type(training), "process_index", 1)
+    write_inputs(training, corpus, chosen_model)
     assert corpus.dataset == str(tmp_path / "smoke-corpus" / "rows.jsonl") and not list(tmp_path.iterdir())
     assert chosen_model.model_name_or_path == str(tmp_path / "smoke-upcycled-model")
 
@@ -531,15 +522,8 @@ def test_an_up_sampled_corpus_belongs_to_its_options(tmp_path, smoke_model):
     shutil.rmtree(tmp_path / "model")
     extend_64k.main(command)
     assert losses(tmp_path) == first
-    packed = [
-        "--dataset",
-        str(tmp_path / "corpus"),
-        "--source_column",
-        "none",
-        "--output_dir",
-        str(tmp_path / "packed"),
-    ]
-    extend_64k.main([*command, *packed])
+    packed = ["--dataset", str(tmp_path / "corpus"), "--source_column", "none"]
+    extend_64k.main([*command, *packed, "--output_dir", str(tmp_path / "packed")])
     assert losses(tmp_path / "packed") == losses(tmp_path), "rows that are packed already were changed"
     shutil.rmtree(tmp_path / "model")
     with pytest.raises(ValueError, match="was made by an earlier run with another total_tokens. Remove it"):

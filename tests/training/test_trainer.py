@@ -177,19 +177,20 @@ def test_tokens_per_second_counts_every_micro_batch_and_no_evaluation(make_train
     assert evaluations == [0, 2, 4] and now[0] == 3 * 600 + 4 * 2 * 3
 
 
+def assert_has_the_weights_of_step_2(trainer) -> None:
+    checkpoint = Path(trainer.args.output_dir) / "checkpoint-2"
+    assert fault(checkpoint) is None
+    saved = load_file(checkpoint / "model.safetensors")
+    assert all(torch.equal(p, saved[name]) for name, p in trainer.model.named_parameters())
+
+
 @pytest.mark.parametrize("number", [math.nan, -math.inf])
 def test_non_finite_loss_stops_before_the_weights_with_rows_and_lambdas(make_trainer, make_model, tmp_path, number):
-    trainer, weights = make_trainer(make_model(), logging_steps=1), {}
+    trainer = make_trainer(make_model(), logging_steps=1)
     original = trainer.compute_loss
-
-    def compute_loss(model, inputs, **kwargs):
-        loss = original(model, inputs, **kwargs)
-        if trainer.state.global_step == 2:
-            weights.update({name: p.detach().clone() for name, p in model.named_parameters()})
-            return loss * number
-        return loss
-
-    trainer.compute_loss = compute_loss
+    trainer.compute_loss = lambda *args, **kwargs: (
+        original(*args, **kwargs) * (number if trainer.state.global_step == 2 else 1)
+    )
     with pytest.raises(NonFiniteLossError) as error:
         trainer.train()
     message = str(error.value)
@@ -200,8 +201,7 @@ def test_non_finite_loss_stops_before_the_weights_with_rows_and_lambdas(make_tra
     batch = load_file(file)["input_ids"]
     rows = json.loads("[" + message.partition("Rows of the dataset: [")[2].partition("]")[0] + "]")
     assert torch.equal(batch, torch.stack([trainer.train_dataset[i]["input_ids"] for i in rows]))
-    assert all(torch.equal(p, weights[name]) for name, p in trainer.model.named_parameters())
-    assert fault(tmp_path / "run" / "checkpoint-2") is None
+    assert_has_the_weights_of_step_2(trainer)
 
 
 def test_report_of_a_non_finite_loss_names_neither_rows_nor_lambdas_without_any(make_trainer):
@@ -214,21 +214,13 @@ def test_report_of_a_non_finite_loss_names_neither_rows_nor_lambdas_without_any(
         trainer.train()
 
 
-def test_non_finite_gradients_stop_before_the_weights(make_trainer, make_model, tmp_path):
-    trainer, weights = make_trainer(make_model(), logging_steps=1), {}
+def test_non_finite_gradients_stop_before_the_weights(make_trainer, make_model):
+    trainer = make_trainer(make_model(), logging_steps=1)
     parameter = next(trainer.model.parameters())
-
-    def spoil(gradient):
-        if trainer.state.global_step == 2:
-            weights.update({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
-            return gradient * math.inf
-        return gradient
-
-    parameter.register_hook(spoil)
+    parameter.register_hook(lambda gradient: gradient * (math.inf if trainer.state.global_step == 2 else 1))
     with pytest.raises(NonFiniteLossError, match="gradient norm in step 3 is (nan|inf), and the loss is finite"):
         trainer.train()
-    assert all(torch.equal(p, weights[name]) for name, p in trainer.model.named_parameters())
-    assert fault(tmp_path / "run" / "checkpoint-2") is None
+    assert_has_the_weights_of_step_2(trainer)
 
 
 def test_checkpoints_are_sealed_and_rotated(make_trainer, tmp_path):

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from datasets import Dataset, Features, Sequence, Value, load_from_disk
 
-from diff_transformer import cl100k_tokenizer
-from diff_transformer.training import data, upsampling
+from diff_transformer.training import upsampling
 from diff_transformer.training.data import tokenize
 from diff_transformer.training.upsampling import BUCKETS, SLIMPAJAMA_SHARES, upsample_lengths
 
@@ -111,9 +110,7 @@ def test_mix_is_exact_to_within_a_row_and_spread_evenly(upsample, shares):
     assert {len(row) for row in rows["input_ids"]} == {50} and rows["row"][:] == list(range(400))
 
 
-def test_source_that_runs_out_shrinks_all(upsample, monkeypatch):
-    warnings = []
-    monkeypatch.setattr(upsampling.logger, "warning", warnings.append)
+def test_source_that_runs_out_shrinks_all(upsample, warnings):
     documents = [("a", 10)] * 3 + [("b", 10)] * 100
     rows, report = upsample(corpus(documents), token_budget=200, sequence_length=5, shares={"a": 1, "b": 3})
     assert report.exhausted == "a"
@@ -146,12 +143,9 @@ def test_draws_depend_on_the_seed_and_the_source_alone(upsample):
 
 
 @pytest.mark.parametrize("kind", ["map", "stream", "stream without a bar"])
-def test_texts_are_upsampled_from_map_and_stream(upsample, kind, monkeypatch):
+def test_texts_are_upsampled_from_map_and_stream(upsample, kind, tokenizer, warnings, monkeypatch):
     if "without" in kind:  # as with TQDM_DISABLE=1: it counts nothing
         monkeypatch.setattr(upsampling, "tqdm", partial(upsampling.tqdm, disable=True))
-    warnings: list[str] = []
-    monkeypatch.setattr(data.logger, "warning", warnings.append)
-    tokenizer = cl100k_tokenizer(vocab_size=512)
     texts = Dataset.from_dict({"text": ["", *["a b c"] * 40, None], "source": ["y", *["x", "y"] * 20, "x"]})
     documents = tokenize(texts if kind == "map" else texts.to_iterable_dataset(3), tokenizer)
     options = {"token_budget": 60, "sequence_length": 10, "eos_token_id": tokenizer.eos_token_id, "keep_short": 1.0}
@@ -178,9 +172,7 @@ def test_upsample_takes_documents_without_a_source_as_one_source(upsample, kind,
     assert report.shares == {str(source): 0.5, "None": 0.5} == {x: found.count(x) / len(rows) for x in report.shares}
 
 
-def test_stream_without_a_source_that_is_wanted_is_warned_of_early(upsample, monkeypatch):
-    warnings: list[str] = []
-    monkeypatch.setattr(upsampling.logger, "warning", warnings.append)
+def test_stream_without_a_source_that_is_wanted_is_warned_of_early(upsample, warnings, monkeypatch):
     monkeypatch.setattr(upsampling, "_MANY_DOCUMENTS", 5)
     options = {"token_budget": 400, "keep_short": 1.0, "shares": {"a": 1, "B": 1}}
     with pytest.raises(ValueError, match=r"No document was kept of \['B'\]"):
