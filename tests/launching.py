@@ -52,6 +52,12 @@ def launch(module: str, *arguments: str, timeout: float = TIMEOUT, **environment
         pytest.fail(f"python -m {module} {' '.join(arguments)} failed:\n{output[start : start + 6000]}")
 
 
+def has_ended(pid: str) -> bool:
+    """Whether there is no such process any more, or nobody has waited for it."""
+    state = Path("/proc", pid, "stat")
+    return not state.exists() or state.read_text().split()[2] == "Z"
+
+
 def watch_process() -> None:
     """Shows where a started process aborts, and ends it even if nobody waits for it any more."""
     faulthandler.enable()

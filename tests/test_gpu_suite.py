@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from launching import has_ended
 
 from benchmarks import gpu_jobs as jobs
 from benchmarks import gpu_report
@@ -129,14 +130,9 @@ def test_stage_ends_at_its_limit(run, tmp_path):
     assert rows["before"]["status"] == "ok" and rows["hangs"]["status"] == "error"
     assert "time or that of the stage was spent" in rows["hangs"]["reason"]
     assert rows["good"]["status"] == "left out" and "good result" not in rows
-    assert has_ended(tmp_path / "pid"), "what the job started still runs"
+    assert has_ended((tmp_path / "pid").read_text()), "what the job started still runs"
     rows = run({"hangs": hangs, "good": good}, seconds=2.0)
     assert rows["hangs"]["status"] == "error" and rows["good result"]["status"] == "ok", "the job has its own limit"
-
-
-def has_ended(file: Path) -> bool:
-    state = Path(f"/proc/{file.read_text()}/stat")
-    return not state.exists() or state.read_text().split()[2] == "Z"
 
 
 @pytest.mark.process
@@ -156,7 +152,7 @@ def test_jobs_end_with_a_suite_that_is_killed(tmp_path):
         time.sleep(0.1)
     process.kill()
     process.wait()
-    while not has_ended(tmp_path / "pid"):
+    while not has_ended((tmp_path / "pid").read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.1)
 

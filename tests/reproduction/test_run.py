@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from launching import has_ended
 from made_up_study import RATES, make_results, make_study
 
 from diff_transformer.reproduction import run, train
@@ -178,9 +179,9 @@ def test_run_study_frees_the_folder_when_it_is_killed(tmp_path, special):
         run_study(study, tmp_path)
     process.kill()
     process.join()
-    stat = Path("/proc", (tmp_path / "pid").read_text(), "stat")
-    wait_for(lambda: not stat.exists() or stat.read_text().split()[2] == "Z")
-    assert not stat.exists() or stat.read_text().split()[2] == "Z", "the worker goes on"
+    pid = (tmp_path / "pid").read_text()
+    wait_for(lambda: has_ended(pid))
+    assert has_ended(pid), "the worker goes on"
     special.clear()
     run_study(study, tmp_path)
     assert len(load(tmp_path / RESULTS)) == 3
