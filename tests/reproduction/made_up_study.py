@@ -10,6 +10,8 @@
 import math
 from dataclasses import replace
 
+from diff_transformer.evaluation.render import markdown_page
+from diff_transformer.reproduction.report import Report
 from diff_transformer.reproduction.results import Result
 from diff_transformer.reproduction.study import Contrast, Endpoint, Experiment, Study
 
@@ -77,6 +79,19 @@ def changed(results: list[Result], where: dict, **fields) -> list[Result]:
     return [replace(x, **fields) if is_meant else x for x, is_meant in zip(results, found, strict=True)]
 
 
+def markdown(study: Study, results: list[Result]) -> str:
+    """The page without its figures, which take long to draw."""
+    report = Report(study, results)
+    return markdown_page(study.title, report.sections(), report.opening())
+
+
+def cells(page: str, caption: str) -> list[list[str]]:
+    """The table under this caption: the names of the columns and the rows."""
+    lines = page.partition(f"**{caption}**\n\n")[2].partition("\n\n")[0].splitlines()
+    columns, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [columns, *rows]
+
+
 def _tuning():
     """By arm the mean losses of three rates; those of `wide_norm` are equal at the first two."""
     losses = {"transformer": (2, 1, 3), "wide_norm": (1, 1, 2), "diff": (3, 2, 1)}
@@ -107,10 +122,7 @@ def _retrieval(i: int):
 
 
 def _recall(i: int):
-    for arm, evaluations, is_reached in (
-        ("transformer", (9, 10, 10, 10)[i], i < 2),
-        ("diff", i + 2, True),
-    ):
+    for arm, evaluations, is_reached in (("transformer", (9, 10, 10, 10)[i], i < 2), ("diff", i + 2, True)):
         curve = [[TOKENS * (n + 1), 2.0 - n / 10, 0.5] for n in range(evaluations)]
         curve[-1][2] = 0.95 if is_reached else 0.85
         lambdas = [[10 * (n + 1), 0.2, 0.5] for n in range(evaluations)] if arm == "diff" else []

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_up_study import make_result, make_study
+from made_up_study import cells, changed, make_result, make_study, markdown
 from matplotlib.figure import Figure as Canvas
 from scipy import optimize, stats
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from diff_transformer import DiffTransformerConfig
-from diff_transformer.evaluation.render import markdown_page
 from diff_transformer.reproduction import ladder
 from diff_transformer.reproduction.findings import findings
 from diff_transformer.reproduction.ladder import REFERENCE, Run, need, section
@@ -178,36 +177,35 @@ def ladder_results(tokens=10_000) -> list:
 
 
 def page(results) -> str:
-    report = Report(ladder_study(), results)
-    return markdown_page("", report.sections(), report.opening())
+    return markdown(ladder_study(), results)
 
 
-def rows_of(results) -> dict[str, list[str]]:
-    lines = page(results).partition("**Needed for an equal loss**\n\n")[2].partition("\n\n")[0].splitlines()[2:]
-    return {cells[0]: cells[1:] for cells in ([x.strip() for x in line.strip("|").split("|")] for line in lines)}
+def needs(page: str) -> dict[str, list[str]]:
+    """By arm the cells of the table."""
+    return {arm: row for arm, *row in cells(page, "Needed for an equal loss")[1:]}
 
 
 def test_page_of_a_ladder_has_what_each_arm_needs_for_an_equal_loss():
-    rows, text = rows_of(ladder_results(int(1e8))), page(ladder_results(int(1e8)))
+    text = page(ladder_results(int(1e8)))
+    rows = needs(text)
     assert list(rows) == ["transformer", "wide_norm", "diff"]
     assert rows["transformer"] == ["1M, 3M, 10M", "4", "-0.100", "0.0%", "1.00e+07", "× 1.00", "1.20e+16", "× 1.00"]
     assert rows["diff"][4].startswith("5") and rows["diff"][5].startswith("× 0.50 [0.4")
     assert rows["diff"][7].startswith("× 0.25 [0.2")
     assert "Epochs of the training text: 1M 0.2, 3M 0.6, 10M 2." in text and "(figures/ladder.png)" in text
-    assert "## Loss by size" not in markdown_page("", Report(make_study(), []).sections(), [])
+    assert "## Loss by size" not in markdown(make_study(), [])
 
 
 def test_page_of_an_unfinished_ladder_fits_whole_rungs_alone():
     results = ladder_results()
-    diverged = [
-        replace(x, diverged=True, curve=[]) if (x.experiment, x.arm, x.seed) == ("10M", "diff", 11) else x
-        for x in results
-    ]
-    assert rows_of(diverged)["diff"][0] == "1M, 3M" and rows_of(diverged)["wide_norm"][0] == "1M, 3M, 10M"
+    where = {"experiment": "10M", "arm": "diff", "seed": 11}
+    rows = needs(page(changed(results, where, diverged=True, curve=[])))
+    assert rows["diff"][0] == "1M, 3M" and rows["wide_norm"][0] == "1M, 3M, 10M"
     running = [x for x in results if x.experiment != "10M" or x.seed == 10]
-    assert {x[0] for x in rows_of(running).values()} == {"1M, 3M"}
+    assert {x[0] for x in needs(page(running)).values()} == {"1M, 3M"}
     for few in ([], [x for x in results if x.experiment == "1M"]):
-        assert rows_of(few) == {} and "Nothing is fitted: it takes two sizes" in page(few)
+        text = page(few)
+        assert "**Needed for an equal loss**" not in text and "Nothing is fitted: it takes two sizes" in text
 
 
 @pytest.mark.slow

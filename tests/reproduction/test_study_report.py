@@ -6,20 +6,17 @@ import re
 from dataclasses import replace
 
 import pytest
-from made_up_study import changed, make_results, make_study
+from made_up_study import cells, changed, make_results, make_study, markdown
 from matplotlib.figure import Figure as Canvas
 
-from diff_transformer.evaluation.render import markdown_page
 from diff_transformer.reproduction.report import INK, Report, _mean
 from diff_transformer.reproduction.study import Contrast
 
 pytestmark = pytest.mark.slow
 STUDY, RESULTS = make_study(), make_results()
 GREEN, RED, BLACK, GREY = "#009E73", "#D55E00", "#333333", "#bbbbbb"
-ARMS, LAMBDA = (
-    "Arms: means over the seeds with their standard errors",
-    "Lambda by layer: of DIFF V2 the mean over tokens and heads",
-)
+ARMS = "Arms: means over the seeds with their standard errors"
+LAMBDA = "Lambda by layer: of DIFF V2 the mean over tokens and heads"
 
 
 @pytest.fixture(scope="module")
@@ -35,16 +32,9 @@ def page(folder):
     return (folder / "report.md").read_text(encoding="utf-8")
 
 
-def markdown(study, results) -> str:
-    """The page without its figures, which take long to draw."""
-    report = Report(study, results)
-    return markdown_page(study.title, report.sections(), report.opening())
-
-
 def table(page: str, caption: str) -> list[dict[str, str]]:
     """The rows of the table under this caption, by the names of the columns."""
-    lines = page.partition(f"**{caption}**\n\n")[2].partition("\n\n")[0].splitlines()
-    columns, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    columns, *rows = cells(page, caption)
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
