@@ -26,7 +26,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainerCallback, default_data_collator
 
-from diff_transformer import DiffTransformerConfig, DiffTransformerV2Config, folders
+from diff_transformer import folders
 from diff_transformer.attention_diff import flash_diff_attention_forward
 from diff_transformer.attention_diff_base import cu_seq_lens_from_position_ids
 from diff_transformer.training import extend_64k, pretrain
@@ -42,10 +42,7 @@ WORLD_SIZE = 2
 BATCH_SIZE = 4  # rows that a step takes from all processes together
 ULYSSES_BATCH_SIZE = 2
 LENGTH = 32
-SIZES = {"vocab_size": 200, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "eos_token_id": None}
-SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.2}
-V2 = {**SIZES, "num_attention_heads": 8, "use_qk_norm": True, "tie_word_embeddings": True}
-MODELS = {"v1": DiffTransformerConfig(**SIZES), "v2": DiffTransformerV2Config(**V2)}
+MODELS = {"v1": {}, "v2": {"use_qk_norm": True, "tie_word_embeddings": True}}  # arguments of the configurations
 STAGE = ["--smoke", "--max_steps", "6", "--save_steps", "6", "--eval_strategy", "steps", "--eval_steps", "3"]
 
 
@@ -219,15 +216,15 @@ needs_deepspeed = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory, tiny_config) -> Path:
     """With models and rows: half of them packed with two documents, each with another number of labels."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("distributed")
-    for name, config in MODELS.items():
-        AutoModelForCausalLM.from_config(config).save_pretrained(folder / name)
+    for name, kwargs in MODELS.items():
+        AutoModelForCausalLM.from_config(tiny_config(name, **kwargs)).save_pretrained(folder / name)
     rows = []
     for i in range(16):
-        input_ids = torch.randint(0, SIZES["vocab_size"], (LENGTH,))
+        input_ids = torch.randint(0, 199, (LENGTH,))
         start = int(torch.randint(3, LENGTH - 3, ())) if i % 2 else LENGTH
         position_ids = torch.cat((torch.arange(start), torch.arange(LENGTH - start)))
         labels = input_ids.masked_fill(torch.arange(LENGTH) < 5 * i % 23, -100)
