@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from tolerances import assert_same_computation
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from diff_transformer import DiffTransformerConfig
@@ -256,7 +257,7 @@ def test_wide_logits_equal_their_formula():
         lambda module, args, kwargs, output: seen.update(kwargs, x=args[0], out=output[0]), with_kwargs=True
     )
     model(ids)
-    x, n, d = seen["x"].detach().requires_grad_(), ids.shape[1], attention.diff_head_dim
+    x, d = seen["x"].detach().requires_grad_(), attention.diff_head_dim
     cos, sin = (t[0] for t in seen["position_embeddings"])
 
     def rotated(projection) -> torch.Tensor:  # (B, heads, T, 2, d)
@@ -266,13 +267,11 @@ def test_wide_logits_equal_their_formula():
 
     q, k = rotated(attention.q_proj), rotated(attention.k_proj).repeat_interleave(2, 1)
     v = attention.v_proj(x).unflatten(-1, (-1, 2 * d)).transpose(1, 2).repeat_interleave(2, 1)
-    first, second = torch.einsum("bhqsd,bhksd->sbhqk", q, k)
-    hidden = torch.ones(n, n, dtype=torch.bool).triu(1)
-    maps = [
-        (logits / math.sqrt(2 * d)).masked_fill(hidden, -math.inf).softmax(-1)
-        for logits in (first + second, first - second)
-    ]
-    heads = ((maps[0] - attention.get_lambda() * maps[1]) @ v).transpose(1, 2)
+    first, second = (
+        scaled_dot_product_attention((q * signs).flatten(-2), k.flatten(-2), v, is_causal=True)
+        for signs in (torch.ones(2, 1), torch.tensor([[1.0], [-1.0]]))
+    )
+    heads = (first - attention.get_lambda() * second).transpose(1, 2)
     expected = attention.o_proj((attention.subln(heads) * attention.head_scale).flatten(2))
     torch.testing.assert_close(seen["out"], expected)
     inputs = [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]

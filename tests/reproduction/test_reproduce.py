@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,13 +19,7 @@ from diff_transformer.reproduction import SCALES, run
 from diff_transformer.reproduction.__main__ import main
 from diff_transformer.reproduction.findings import findings, planned_runs
 from diff_transformer.reproduction.results import CHECKPOINTS, RESULTS, STUDY, load
-from diff_transformer.reproduction.run import (
-    UNFINISHED,
-    RunError,
-    Stopped,
-    check_texts,
-    claim_folder,
-)
+from diff_transformer.reproduction.run import UNFINISHED, RunError, Stopped, check_texts, claim_folder
 from diff_transformer.reproduction.study import STUDIES, load_study
 from diff_transformer.reproduction.tasks import Text, Tokens
 from diff_transformer.reproduction.train import Data
@@ -51,10 +46,8 @@ def finished(tmp_path_factory) -> Path:
     assert process.wait(120) == UNFINISHED, (place / "log.txt").read_text()
     before = load(folder / RESULTS)
     assert len(before) < 12 and "The study is not finished (recall: " in (folder / "report.md").read_text()
-    before_environment = dict(os.environ)
-    assert main([*arguments[4:], "--minutes", "0"]) == 0
-    os.environ.clear()
-    os.environ.update(before_environment)
+    with mock.patch.dict(os.environ):  # restores it
+        assert main([*arguments[4:], "--minutes", "0"]) == 0
     assert load(folder / RESULTS)[: len(before)] == before
     return folder
 
@@ -130,10 +123,7 @@ def test_reproduce_prints_errors_and_writes_nothing(tmp_path, capsys):
     other.mkdir()
     (other / "thesis.txt").touch()
     for arguments, message in (
-        (
-            ["--study", str(study), "--out", str(tmp_path / "out")],
-            "recall: the parameters of the arms differ by",
-        ),
+        (["--study", str(study), "--out", str(tmp_path / "out")], "recall: the parameters of the arms differ by"),
         (["--study", str(tmp_path / "none.yaml")], "No such file or directory"),
         (["--scale", "ci", "--out", str(other)], f"{other} has files, but no study."),
     ):

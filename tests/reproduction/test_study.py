@@ -84,11 +84,7 @@ MISTAKES = [  # where, the value there, the message
     (f"{SMALL}: config: hidden_size", "32", "Field 'hidden_size' expected int, got str"),
     (f"{SMALL}: config: hidden_size", 33, "hidden_size=33 and num_attention_heads=2 were given"),
     (f"{SMALL}: training: steps", 1, "training: TrainingArguments has no steps"),
-    (
-        f"{SMALL}: training",
-        {"max_steps": 4, "seed": 1},
-        "the study sets seed; training: it needs eval_steps",
-    ),
+    (f"{SMALL}: training", {"max_steps": 4, "seed": 1}, "the study sets seed; training: it needs eval_steps"),
     (f"{SMALL}: training: max_steps", 5, "max_steps and tuning_steps must be multiples of eval_steps=2, got 5"),
     (f"{SMALL}: training: max_steps", "1e3", "training: not a positive whole number max_steps='1e3'"),
     (f"{SMALL}: training: eval_steps", 0, "training: not a positive whole number eval_steps=0"),

@@ -22,10 +22,6 @@ TRACE = {
 }
 
 
-def changed(**columns) -> dict:
-    return {**TRACE, **columns}
-
-
 def learnt(row: dict, tokenizer) -> str:
     return tokenizer.decode([i for i, keep in zip(row["input_ids"], row["completion_mask"], strict=True) if keep])
 
@@ -55,18 +51,18 @@ def test_traces_that_cannot_be_learnt_are_left_out_with_a_reason(tokenizer):
         ([question, swapped], "solution marks"),
         ([{"from": "user", "value": " "}, answer], "a turn that is empty"),
     ]:
-        assert reason in reasoning_trace(changed(conversations=conversations)), reason
+        assert reason in reasoning_trace(TRACE | {"conversations": conversations}), reason
     for correct in (False, None):
-        assert isinstance(reasoning_trace(changed(correct=correct)), list)
-        assert "not verified" in reasoning_trace(changed(correct=correct), only_correct=True)
+        assert isinstance(reasoning_trace(TRACE | {"correct": correct}), list)
+        assert "not verified" in reasoning_trace(TRACE | {"correct": correct}, only_correct=True)
     assert isinstance(reasoning_trace(TRACE, only_correct=True), list)
-    row = changed(conversations=[])
+    row = TRACE | {"conversations": []}
     rows, left_out = tokenize_messages(Dataset.from_list([TRACE, row, row]), reasoning_trace, tokenizer, 16384)
     assert len(rows) == 1 and list(left_out.values()) == [2]
 
 
 def test_over_long_rows_are_left_out_whole(tokenizer):
-    rows = Dataset.from_list([TRACE, changed(system="")])
+    rows = Dataset.from_list([TRACE, TRACE | {"system": ""}])
     lengths = [len(row) for row in tokenize_messages(rows, reasoning_trace, tokenizer, 16384)[0]["input_ids"]]
     kept, left_out = tokenize_messages(rows, reasoning_trace, tokenizer, lengths[1])
     assert [len(row) for row in kept["input_ids"]] == [lengths[1]]
@@ -76,9 +72,8 @@ def test_over_long_rows_are_left_out_whole(tokenizer):
 
 
 def test_stage_1_takes_its_columns_by_name(tokenizer):
-    columns = {"query": ["1+1?", "", "1+2?", "Is <|im_end|> a token?"], "response": ["2", "2", None, "yes"]}
-    columns = {"query": [*columns["query"], "1+3?"], "response": [*columns["response"], "\n4"]}
-    rows = Dataset.from_dict({**columns, "extra": [1] * 5})
+    queries = ["1+1?", "", "1+2?", "Is <|im_end|> a token?", "1+3?"]
+    rows = Dataset.from_dict({"query": queries, "response": ["2", "2", None, "yes", "\n4"], "extra": [1] * 5})
     rows, left_out = tokenize_messages(rows, lambda row: question_and_answer(row, "query", "response"), tokenizer, 512)
     assert learnt(rows[0], tokenizer) == "2<|im_end|>\n"
     expected = "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
