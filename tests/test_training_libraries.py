@@ -147,10 +147,6 @@ def test_sft_of_a_saved_folder_on_prompt_and_completion(make_model, make_sft_tra
         assert tokenizer.decode(output) == completion + tokenizer.eos_token, "generation after the training"
 
 
-def changed(model, before: dict[str, torch.Tensor]) -> set[str]:
-    return {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
-
-
 @pytest.mark.parametrize("tiny_config", VERSIONS, indirect=True)
 @pytest.mark.parametrize("kind", [LoraConfig, AdaLoraConfig, IA3Config, OFTConfig, VeraConfig])
 def test_adapters_without_target_modules_adapt_what_they_adapt_in_llama(kind, make_model):
@@ -184,7 +180,8 @@ def test_lambda_trains_beside_lora_as_documented(make_model, tmp_path, monkeypat
         optimizer.zero_grad()
         model(**inputs, labels=inputs["input_ids"]).loss.backward()
         optimizer.step()
-    assert {name for name in changed(model, before) if "lora_" not in name} == {n for n in before if ".lambda_" in n}
+    changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+    assert {name for name in changed if "lora_" not in name} == {name for name in before if ".lambda_" in name}
     with torch.no_grad():
         expected = model.eval()(**inputs).logits
     exec(save, page)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from diff_transformer.reproduction.findings import never_reached, planned_runs, tuned
+from diff_transformer.reproduction.findings import Finding, never_reached, planned_runs, tuned
 from diff_transformer.reproduction.results import RESULTS, STUDY, load
 from diff_transformer.reproduction.statistics import compare_times
 from diff_transformer.reproduction.study import STUDIES, load_study
@@ -42,6 +42,14 @@ def test_committed_results_are_all_of_the_packages_study_or_the_page_says_that_r
     assert (done == set(planned)) != ("The study is not finished (" in page.split("\n\n")[1])
 
 
+def rows_with_verdicts(report, verdicts: dict[str, str]) -> dict[tuple[str, str], Finding]:
+    rows = {(x.experiment, x.name): x for x in report.findings}
+    for verdict, contrasts in verdicts.items():
+        for contrast in contrasts.split(", "):
+            assert rows[tuple(contrast.split())].verdict == verdict, contrast
+    return rows
+
+
 # With eight heads `subtraction` is one map with the same norm, and runs of `gain` never reached the accuracy
 VERDICTS = {
     update.BETTER: "recall sign, recall size, recall_8_heads sign, recall_8_heads size, retrieval gain_of_wide, "
@@ -56,10 +64,7 @@ VERDICTS = {
 def test_the_sentences_of_the_readme_and_of_docs_diff_v2_agree_with_the_results():
     reports = {folder.name: report for folder, report in update.reports().items()}
     report = reports["mechanism"]
-    rows = {(x.experiment, x.name): x for x in report.findings}
-    for verdict, contrasts in VERDICTS.items():
-        for contrast in contrasts.split(", "):
-            assert rows[tuple(contrast.split())].verdict == verdict, contrast
+    rows = rows_with_verdicts(report, VERDICTS)
 
     def times_of(name: str) -> dict[str, list[tuple[float, bool]]]:
         return {arm: [(x.tokens, x.accuracy >= 0.9) for x in runs] for arm, runs in report.arms[name].items()}
@@ -116,10 +121,7 @@ VERDICTS_OF_UPCYCLE = {
 
 def test_the_sentences_of_docs_upcycling_agree_with_the_results():
     (report,) = (report for folder, report in update.reports().items() if folder.name == "upcycle")
-    rows = {(x.experiment, x.name): x for x in report.findings}
-    for verdict, contrasts in VERDICTS_OF_UPCYCLE.items():
-        for contrast in contrasts.split(", "):
-            assert rows[tuple(contrast.split())].verdict == verdict, contrast
+    rows = rows_with_verdicts(report, VERDICTS_OF_UPCYCLE)
     assert {x.verdict for x in report.findings if x.experiment == "recall"} == {update.NOT_SHOWN}
     text = (ROOT / "docs/upcycling.md").read_text(encoding="utf-8")
     for name in ("convert", "heads", "rate_of_lambda"):
