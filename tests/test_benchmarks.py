@@ -48,8 +48,7 @@ def test_attention_gives_a_wrong_way_no_speed(monkeypatch, reason):
     names = ("eager", "four_calls/sdpa_flash", "two_calls/flash_attn_3")
     rows = attention.measure(case("both"), names, rounds=3, seconds=1, check_length=16)
     right, red, absent = whole = [row for row in rows if row["task"] == "both"]
-    flops = 16 * 2 * 33**2 * 16 / 2 * 2 * 3  # units, 2 N^2 d, halved by causality, 2 heads, 3 sequences
-    assert right["status"] == "ok" and right["tflops"] == pytest.approx(flops / right["ms"] / 1e9, rel=2e-3)
+    assert right["status"] == "ok"
     assert red["status"] == "RED" and reason in red["reason"] and not {"ms", "tflops"} & red.keys()
     assert absent["status"] == "cannot run" and "flash_attn_interface" in absent["reason"] and "ms" not in absent
     twice = {**right, "way": "flash_diff", "ms": right["ms"] / 2, "tflops": 30.0}
@@ -65,6 +64,7 @@ def test_attention_times_forward_and_backward_apart():
         *((task, "ok") for task in ("both", "forward", "backward")),
         ("both", "cannot run"),
     ]
+    # Units, of 2 N^2 d, halved by causality, 2 heads, 3 sequences
     for row, units in zip(rows, (16, 6, 10), strict=False):
         assert row["tflops"] * row["ms"] * 1e9 == pytest.approx(units * 2 * 33**2 * 16 / 2 * 2 * 3, rel=3e-3)
         assert row["rounds"] == 5 and row["spread"] >= 0

@@ -33,7 +33,6 @@ from diff_transformer.training.architectures import (
     ARCHITECTURES,
     NewModelArguments,
     diff_v2_twin,
-    head_norm_twin,
     load,
     load_config,
     new_config,
@@ -214,17 +213,10 @@ def test_overrides_are_those_of_v1_or_of_v2_alone():
         make("diff", use_qk_norm=True)
 
 
-def make_config(architecture: str, **kwargs):
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = DiffTransformerConfig(vocab_size=199, max_position_embeddings=32, eos_token_id=None, **sizes, **kwargs)
-    twins = {"diff_v2": diff_v2_twin, "transformer": transformer_twin, "transformer_head_norm": head_norm_twin}
-    return config if architecture == "diff" else twins[architecture](config)
-
-
 @pytest.mark.oldest
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_extension_changes_length_and_theta_alone(architecture, tmp_path):
-    small = make_config(architecture)
+    small, _ = new_config(NewModelArguments(architecture, "830M", tokenizer_ranks=256), 32)
     config = extended_config(small, 128, 640_000.0)
     changed = {"max_position_embeddings", "rope_parameters"}
     before, after = small.to_dict(), config.to_dict()
@@ -468,12 +460,12 @@ def test_stages_reject(command, tmp_path, smoke_model):
 
 
 @pytest.mark.slow
-def test_stages_reject_configs_and_a_corpus_without_sources(tmp_path, smoke_model):
+def test_stages_reject_configs_and_a_corpus_without_sources(tmp_path, smoke_model, tiny_config):
     DiffLlamaConfig(num_hidden_layers=1).save_pretrained(tmp_path / "diffllama")
-    small = make_config("diff")
+    small = tiny_config(max_position_embeddings=32)
     assert extended_config(extended_config(small, 128, 2e4), 256, 3e4)  # by theta, twice
     yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
-    once = make_config("diff", rope_parameters=yarn)
+    once = tiny_config(max_position_embeddings=32, rope_parameters=yarn)
     fields = NewModelArguments(config_overrides='{"num_layers": 2}')
     no_source = ["--output_dir", str(tmp_path / "extension"), "--model_name_or_path", smoke_model, "--use_cpu"]
     no_source += ["--total_tokens", "1e4", "--dataset", str(tmp_path)]
