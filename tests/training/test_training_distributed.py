@@ -40,14 +40,16 @@ from diff_transformer.training.whole_checkpoints import fault
 RECIPES = Path(__file__).parents[2] / "recipes" / "accelerate"
 WORLD_SIZE = 2
 BATCH_SIZE = 4  # rows that a step takes from all processes together
-ULYSSES_BATCH_SIZE = 2
+ULYSSES = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "per_device_eval_batch_size": 1}
+ULYSSES |= {"eval_strategy": "steps", "eval_steps": 2}
 LENGTH = 32
 MODELS = {"v1": {}, "v2": {"use_qk_norm": True, "tie_word_embeddings": True}}  # arguments of the configurations
 STAGE = ["--smoke", "--max_steps", "6", "--save_steps", "6", "--eval_strategy", "steps", "--eval_steps", "3"]
 
 
-def train(folder: Path, model_name: str, output: str, check=None, count_tokens: bool = True, **kwargs) -> dict:
-    """`RunTrainer` on a model and the rows of the folder: what it logs. The weights are in the folder OUTPUT/final."""
+def train(folder: Path, model_name: str, output: str, check=None, count_tokens: bool = True, **kwargs) -> None:
+    """`RunTrainer` on a model and the rows of the folder. Writes the weights to OUTPUT/final, what it logs to
+    OUTPUT.json."""
     resume = kwargs.pop("resume_from_checkpoint", None)
     defaults = {"output_dir": str(folder / output), "report_to": [], "disable_tqdm": True}
     defaults |= {"max_steps": 4, "logging_steps": 1, "save_steps": 2, "dataloader_pin_memory": False}
@@ -69,21 +71,17 @@ def train(folder: Path, model_name: str, output: str, check=None, count_tokens: 
     trainer.save_model(str(folder / output / "final"))
     history = trainer.state.log_history
     keys = ["loss", "grad_norm", "eval_loss", *(key for key in history[0] if key.startswith("lambda"))]
-    return {key: [entry[key] for entry in history if key in entry] for key in keys}
+    if args.process_index == 0:
+        logged = {key: [entry[key] for entry in history if key in entry] for key in keys}
+        (folder / f"{output}.json").write_text(json.dumps(logged))
 
 
 def train_and_resume(folder: Path, **kwargs) -> None:
     """Every model from start to end, and once more from the checkpoint in the middle, each to its own folder."""
     for name in MODELS:
         whole, resumed = (f"{sys.argv[1]}-{name}-{part}" for part in ("whole", "resumed"))
-        write(folder, whole, train(folder, name, whole, **kwargs))
-        kwargs_resumed = {**kwargs, "resume_from_checkpoint": str(folder / whole / "checkpoint-2")}
-        write(folder, resumed, train(folder, name, resumed, **kwargs_resumed))
-
-
-def write(folder: Path, output: str, logged: dict) -> None:
-    if dist.get_rank() == 0:
-        (folder / f"{output}.json").write_text(json.dumps(logged))
+        train(folder, name, whole, **kwargs)
+        train(folder, name, resumed, **kwargs, resume_from_checkpoint=str(folder / whole / "checkpoint-2"))
 
 
 def ddp(folder: Path) -> None:
@@ -131,9 +129,7 @@ def zero3(folder: Path) -> None:
 
 
 def ulysses(folder: Path) -> None:
-    kwargs = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": ULYSSES_BATCH_SIZE}
-    kwargs |= {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 1}
-    train_and_resume(folder, check=forget_sequence_parallelism, **kwargs)
+    train_and_resume(folder, check=forget_sequence_parallelism, **ULYSSES)
     extend_64k.main([*STAGE, "--use_cpu", "false", "--output_dir", str(folder / "ulysses_stage")])
 
 
@@ -243,20 +239,15 @@ def run_recipe(recipe: str, folder: Path, *options: str):
     launching.launch("accelerate.commands.launch", *command, **environment)
 
 
-def single(folder: Path, name: str, output: str, **kwargs) -> dict[str, list[float]]:
-    """The same training in this process, once for all recipes that it is compared with."""
+def single(folder: Path, name: str, output: str, **kwargs) -> None:
+    """The same training in this process, once for all recipes that are compared with it."""
     if not (folder / f"{output}.json").exists():
-        (folder / f"{output}.json").write_text(json.dumps(train(folder, name, output, use_cpu=True, **kwargs)))
-    return logged(folder, output)
-
-
-def logged(folder: Path, output: str) -> dict[str, list[float]]:
-    return json.loads((folder / f"{output}.json").read_text())
+        train(folder, name, output, use_cpu=True, **kwargs)
 
 
 def assert_same(folder: Path, name: str, output: str, reference: str) -> None:
     """The logs, and tensor by tensor what training changed."""
-    actual, expected = logged(folder, output), logged(folder, reference)
+    actual, expected = (json.loads((folder / f"{path}.json").read_text()) for path in (output, reference))
     assert len(expected["loss"]) == len(expected["lambda/layer_01"]) == 4
     for key, values in expected.items():
         assert actual[key] == pytest.approx(values, rel=1e-5 if "loss" in key else 1e-4), f"{output}: {key}"
@@ -340,10 +331,8 @@ def test_ulysses_trains_like_one_process_and_resumes(folder):
     """And the extension to a longer context, in the same launch."""
     sizes = ("--parallelism_config_sp_size", str(WORLD_SIZE), "--parallelism_config_dp_shard_size", "1")
     run_recipe("ulysses", folder, *sizes)
-    kwargs = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": ULYSSES_BATCH_SIZE}
-    kwargs |= {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 1}
     for name in MODELS:
-        single(folder, name, f"single_rows-{name}", count_tokens=False, **kwargs)
+        single(folder, name, f"single_rows-{name}", count_tokens=False, **ULYSSES)
         for output in (f"ulysses-{name}-whole", f"ulysses-{name}-resumed"):
             assert_same(folder, name, output, f"single_rows-{name}")
     extend_64k.main([*STAGE, "--output_dir", str(folder / "single_extension")])
