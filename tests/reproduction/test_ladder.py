@@ -158,11 +158,6 @@ def test_draw_has_the_points_and_the_fitted_lines():
 # -------------------------------------------------------------------------------------------------------------- study
 
 
-def ladder_study(**fields):
-    text = make_study().experiments["text"]
-    return replace(make_study(), experiments=dict.fromkeys(SIZES, text), ladder=True, **fields)
-
-
 def ladder_results(tokens=10_000) -> list:
     """DIFF needs half of the Transformer's parameters, with little noise."""
     signs = {10: 1, 11: -1, 12: 1, 13: -1}
@@ -177,7 +172,8 @@ def ladder_results(tokens=10_000) -> list:
 
 
 def page(results) -> str:
-    return markdown(ladder_study(), results)
+    text = make_study().experiments["text"]
+    return markdown(replace(make_study(), experiments=dict.fromkeys(SIZES, text), ladder=True), results)
 
 
 def needs(page: str) -> dict[str, list[str]]:
