@@ -26,9 +26,6 @@ def read(path: Path) -> list[dict]:
     return list(csv.DictReader(path.read_text().splitlines()))
 
 
-# ------------------------------------------------------------------------------------------------- attention, timing
-
-
 def case(task: str, length: int = 33, dtype: torch.dtype = torch.float32, norm: bool = False):
     return ways.Case(task, 16, length, 3 * length, heads=2, dtype=dtype, device="cpu", norm=norm)
 
@@ -200,9 +197,6 @@ def test_clocks_time_the_parts_of_a_step(monkeypatch):
         assert clock(timing.Step(lasts(2), lasts(1), lasts(4)), "cpu") == [2000, 4000]
 
 
-# ------------------------------------------------------------------------------------------------------------- models
-
-
 @pytest.fixture
 def tiny_models():
     return model_gpu.build_models(32, torch.float32, "cpu", layers=1, tiny=True)
@@ -291,9 +285,6 @@ def test_model_cpu_times_nothing_that_is_wrong(small, monkeypatch, name):
         model_cpu.build_models(torch.float32)
 
 
-# ---------------------------------------------------------------------------------------------------------- conversion
-
-
 def test_conversion_memory_converts_what_it_measures(monkeypatch, tmp_path, capsys):
     """In this process, which has seen the larger peaks of other tests."""
 
@@ -312,9 +303,6 @@ def test_conversion_memory_converts_what_it_measures(monkeypatch, tmp_path, caps
     assert [path.name for path in tmp_path.iterdir()] == ["memory.csv"], "the checkpoints are still there"
     with pytest.raises(SystemExit, match="conversion failed"):
         conversion_memory.convert_here(["convert", "nowhere", str(tmp_path / "out"), "--from", "yoco"])
-
-
-# ----------------------------------------------------------------------------------------------------- kernel_model.py
 
 
 RESULT = ROOT / "benchmarks/results/kernel_model_2026-11-22"

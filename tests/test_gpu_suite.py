@@ -77,9 +77,6 @@ def test_jobs_take_their_arguments_on_a_gpu(monkeypatch):
     assert (case.batch, case.heads, case.dtype, case.device) == (16, 12, torch.bfloat16, "cuda")
 
 
-# -------------------------------------------------------------------------------------------------------------- stages
-
-
 @pytest.fixture
 def run(monkeypatch, tmp_path):
     """Runs a stage of functions `job(emit, done, sizes)`, each a step of its own, and returns the rows by name."""
@@ -195,9 +192,6 @@ def test_resume_runs_what_is_missing(run, tmp_path):
     assert rows["wrong"]["status"] == "RED" and rows["second"]["status"] == "ok"
     assert json.loads((tmp_path / "seen").read_text()) == {"good result": "ok", "wrong": "RED"}
     assert set(run({"good": good})) == {"good", "good result", "model"}, "without --resume a stage replaces its rows"
-
-
-# ------------------------------------------------------------------------------------------------------- jobs, report
 
 
 def test_kernels_job_shows_errors_and_unequal_bits(monkeypatch):

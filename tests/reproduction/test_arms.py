@@ -57,9 +57,6 @@ def llama_with_normed_heads(model, ids: torch.Tensor, dtype: torch.dtype, init) 
     return {"logits": output.logits, **{name: x.grad for name, x in parameters.items()}}
 
 
-# ----------------------------------------------------------------------------------------- Llama with the head norm
-
-
 @pytest.mark.oldest
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize(("arm", "groups", "init"), [("norm", 2, 0.8), ("norm", 1, None), ("wide_norm", 1, None)])
@@ -78,9 +75,6 @@ def test_head_norm_equals_its_formula(arm, groups, init, attention):
     assert sum("o_proj.norm" in name for name in ours) == 2 and ours.keys() == exact.keys()
     for name in ours:
         assert_same_computation(ours[name], reference[name], exact[name])
-
-
-# ----------------------------------------------------------------------------------------------------------- all arms
 
 
 @pytest.fixture
@@ -172,9 +166,6 @@ def test_lambda_init_is_that_of_diff_or_of_the_arm():
         if wanted and arm.startswith("diff"):
             layers = new_model(arm, exponential, 0).model.layers
             assert [layer.self_attn.lambda_init for layer in layers] == pytest.approx(wanted), arm
-
-
-# ------------------------------------------------------------------------------- gain, sign and width of the logits
 
 
 def amplitude_formula(model, ids: torch.Tensor, asked: torch.Tensor) -> list[float]:

@@ -212,9 +212,6 @@ def test_findings_of_arms_with_different_seeds():
     assert set(found([x for x in without() if x.arm != "wide_norm"])) == {("text", "design")}
 
 
-# ---------------------------------------------------------------------------------------------------- learning rates
-
-
 def test_chosen_learning_rates_have_the_lowest_mean_or_are_the_smallest():
     assert chosen_learning_rates(RETRIEVAL, "retrieval", RESULTS) == RATES
     reversed_grid = replace(RETRIEVAL, learning_rates=[4e-3, 2e-3, 1e-3])
@@ -303,9 +300,6 @@ def test_at_equal_rates_compares_the_tuning_runs_of_each_common_rate():
     assert at_equal_rates(tokens, "retrieval", STUDY.contrasts["design"], results) == {
         1e-3: [0, 0], 2e-3: [0, 0], 4e-3: pytest.approx([math.log(320 / 1280)])
     }  # fmt: skip
-
-
-# -------------------------------------------------------------------------------------------- endpoint and equality
 
 
 @pytest.mark.parametrize(("within", "verdict"), [(None, NOT_SHOWN), (0.018, NOT_SHOWN), (0.019, EQUAL)])

@@ -54,9 +54,6 @@ def notes_of(runs) -> str:
     return " ".join(section(runs, INK).notes)
 
 
-# --------------------------------------------------------------------------------------------------------------- fits
-
-
 def test_need_of_known_power_laws_with_its_interval():
     """Each seed's own ratio is known, and with it the mean and the interval of their logarithms."""
     ratios = (0.5, 0.6, 0.8)
@@ -155,9 +152,6 @@ def test_draw_has_the_points_and_the_fitted_lines():
         assert line.get_ydata()[-1] == pytest.approx(middle * (1e7 / 0.5) ** -0.1)
 
 
-# -------------------------------------------------------------------------------------------------------------- study
-
-
 def ladder_results(tokens=10_000) -> list:
     """DIFF needs half of the Transformer's parameters, with little noise."""
     signs = {10: 1, 11: -1, 12: 1, 13: -1}
@@ -252,9 +246,6 @@ def test_docs_say_which_difference_the_seeds_of_a_size_can_find():
         stderr, df = design.comparison.stderr * math.sqrt(10 / seeds), design.comparison.df * (seeds - 1) / 9
         found = [replace(design.comparison, stderr=stderr, df=df).minimum_detectable(level) for level in levels]
         assert [x.strip() for x in line.strip("|").split("|")[1:]] == [f"{x:.3f}" for x in found]
-
-
-# ---------------------------------------------------------------------------------------------------------- trainings
 
 
 @pytest.fixture

@@ -26,9 +26,6 @@ def by_seed(values) -> dict[int, float]:
     return dict(enumerate(map(float, values)))
 
 
-# ----------------------------------------------------------------------------------------------------------- formulas
-
-
 def test_compare_equals_the_formulas_of_students_and_welchs_test():
     first, second = by_seed([1, 2, 4, 7]), by_seed([3, 3, 8, 14])
     paired, welch = (compare(first, second, x) for x in (True, False))
@@ -145,9 +142,6 @@ def test_values_that_do_not_vary_have_an_interval_without_width(paired):
     times = compare_times([(1.0, True)] * 4, [(2.0, True)] * 4)
     assert times.interval == (times.effect, times.effect) == pytest.approx((math.log(2), math.log(2)))
     assert times.p < 0.05
-
-
-# --------------------------------------------------------------------------------------------------- simulated studies
 
 
 def assert_at_most(findings: list[float], level: float = LEVEL) -> None:

@@ -17,8 +17,6 @@ from diff_transformer.reproduction import tasks
 from diff_transformer.reproduction.tasks import IGNORED, Floor, KeyValue, NextToken, Rows, Text, Tokens, python_sources
 from diff_transformer.reproduction.train import accuracy
 
-# ----------------------------------------------------------------------------------------------------- keys and values
-
 NOISE_OF_TEXT = len(cl100k_tokenizer(vocab_size=256))
 WORDS = Tokens(np.arange(100, dtype=np.uint32), np.arange(100, 200, dtype=np.uint32))  # every token once
 KEY_VALUE = {
@@ -185,9 +183,6 @@ def test_tasks_reject_mistakes(kind, arguments, message):
         kind(**arguments)
 
 
-# --------------------------------------------------------------------------------------------------------- next token
-
-
 def test_rows_of_text_are_different_pieces_of_it():
     task, words = NextToken(length=7, text=Text(ranks=256)), np.arange(100, dtype=np.uint32)
     tokens = Tokens(words, words + 100)
@@ -246,8 +241,6 @@ def test_next_token_floor_is_the_loss_of_a_unigram_model():
     changed = [Tokens(WORDS.train + 1, WORDS.validation), Tokens(WORDS.train, WORDS.validation + 1)]
     assert len({WORDS.digest(), *(x.digest() for x in changed)}) == 3, "both splits count"
 
-
-# ---------------------------------------------------------------------------------------------------------- text files
 
 HELD_OUT = 3
 TEXT = Text(ranks=256, held_out=HELD_OUT)

@@ -239,9 +239,6 @@ def test_lambda_has_its_own_learning_rate(changed, monkeypatch, arm):
     assert arm != "diff" or all(entry[1:] == result.lambdas[0][1:] for entry in result.lambdas), "it is not frozen"
 
 
-# ------------------------------------------------------------------------------------------------- in a study's folder
-
-
 @pytest.fixture
 def folder(tmp_path):
     """A folder of a study in which `train_run` is called, after which no signal is caught any more."""
