@@ -31,6 +31,7 @@ _SPLIT_KEYS = 128  # of a split, at least
 _LAST_SPLIT_COMBINES = False
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _PREPARE_ROWS = 16
+_FUSED = {"enable_fp_fusion": True}  # multiply-adds: triton's default, which triton 3.9 warns that 3.10 will change
 _MASKS = {0: None, 2: "keys", 3: "full"}  # the constant MASK of the kernels, by the dimensions of the mask
 _INTERPRETED = triton is not None and not isinstance(forward_kernel, triton.JITFunction)  # TRITON_INTERPRET=1
 
@@ -151,7 +152,7 @@ class _Call(NamedTuple):
 def _launch(name: str, kernel, q: torch.Tensor, grid: Callable[[Blocks], tuple[int, ...]], *args, **constants) -> None:
     """With the blocks of the table."""
     size = blocks(name, _capability(q.device), q.dtype, constants["D"])
-    kernel[grid(size)](*args, **constants, **size._asdict())
+    kernel[grid(size)](*args, **constants, **size._asdict(), **_FUSED)
 
 
 def _num_signals(q: torch.Tensor, k: torch.Tensor) -> int:
@@ -213,7 +214,7 @@ def _backward(grad_out, q, k, v, lambda_full, norm_weight, diff, out2, lse, *opt
     prepare_kernel[grid](
         grad_out, diff, out2, norm_weight, lambda_full, grad_diff, deltas, grad_weight, *call.tensors[:4],
         *call.strides(grad_out, diff), *numbers[:3], call.eps, call.out_scale,
-        SIGNALS=constants["SIGNALS"], D=constants["D"], BLOCK_M=_PREPARE_ROWS, num_warps=4,
+        SIGNALS=constants["SIGNALS"], D=constants["D"], BLOCK_M=_PREPARE_ROWS, num_warps=4, **_FUSED,
     )  # fmt: skip
 
     grad_q, grad_k, grad_v = call.new_like(q), call.new_like(k), call.new_like(v)
@@ -247,8 +248,8 @@ def _decode_plan(device, dtype, width, groups, signals, q_len, causal, mask_ndim
     kernel = "split16" if groups * q_len <= 16 else "split32"
     options = blocks(kernel, _capability(device), dtype, width // 2)._asdict()
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
-    alone = {"SIGNALS": signals, "CAUSAL": causal, "MASK": _MASKS[mask_ndim], "PRECISION": precision, **options}
-    return shape, alone, multiprocessors
+    alone = {"SIGNALS": signals, "CAUSAL": causal, "MASK": _MASKS[mask_ndim], "PRECISION": precision}
+    return shape, alone | options | _FUSED, multiprocessors
 
 
 def _num_splits(heads: int, kv_len: int, multiprocessors: int) -> int:
@@ -299,20 +300,20 @@ def _decode(
     )  # fmt: skip
     if not _LAST_SPLIT_COMBINES:
         combine_kernel[(num_rows, num_kv_heads, batch)](
-            parts, stats, q_len, splits, *combination, **shape, num_warps=4
+            parts, stats, q_len, splits, *combination, **shape, num_warps=4, **_FUSED
         )
     return out
 
 
 def _lambda(q1, k1, q2, k2, init) -> torch.Tensor:
     out = torch.empty((), dtype=torch.float32, device=q1.device)
-    lambda_kernel[(1,)](q1, k1, q2, k2, out, init, D=len(q1), num_warps=1)
+    lambda_kernel[(1,)](q1, k1, q2, k2, out, init, D=len(q1), num_warps=1, **_FUSED)
     return out
 
 
 def _lambda_backward(q1, k1, q2, k2, grad) -> tuple[torch.Tensor, ...]:
     grads = tuple(_empty_like(vector) for vector in (q1, k1, q2, k2))
-    lambda_grad_kernel[(1,)](grad, q1, k1, q2, k2, *grads, D=len(q1), num_warps=1)
+    lambda_grad_kernel[(1,)](grad, q1, k1, q2, k2, *grads, D=len(q1), num_warps=1, **_FUSED)
     return grads
 
 

@@ -110,6 +110,31 @@ def check_attention(inputs, visible, dtype=torch.float32, **options):
     check(partial(attend, **options), inputs, visible, dtype)
 
 
+def test_every_kernel_fuses_multiply_and_add_whatever_the_default_of_triton(monkeypatch):
+    launched = {}
+
+    class Kernel:
+        def __init__(self, name):
+            self.name, self.kernel = name, getattr(flash_diff, name)
+
+        def __getitem__(self, grid):
+            def launch(*args, **options):
+                launched[self.name] = options.get("enable_fp_fusion")
+                return self.kernel[grid](*args, **options)
+
+            return launch
+
+    names = [name for name in vars(flash_diff) if name.endswith("_kernel")]
+    for name in names:
+        monkeypatch.setattr(flash_diff, name, Kernel(name))
+    q, k, v, _, norm_weight = random_inputs((1, 20, 2, 16), (1, 20, 1, 16))
+    vectors = LambdaVectors(*torch.randn(4, 8, device=DEVICE).requires_grad_(), 0.5)
+    flash_diff_attention(q.requires_grad_(), k, v, vectors, causal=True, norm_weight=norm_weight).sum().backward()
+    with torch.no_grad():
+        flash_diff_attention_with_kvcache(q[:, -1:], k, v, vectors, causal=True)
+    assert launched == dict.fromkeys(names, True)
+
+
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize(
     ("q_len", "kv_len", "heads", "kv_heads", "signals", "d", "causal"),
