@@ -61,8 +61,10 @@ class Results:
         self.path, self.shared = path, shared
         self.screen = None  # standard output
         path.touch()
-        for name in ("dry_run", "hardware", "kernels"):
-            if others := {str(row[name]) for row in self.rows()} - {str(shared[name])}:
+        if any(row["dry_run"] != shared["dry_run"] for row in self.rows()):
+            raise SystemExit(f"{path} has rows of {'no' * shared['dry_run'] or 'a'} dry run: name another --out.")
+        for name in ("hardware", "kernels"):
+            if others := {row[name] for row in self.rows()} - {shared[name]}:
                 found = f"{', '.join(sorted(others))}, not of {shared[name]}"
                 raise SystemExit(f"{path} has rows of the {name} {found}: name another --out.")
 

@@ -9,6 +9,7 @@ SCALE/study.yaml and SCALE/results.jsonl give SCALE/report.md, SCALE/figures/ an
 
 import math
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -222,6 +223,7 @@ CAVEATS: dict[str, Callable[[Report], list[str]]] = {
 }
 
 
+@cache
 def reports() -> dict[Path, Report]:
     """By the folder of the study."""
     folders = [ROOT / "docs/results" / scale for scale in SCALES]

@@ -56,7 +56,7 @@ class Arguments(DocumentArguments):
     train_dataset_config: str | None = option(None, "Configuration of `--train_dataset`, if it has several.")
     train_dataset_split: str = option("train", "Split of `--train_dataset`.")
     train_text_column: str = option("text", "Its column that holds the text.")
-    threshold: int = option(1250, "N-grams that the training data has more often are no hits; lower it for a sample.")
+    threshold: int = option(1250, "N-grams more frequent in the training data are no hits; lower it for a sample.")
 
     def __post_init__(self):
         if not 2 <= self.order <= self.length:

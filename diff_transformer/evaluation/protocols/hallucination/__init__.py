@@ -51,7 +51,9 @@ class Arguments:
     )
     samples: int = option(100, "Samples per dataset.")
     max_length: int | None = option(None, "Tokens of a prompt with its output; by default all positions.")
-    judge_base_url: str | None = option(None, "OpenAI-compatible server, with its /v1. Without it nothing is judged.")
+    judge_base_url: str | None = option(
+        None, "URL of an OpenAI-compatible server, with its /v1. Without it nothing is judged."
+    )
     judge_model: str | None = option(None, "The judge's model, by its name on the server.")
     judge_key_variable: str = option("OPENAI_API_KEY", "Environment variable with the judge's key, if it needs one.")
     judge_max_tokens: int = option(1024, "Maximum tokens of a reply, that is, of an explanation and its verdict.")
