@@ -62,7 +62,8 @@ class Results:
         self.screen = None  # standard output
         path.touch()
         if any(row["dry_run"] != shared["dry_run"] for row in self.rows()):
-            raise SystemExit(f"{path} has rows of {'no' * shared['dry_run'] or 'a'} dry run: name another --out.")
+            found = "measurements, and this is a dry run" if shared["dry_run"] else "a dry run, and this is none"
+            raise SystemExit(f"{path} has rows of {found}: name another --out.")
         for name in ("hardware", "kernels"):
             if others := {row[name] for row in self.rows()} - {shared[name]}:
                 found = f"{', '.join(sorted(others))}, not of {shared[name]}"
