@@ -274,8 +274,7 @@ def _decode(query, key, value, lambda_full, attention_mask, scale, is_causal):
     step = kv_len if key.dtype == dtype else _DECODE_KEYS
     scores = query.new_empty(len(packed), packed.shape[1], kv_len, dtype=dtype)
     for i in range(0, kv_len, step):
-        # keys first: a matrix-vector product that walks K row by row
-        scores[..., i : i + step] = torch.bmm(keys[:, i : i + step].to(dtype), packed.transpose(1, 2)).transpose(1, 2)
+        scores[..., i : i + step] = torch.bmm(packed, keys[:, i : i + step].to(dtype).transpose(1, 2))
 
     by_head = scores.view(batch, num_kv_heads, repeats + groups, q_len, kv_len)
     if mask is not None:  # (B, K or 1, 2 R or 1, T or 1, S)
