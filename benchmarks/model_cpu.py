@@ -14,6 +14,11 @@ anything is timed, the logits of DIFF must equal those of DiffLlama, and those o
 
 Every figure is the median over rounds in which the models take turns, in process time (CPU time of the thread), so
 that a busy machine slows down all of them equally.
+
+Most products are MKL's, which keeps its fastest code for Intel processors. To time that code on one of AMD:
+
+    echo 'int mkl_serv_intel_cpu_true(void) { return 1; }' | cc -shared -fPIC -x c - -o build/intel.so
+    LD_PRELOAD=build/intel.so python -m benchmarks.model_cpu
 """
 
 import platform

@@ -61,7 +61,8 @@ def argument_parser(description: str | None) -> argparse.ArgumentParser:
 
 def command(module: str, arguments: Sequence[str] | None) -> str:
     """The command line of a run: `arguments`, or those of this process."""
-    return " ".join([f"python -m benchmarks.{module}", *(sys.argv[1:] if arguments is None else arguments)])
+    preload = [f"LD_PRELOAD={x}" for x in [os.environ.get("LD_PRELOAD")] if x]
+    return " ".join([*preload, f"python -m benchmarks.{module}", *(sys.argv[1:] if arguments is None else arguments)])
 
 
 def show(row: dict) -> dict:
