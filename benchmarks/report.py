@@ -60,8 +60,8 @@ def argument_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def command(module: str, arguments: Sequence[str] | None) -> str:
-    """The command line of a run: `arguments`, or those of this process."""
-    preload = [f"LD_PRELOAD={x}" for x in [os.environ.get("LD_PRELOAD")] if x]
+    """The command line of a run: `arguments`, or those of this process. A preloaded library can change the figures."""
+    preload = [f"LD_PRELOAD={os.environ['LD_PRELOAD']}"] if os.environ.get("LD_PRELOAD") else []
     return " ".join([*preload, f"python -m benchmarks.{module}", *(sys.argv[1:] if arguments is None else arguments)])
 
 

@@ -253,7 +253,9 @@ def small(monkeypatch):
 def test_model_cpu_end_to_end(small, monkeypatch, tmp_path):
     monkeypatch.setattr(model_cpu, "TASKS", {"forward": 16, "forward+backward": 16, "decode": 24})
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
+    monkeypatch.setenv("LD_PRELOAD", "build/intel.so")
     model_cpu.main(["--rounds", "1", "--dtypes", "float32", "--out", str(tmp_path / "speed")])
+    assert "`LD_PRELOAD=build/intel.so python -m benchmarks.model_cpu" in (tmp_path / "speed.md").read_text()
     rows = read(tmp_path / "speed.csv")
     names = ["DIFF", "DiffLlama", "Llama", "DIFF V2", "Llama GQA", "GDA", "DIFF 4/1", "Llama 8/2"]
     first = [0, 0, 0, 3, 3, 5, 5, 5]  # the model of ours that each is compared with

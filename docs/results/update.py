@@ -51,9 +51,9 @@ PARTS = {
 }
 # The tasks whose names need words
 TASKS = {"recall_8_heads": "recall, 8 heads", "retrieval_512": "retrieval, 512 tokens"}
-# Tests compare both with the verdicts
+# Tests compare these sentences with the results
 MEANING = """\
-- **Text**: a gain like the paper's, 0.025 nats, is excluded at this size. In `cpu-ladder`, with eight narrow heads, 0.3 and 1 million parameters and three seeds, DIFF's loss is 0.03 to 0.04 nats above the Transformer's, and that of one map with DIFF's norm is 0.07 to 0.08 below it, with every seed.
+- **Text**: a gain like the paper's, 0.025 nats, is excluded at this size. In `cpu-ladder`, with eight narrow heads, 0.3 and 1 million parameters and three seeds, DIFF's loss is 0.03 to 0.04 nats above the Transformer's, and that of one map with DIFF's norm is 0.07 to 0.08 below it, with every seed; by Welch's test, DIFF's difference is not significant.
 - **Recall**: the sign of lambda matters. DIFF needs about 0.3 to 0.6 times the tokens of the Transformer and its variants with wide heads. If its second map is added, or left out, it needs about five times as many. With eight heads the direction is the same, but the Transformer and the added map never reached 90 %, and against one map with the same norm no difference is shown.
 - **Retrieval and needles**: the amplitude of attention matters. Arms with a large one are better than the Transformer, with the norm or with a constant in its place, and subtracting is equal to adding. On needles and in 512 tokens, one map with a constant is the fastest: DIFF needs about 1.2 to 1.4 times its tokens. Amplitude is not all: on retrieval, DIFF with lambda_init 0.8 and a constant that gives it DIFF's amplitude has three times DIFF's loss.
 
@@ -204,13 +204,13 @@ def of_upcycle(report: Report) -> list[str]:
 
 
 def of_cpu_ladder(report: Report) -> list[str]:
-    """What has to be said of three seeds, and of V2."""
+    """What came out, and what has to be said of three seeds, of V2 and of rounding."""
     told = [
         LADDER,
         "findings.py and arms.py have changed since this was registered. Before V2 began at 1M, where it has as many "
         "parameters as the Transformer, its own matrices were made independent of the Transformer's.",
         "The last seven runs, two of them from their middle on, used MKL's code for Intel processors, which rounds "
-        "differently and is twice as fast on this machine.",
+        "differently.",
     ]
     for row in report.findings:
         if row.contrast.primary and row.comparison is not None and row.verdict in (BETTER, WORSE):

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from diff_transformer.reproduction.findings import Finding, never_reached, planned_runs, tuned
-from diff_transformer.reproduction.ladder import Run, need
 from diff_transformer.reproduction.results import RESULTS, STUDY, load
-from diff_transformer.reproduction.statistics import compare_times
+from diff_transformer.reproduction.statistics import compare, compare_times
 from diff_transformer.reproduction.study import STUDIES, load_study
 
 ROOT = Path(__file__).parents[2]
@@ -144,31 +143,30 @@ VERDICTS_OF_LADDER = {
 def test_the_sentences_of_the_ladder_agree_with_the_results():
     (report,) = (report for folder, report in update.reports().items() if folder.name == "cpu-ladder")
     rows = rows_with_verdicts(report, VERDICTS_OF_LADDER)
-    experiments, heads = report.study.experiments, 8
-    widths = [x.config["hidden_size"] / (2 * heads) for x in experiments.values()]
-    assert {x.config["num_attention_heads"] for x in experiments.values()} == {heads} and widths == [6, 8]
+    experiments = report.study.experiments
+    sizes = [(x.config["num_attention_heads"], x.config["hidden_size"]) for x in experiments.values()]
+    assert sizes == [(8, 8 * 2 * 6), (8, 8 * 2 * 8)]
+
+    def losses_of(name: str, arm: str) -> dict[int, float]:
+        return {x.seed: x.loss for x in report.arms[name][arm]}
 
     def above(name: str, arm: str, other: str = "transformer") -> list[float]:
-        losses = [{x.seed: x.loss for x in report.arms[name][key]} for key in (arm, other)]
-        assert len(losses[0]) == 3
-        return [losses[0][seed] - losses[1][seed] for seed in losses[1]]
+        own, others = (losses_of(name, key) for key in (arm, other))
+        return [own[seed] - others[seed] for seed in experiments[name].seeds]
 
     for name in experiments:
         assert min(above(name, "diff")) > 0 and round(np.mean(above(name, "diff")), 2) in (0.03, 0.04)
         assert round(np.mean(above(name, "diff", "wide_norm")), 2) in (0.11, 0.12)
         assert max(above(name, "wide_norm")) < 0 and round(np.mean(above(name, "wide_norm")), 2) in (-0.07, -0.08)
-        means = {arm: np.mean([x.loss for x in runs]) for arm, runs in report.arms[name].items()}
+        assert compare(losses_of(name, "transformer"), losses_of(name, "diff"), paired=False).p > 0.05
+        means = {arm: np.mean(list(losses_of(name, arm).values())) for arm in report.arms[name]}
         assert set(sorted(means, key=means.__getitem__)[:2]) == {"wide_norm", "wide_gain"}
     assert max(above("1M", "wide_gain", "wide_norm")) < 0 and round(rows["1M", "gain"].comparison.p, 2) == 0.05
     assert min(above("1M", "diff_v2")) > 0 and round(np.mean(above("1M", "diff_v2")), 2) == 0.11
-    runs = [
-        Run(x.arm, name, x.seed, x.loss, x.parameters)
-        for name, arms in report.arms.items()
-        for found in arms.values()
-        for x in found
-    ]
-    ratios = {arm: round(need(runs, arm, "parameters").ratio, 2) for arm in ("diff", "wide_norm", "wide_gain")}
-    assert ratios["diff"] == 1.06 and {ratios["wide_norm"], ratios["wide_gain"]} == {0.80, 0.85}
+    page = (ROOT / "docs/results/cpu-ladder/report.md").read_text(encoding="utf-8")
+    for arm, ratio in (("diff", "1.06"), ("wide_norm", "0.85"), ("wide_gain", "0.80")):
+        assert re.search(rf"^\| {arm} \| 0.3M, 1M \| 3 \|[^×]*× {ratio} \[", page, re.MULTILINE), arm
+    assert sum(x.date > "2026-11-26T23:30" for x in report.results) == 7
     for arm in ("transformer", "diff_v2"):
         begin = {name: arms[arm][0].probes["begin"]["amplitude"][0] for name, arms in report.arms.items()}
         factor = 1 if arm == "transformer" else 0.5
